@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError
 from sfumato.privacy.resolved import read_stage_plan
 from sfumato.settings.data import IMAGE
 from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stages import QUERIES, STAGES, Kind
-from sfumato.storage.artifacts import check_out, merge_records, read_artifact, write_empty, writing
+from sfumato.storage.artifacts import check_out, merge_records, read_artifact, refuse_links, write_empty, writing
 from sfumato.storage.documents import dataset_name, read_yaml
 from sfumato.storage.files import copy_directory
 from stages.init import begin_repository, write
@@ -31,32 +31,31 @@ def merge(
     """Free: add up the noisy counts and means of owners with the same settings; each owner's ε stays their own."""
     from sfumato.privacy.ledger import read_budget
     from sfumato.queries.count import read_counts
-    from sfumato.queries.merging import merge_counts, merge_means, merged_budget, same_settings
+    from sfumato.queries.merging import check_owner, merge_counts, merge_means, merged_budget, same_settings
 
     own_folder = out.resolve() in [folder.resolve() for folder in folders] or (out / "params.yaml").exists()
     if len(folders) < 2 or own_folder:
         raise ConfigError(f"name the projects of two owners or more; --out {out} must be a folder of none of them")
+    for folder, path in ((folder, path) for folder in folders for path in (ARTIFACTS, PUBLIC)):
+        refuse_links(folder / path.parts[0], folder / path)
     plans = [plans_of(folder / PLAN) for folder in folders]
     first, queries = plans[0], same_settings(folders, plans)
     found = {name: [read_artifact(folder / ARTIFACTS / name, name) for folder in folders] for name in queries}
-    own_ids = [plan["count"]["dataset_id"] for plan in plans]
-    owners = [count.apart or (name,) for count, name in zip(found["count"], own_ids, strict=True)]  # some are merged
+    budgets = [read_budget(folder / PLAN / "budget.json") for folder in folders]
+    releases = zip(*found.values(), strict=True)  # of each owner
+    owners = [check_owner(*each) for each in zip(folders, plans, budgets, releases, strict=True)]
     apart = sorted(name for own in owners for name in own)
     if len({*apart}) < len(apart):
         raise ConfigError(f"two projects are of one data set ({', '.join(apart)}): each must have an id of its own")
     if not different_people:
         never = f"no person may be among the images of two of {', '.join(apart)}: their costs would add up"
         raise ConfigError(f"{never}. Say so by --different-people, or release separately")
-    for artifact, own in ((one, own) for each in found.values() for one, own in zip(each, owners, strict=True)):
-        if {r["dataset_id"] for r in artifact.records.values() if r["stage"] == artifact.stage} != {*own}:
-            raise DataError(f"{artifact.path} holds no release of {', '.join(own)}: run `stage {artifact.stage}` there")
     records = list(merge_records([artifact for each in found.values() for artifact in each]).values())
     if len(units := sorted({record["unit"] for record in records})) > 1:
         raise ConfigError(f"the owners protect different units ({', '.join(units)})")
     shared = [name for name, stage in STAGES.items() if stage.public_only and first[name]["enabled"]]
 
     size_hint = sum(plan["count"]["size_hint"] for plan in plans)
-    budgets = [read_budget(folder / PLAN / "budget.json") for folder in folders]
     budget = merged_budget(budgets, size_hint, records, apart)
     for name in (*QUERIES, *shared):
         check_out(out / ARTIFACTS / name, name)
@@ -72,6 +71,7 @@ def merge(
         write_empty(out / ARTIFACTS / name, name)
     for path in (*(ARTIFACTS / name for name in shared), PUBLIC):  # those that the features rest on are of all
         if (folders[0] / path).is_dir():
+            read_artifact(folders[0] / path, path.name)
             copy_directory(folders[0] / path, out / path)
     free = [name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared]
     write_pipeline(out, free, epsilon=budget["target"], delta=budget["delta"], unit=first["count"].get("unit", IMAGE))

@@ -187,7 +187,9 @@ def show_step_noise(made: Plan) -> None:
 
 def write_texts(out: Path, texts: dict[str, str]) -> None:
     """Replace the files that changed, one by one, and remove files of an older plan."""
-    if out.exists() and any(p.name not in texts and p.suffix not in (".yaml", ".json", ".csv") for p in out.iterdir()):
+    if out.exists() and any(
+        p.name not in texts and p.suffix not in (".yaml", ".json", ".csv", ".tmp") for p in out.iterdir()
+    ):
         raise ConfigError(f"--out {out} holds files that are not of a plan: name another directory")
     out.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():

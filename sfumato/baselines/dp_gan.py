@@ -141,7 +141,7 @@ class AdversarialState:
         """
         judge, (images, labels, drawn) = self.judge, self.generated(0)
         bound, size = judge.config.max_grad_norm, judge.microbatch_size
-        return clipped_gradient_sum(self.against, judge.parameters, images, labels, drawn, bound, size) / FAKES
+        return clipped_gradient_sum(self.against, judge.parameters, images, labels, drawn, bound, size).float() / FAKES
 
     def teach(self) -> None:
         """Generator step: fool the released discriminator."""

@@ -8,29 +8,33 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-RUN = 4096  # squares added up in float32
+RUN = 64  # squares added up in float32
+SLACK = 2.0**-18  # of a clipped norm: more than a sum of so many float32 squares, and its root, may understate one
+BLOCK = {"cpu": 2**20, "cuda": 2**24}  # numbers added up in float64 at a time: a copy of them is made
 
 
 def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
     """Σ over images of row · min(1, C/(‖row‖ + 1e-6)), without the rows that hold a NaN or an infinity.
 
     rows: (B, *shape) float32 by name; row i is all that belongs to image i. Rows that are not finite are overwritten.
-    Returns (P,) float32. It does not wait for a GPU.
-    Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2, whatever its row holds.
+    Returns (P,) float64: a float32 sum would round by more than one image may change it. It does not wait for a GPU.
+    Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2, whatever its row holds, and
+    however long it is: C is lowered by SLACK, which covers the rounding of the norm.
     """
     parts = [part.flatten(1) for part in rows.values()]
     if fused := one_matrix(parts[0].device):
         parts = [torch.cat(parts, dim=1)]  # (B, P): ten kernels instead of ten for each parameter
     norms = torch.stack([squared_norms(part) for part in parts]).sum(0).sqrt()  # (B,)
     finite = norms.isfinite()  # the norm is finite only if all entries are
-    scale = torch.where(finite, (max_grad_norm / (norms + 1e-6)).clamp(max=1), 0).float()
+    scale = torch.where(finite, ((1 - SLACK) * max_grad_norm / (norms + 1e-6)).clamp(max=1), 0)
     if fused:
         parts[0].masked_fill_(~finite[:, None], 0)
     else:
         dropped = (~finite).nonzero().flatten()
         for part in parts:
             part.index_fill_(0, dropped, 0)  # not by the scale: infinity times zero is NaN
-    return torch.cat([scale @ part for part in parts])
+    width = max(1, BLOCK[scale.device.type] // max(1, len(scale)))
+    return torch.cat([scale @ block.double() for part in parts for block in part.split(width, dim=1)])
 
 
 def one_matrix(device: torch.device) -> bool:
@@ -41,7 +45,7 @@ def one_matrix(device: torch.device) -> bool:
 def squared_norms(part: Tensor) -> Tensor:
     """The squared L2 norm of each row, (B, p) float32 to (B,) float64.
 
-    Added up in short runs: one float32 sum over 10^6 squares would understate a norm.
+    Added up in short runs, these in float64: one float32 sum over 10^6 squares would understate a norm.
     """
     whole = part.shape[1] // RUN * RUN
     runs = torch.linalg.vector_norm(part[:, :whole].unflatten(1, (-1, RUN)), dim=2).double()  # (B, runs)

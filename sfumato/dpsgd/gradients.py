@@ -154,7 +154,7 @@ def clipped_gradient_sum(
     autocast: bool = False,
     draws_per_pass: int | None = None,
 ) -> Tensor:
-    """Sum over images of their clipped gradients, (P,) float32, `microbatch_size` images at a time.
+    """Sum over images of their clipped gradients, (P,) float64, `microbatch_size` images at a time.
 
     images, labels, draws, draws_per_pass: as in `per_image_gradients`; B may be 0.
     Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in L2, whether an image
@@ -162,7 +162,8 @@ def clipped_gradient_sum(
     """
     if len(draws) != len(images):
         raise ValueError(f"{len(draws)} rows of draws for {len(images)} images: expected one each")
-    total = torch.zeros(sum(value.numel() for value in parameters.values()), device=images.device)
+    size = sum(value.numel() for value in parameters.values())
+    total = torch.zeros(size, dtype=torch.float64, device=images.device)
     for start in range(0, len(images), microbatch_size):
         # The last microbatch is filled up by repeating its last image, and the copies are dropped: matrix kernels round
         # differently for different sizes, and no image's gradient may depend on how many others were drawn.

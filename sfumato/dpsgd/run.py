@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import EMA, EMA_DECAY
 from sfumato.dpsgd.clip import unflatten
 from sfumato.dpsgd.gradients import Draws, choose_precision, clipped_gradient_sum, draw
 from sfumato.dpsgd.microbatch import choose_microbatch
+from sfumato.errors import ConfigError
 from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
 from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.privacy.events import Mechanism
@@ -54,12 +56,17 @@ class Trained:
         return self.ema.steps
 
     def descend(self, gradient: Tensor) -> None:
-        """One step of Adam along `gradient`, (P,), and of the average."""
+        """One step of Adam along `gradient`, (P,), and of the average. Raises ConfigError if that breaks weights."""
         for name, part in unflatten(gradient, self.parameters).items():
             self.parameters[name].grad = part
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.ema.update(self.parameters)
+        if not get_total_norm(self.parameters.values()).isfinite():
+            raise ConfigError(
+                f"weights are not finite after step {self.steps}: lower learning_rate or max_grad_norm of this stage "
+                "in params.yaml and run `stage plan`. Under the same settings every run would end like this one"
+            )
 
     def moments(self) -> dict[str, Tensor]:
         """The average and Adam's moments of each parameter, under names such as `exp_avg.conv_in.weight`."""
@@ -179,8 +186,8 @@ def step(state: State, charge: Charge) -> dict[str, float]:
 
 
 def gradient_sum(state: State, charge: Charge) -> Tensor:
-    """Clipped sum over one draw of the charge, (P,): private until released. Zeros for an empty draw."""
-    total = torch.zeros(state.size, device=state.device)
+    """Clipped sum over one draw of the charge, (P,) float64: private until released. Zeros for an empty draw."""
+    total = torch.zeros(state.size, dtype=torch.float64, device=state.device)
     bound, size, each = state.config.max_grad_norm, state.microbatch_size, state.draws_per_pass
     model, names = state.model, state.parameters
     distributed.agree(names.values(), size, each, state.autocast, model.use_unfold)

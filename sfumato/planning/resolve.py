@@ -17,7 +17,7 @@ from sfumato.data.store import Card, PublicCard
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.planning.checks import check_consistent, check_public
 from sfumato.planning.kept import Spending, holds, kept_releases, repeat_counts, stages_before
-from sfumato.privacy.accountant import LARGEST_DELTA, NoiseRequest, calibrate, default_delta, epsilon, shares_of_rdp
+from sfumato.privacy.accountant import LARGEST_DELTA, NoiseRequest, calibrate, checked_delta, epsilon, shares_of_rdp
 from sfumato.privacy.authorize import SpendingPolicy, check_lifetime
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_of
 from sfumato.privacy.odometer import Odometer
@@ -87,13 +87,7 @@ def make_plan(
     if public is not None:
         check_public(params, public, len(card.classes))
     privacy = params.privacy
-    delta = privacy.delta or default_delta(privacy.size)
-    for bound, why in (
-        (1 / privacy.size, f"1/privacy.size_hint={1 / privacy.size:.3g}: it would allow publishing an image"),
-        (LARGEST_DELTA, f"{LARGEST_DELTA:g}: with that probability there is no guarantee"),
-    ):
-        if delta > bound:
-            raise ConfigError(f"privacy.delta={delta:g} is above {why}. Lower it, or leave it out")
+    delta = checked_delta(privacy.delta, privacy.size, "privacy.")
     adjacency = ZERO_OUT_ONE if privacy.declared_size else ADD_OR_REMOVE_ONE
     brought = inherited_events(inherited, privacy.epsilon, delta, privacy.protected)
     if any(record["adjacency"] == ADD_OR_REMOVE_ONE for record in inherited):
@@ -197,7 +191,7 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
     if enabled and stage.seeded:
         content["seed"] = params.seed
     if enabled and stage.shows_epsilon:
-        content["delta"] = params.privacy.delta or default_delta(params.privacy.size)
+        content["delta"] = checked_delta(params.privacy.delta, params.privacy.size)
     if enabled and stage.network:
         content["model"] = params.model.non_default()
     if enabled and stage.owned and (about := params.release.model_dump(exclude_none=True)):

@@ -15,8 +15,10 @@ from dp_accounting import ComposedDpEvent, DpEvent, NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from sfumato.errors import BudgetError
+from sfumato.errors import BudgetError, ConfigError
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
+from sfumato.settings.fields import is_positive
+from sfumato.settings.privacy import FEWEST_UNITS, MOST_UNITS
 
 # Fine near 1, where expensive mechanisms have their best order; up to 4096, because cheap ones have it far out.
 LARGEST_DELTA = 1e-3  # with probability δ there is no guarantee: a larger one is refused
@@ -65,6 +67,26 @@ def _mechanism_rdp(mechanism: Mechanism, order: float) -> float:
 def default_delta(size_hint: int) -> float:
     """1 / (size_hint · ln size_hint), at most LARGEST_DELTA."""
     return min(1 / (size_hint * math.log(size_hint)), LARGEST_DELTA)
+
+
+def checked_delta(delta: float | None, size_hint: int, section: str = "") -> float:
+    """δ of a release of so many units: `delta`, or the default. section: of the two, for errors.
+
+    Raises ConfigError for a δ or a size that gives no guarantee.
+    """
+    if type(size_hint) is not int or not FEWEST_UNITS <= size_hint <= MOST_UNITS:
+        limits = f"{FEWEST_UNITS} to {MOST_UNITS:g}"
+        raise ConfigError(f"{section}size_hint={size_hint!r}: give a whole number of units from {limits}")
+    chosen, named = default_delta(size_hint) if delta is None else delta, f"{section}delta={delta!r}"
+    if not is_positive(chosen):
+        raise ConfigError(f"{named} must be a probability above 0. Raise it, or leave it out")
+    if chosen > 1 / size_hint:
+        above = f"1/{section}size_hint={1 / size_hint:.3g}: it would allow publishing an image"
+        raise ConfigError(f"{named} is above {above}. Lower it, or leave it out")
+    if chosen > LARGEST_DELTA:
+        above = f"{LARGEST_DELTA:g}: with that probability there is no guarantee"
+        raise ConfigError(f"{named} is above {above}. Lower it, or leave it out")
+    return chosen
 
 
 def conversion(order: float, delta: float, classic: bool = False) -> float:

@@ -18,8 +18,8 @@ from sfumato.data.images import ImageSet
 from sfumato.data.prepare import kept_fingerprint
 from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_prepared
 from sfumato.errors import BudgetError, ConfigError, explained
-from sfumato.privacy.accountant import epsilon
-from sfumato.privacy.charge import Charge, WorkerCharge
+from sfumato.privacy.accountant import LARGEST_DELTA, epsilon
+from sfumato.privacy.charge import Charge, WorkerCharge, check_norm
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer, Run
@@ -58,6 +58,8 @@ class SpendingPolicy(Exact):
         limit = self.lifetime_epsilon
         if limit != UNLIMITED and not is_positive(limit):
             raise BudgetError(f"lifetime_epsilon={limit!r} is not a budget: expected a number or {UNLIMITED!r}")
+        if not 0 < self.delta <= LARGEST_DELTA:
+            raise BudgetError(f"delta={self.delta:g} must lie in (0, {LARGEST_DELTA:g}]: plan with a smaller one")
 
     @property
     def adjacency(self) -> str:
@@ -91,6 +93,9 @@ class ChargeRequest:
     seen: Collection[str] = ()
     unit: str = IMAGE
     group_cap: int = 1
+
+    def __post_init__(self) -> None:
+        check_norm(self.stage, self.max_norm)
 
     @property
     def pay(self) -> str:

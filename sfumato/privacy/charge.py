@@ -16,17 +16,27 @@ from torch import Tensor
 from sfumato.data.groups import GroupIndex
 from sfumato.data.images import ImageSet
 from sfumato.data.store import LatentSet
-from sfumato.errors import BudgetError
+from sfumato.errors import BudgetError, ConfigError
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource, public_grid, rounded
 from sfumato.privacy.odometer import ABANDON, CLOSE, PROGRESS, Odometer
-from sfumato.privacy.rows import Rows, bounded_sum
+from sfumato.privacy.rows import Rows, bounded_sum, form_of, in_form
 from sfumato.privacy.sampling import dealt, group_picks, group_weights, poisson_blocks
 from sfumato.runtime import distributed
+from sfumato.settings.fields import is_positive
 
 Drawn = tuple[np.ndarray, np.ndarray | None]  # indices of images, and their weights where all of a group are drawn
 PROBES = 4  # images of public noise by which processes are compared
-SMALLEST_NORM = 1e-20  # far above the smallest float32 that has all its bits
+SMALLEST_NORM, LARGEST_NORM = 1e-20, 1e20  # far from the ends of the float32 that have all their bits
+
+
+def check_norm(stage: str, max_norm: float) -> None:
+    """Raise BudgetError for a bound with which no noise could be added."""
+    if not is_positive(max_norm) or not SMALLEST_NORM <= max_norm <= LARGEST_NORM:
+        raise BudgetError(
+            f"{stage}: max_norm={max_norm!r} must be a number from {SMALLEST_NORM:g} to {LARGEST_NORM:g}: "
+            "the noise of another one would be lost in the rounding"
+        )
 
 
 class Charge:
@@ -76,6 +86,11 @@ class Charge:
     def sample_rate(self) -> float:
         """The public rate of the draws, for a public denominator."""
         return self._mechanism.sample_rate
+
+    @property
+    def drawing(self) -> bool:
+        """Whether images were drawn for a use that is not over."""
+        return self._drawn
 
     def batches(
         self, size: int, draws: int | None = None, *, labels_only: bool = False
@@ -170,12 +185,20 @@ class Charge:
         rows_of: images and labels of a batch of at most `size` -> a row for each image, of that image alone. Rows that
         are not finite are left out, longer ones than `max_norm` scaled to it; the rest as in `release`. The row of a
         group is the mean of those of its images, so queries ignore groups. labels_only: as `batches` takes it.
+        Raises ConfigError, with no use lost, if images of public noise do not get a row each; a batch of the draw whose
+        rows have another form than theirs adds nothing.
         """
-        trial = rows_of(*self.probe())
+        images, labels = self.probe()
+        alone, trial = rows_of(images[:1], labels[:1]), rows_of(images, labels)
+        form = form_of(trial, len(labels))
+        if form_of(alone, 1) != form:
+            raise ConfigError("the row of one image has another form than those of several: make them one")
         distributed.check_alike([part for part in trial if part is not None])
         total = bounded_sum(Rows(trial.left[:0], None if trial.right is None else trial.right[:0]), max_norm)
         for images, labels, *weights in self.batches(size, labels_only=labels_only):
-            total = total + bounded_sum(rows_of(images, labels), max_norm, *weights).to(total.device)
+            count = len(labels)
+            rows = in_form(rows_of(images, labels), count, form)
+            total = total + bounded_sum(rows, max_norm, *weights).to(total.device)
         return self.release(total.cpu(), max_norm, integer=integer)
 
     def probe(self) -> tuple[Tensor, Tensor]:
@@ -198,20 +221,25 @@ class Charge:
             raise BudgetError(f"{self.record['stage']}: the charge is closed: nothing more can be released")
         if not self._drawn:
             raise BudgetError(f"{self.record['stage']}: nothing was drawn for this release")
-        if not SMALLEST_NORM <= max_norm < float("inf"):
-            raise BudgetError(
-                f"{self.record['stage']}: max_norm={max_norm} must be finite and at least {SMALLEST_NORM:g}: "
-                "the noise of a smaller one would be lost in the rounding"
-            )
+        self.check_norm(max_norm)
+        self.end_use()
+        total = total.detach().to(torch.float64 if total.dtype == torch.float64 else torch.float32)
+        return self._noised(distributed.reduce_sum(total), self._mechanism.noise_multiplier * max_norm, integer)
+
+    def check_norm(self, max_norm: float) -> None:
+        """Raise BudgetError unless a sum of this bound is what the charge covers."""
+        check_norm(self.record["stage"], max_norm)
         if max_norm != self.record["max_norm"]:
             raise BudgetError(
                 f"{self.record['stage']}: max_norm={max_norm:g}, but the charge was opened for "
                 f"{self.record['max_norm']:g}: its noise would not cover the sum"
             )
-        self._drawn = False
-        self.used += 1
-        total = total.detach().to(torch.float64 if total.dtype == torch.float64 else torch.float32)
-        return self._noised(distributed.reduce_sum(total), self._mechanism.noise_multiplier * max_norm, integer)
+
+    def end_use(self) -> None:
+        """Spend the use of a draw, released or given up: nothing more of it can be seen. The next one may go on."""
+        if self._drawn:
+            self._drawn = False
+            self.used += 1
 
     def _noised(self, total: Tensor, std: float, integer: bool) -> Tensor:
         """The one place where noise is added, by the first process; all get the result."""

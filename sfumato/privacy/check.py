@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from sfumato.errors import BudgetError
-from sfumato.privacy.accountant import ACCOUNTANTS, LARGEST_DELTA, RELATIONS
+from sfumato.errors import BudgetError, ConfigError
+from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, checked_delta
 from sfumato.privacy.events import UNITS
 from sfumato.privacy.ledger import Ledger, by_id, compose, odometer_line, spent_on_one
 from sfumato.privacy.record import record_problems
@@ -38,11 +38,10 @@ def check_ledger(
         problems.append("its digest does not fit its content: it was edited")
     delta = ledger["delta"] if delta is None else delta
     hint, accountant = ledger["size_hint"], ledger["accountant"]
-    if hint < 1 or not 0 < delta <= 1 / hint:
-        problems.append(f"delta={delta} is above 1/size_hint (size_hint={hint}): it would allow publishing an image")
-        return math.inf, problems
-    if delta > LARGEST_DELTA:
-        problems.append(f"delta={delta:g} is above {LARGEST_DELTA:g}: with that probability there is no guarantee")
+    try:
+        checked_delta(delta, hint)
+    except ConfigError as error:
+        return math.inf, [*problems, str(error)]
     if accountant not in ACCOUNTANTS or ledger["adjacency"] not in RELATIONS:
         problems.append(f"accountant={accountant!r}, adjacency={ledger['adjacency']!r}: unknown")
     records = ledger["records"]

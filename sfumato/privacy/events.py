@@ -37,7 +37,7 @@ class Mechanism:
     def __post_init__(self) -> None:
         _number(self.noise_multiplier, "noise_multiplier")
         _number(self.sample_rate, "sample_rate", high=1)
-        if not 1 <= self.uses <= MOST_USES or self.uses != int(self.uses):
+        if not is_positive(self.uses) or not 1 <= self.uses <= MOST_USES or self.uses != int(self.uses):
             raise BudgetError(f"uses={self.uses} must be a whole number from 1 to {MOST_USES:,}")
 
     @classmethod

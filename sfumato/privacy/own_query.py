@@ -8,13 +8,18 @@ from pathlib import Path
 from torch import Tensor
 
 from sfumato.data.store import read_card
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, DataError
 from sfumato.privacy import authorize
-from sfumato.privacy.accountant import default_delta
-from sfumato.privacy.charge import Charge
+from sfumato.privacy.accountant import checked_delta
+from sfumato.privacy.charge import Charge, check_norm
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.rows import Rows
 from sfumato.settings.stages import STAGES
+
+FAILED = (
+    "rows failed on drawn images: this use is spent, it releases nothing, and the next one may go on. The reason is "
+    "not shown, for it may tell who is in the set: look for it with public images"
+)
 
 
 class OwnCharge:
@@ -28,18 +33,38 @@ class OwnCharge:
         """What the odometer holds of this charge: public."""
         return self._charge.record
 
-    def sum(self, rows: Callable[[Tensor, Tensor], Tensor], max_norm: float = 1.0, *, size: int = 1) -> Tensor:
+    def sum(self, rows: Callable[[Tensor, Tensor], Tensor], max_norm: float | None = None, *, size: int = 1) -> Tensor:
         """One use: the noisy sum of the rows of all drawn images.
 
         rows: (B, C, H, W) float32 in [0, 1] and (B,) int64 -> (B, K): a row for each image, a function of that image
-        only. It keeps nothing and prints nothing. A first call gets public noise. max_norm: that of the charge; longer
-        rows are scaled to it, those that are not finite are left out. size: B at most. With 1, no image can change
-        another's row; a larger batch is faster, and that promise becomes the function's own (batch normalisation breaks
-        it). Returns (K,) float64.
-        Raises BudgetError when all uses are spent, or after the end of the `with` block.
+        only. It keeps nothing and prints nothing. First calls get public noise; max_norm: that of the charge, by
+        default; longer rows are scaled to it, those that are not finite are left out, and so is a batch of other rows
+        than (B, K). size: B at most. With 1, no image can change another's row unless the function remembers it; a
+        larger batch is faster, and that promise becomes the function's own (batch normalisation breaks it).
+        Returns (K,) float64.
+        Raises ConfigError, with no use lost, if the function fails on public noise or gives no row for each image;
+        DataError if it fails on a drawn image: that use is spent and releases nothing, and the next one may go on;
+        BudgetError when all uses are spent, for another `max_norm`, or after the end of the `with` block.
         Guarantee: one image more or less moves the sum by at most `max_norm` before the noise.
         """
-        return self._charge.sum(lambda images, labels: Rows(rows(images, labels)), max_norm, size=size)
+        charge, name = self._charge, self._charge.record["stage"]
+        bound = charge.record["max_norm"] if max_norm is None else max_norm
+        charge.check_norm(bound)
+        if type(size) is not int or size < 1:
+            raise ConfigError(f"{name}: size={size!r} is not a number of images: give a whole number from 1 on")
+
+        def guarded(images: Tensor, labels: Tensor) -> Rows:
+            try:
+                return Rows(rows(images, labels))
+            except Exception as error:
+                if charge.drawing:
+                    raise DataError(f"{name}: {FAILED}") from None
+                raise ConfigError(f"{name}: rows fails on public noise, no use is lost ({error!r}): mend it") from error
+
+        try:
+            return charge.sum(guarded, bound, size=size)
+        finally:
+            charge.end_use()
 
 
 @contextmanager
@@ -65,10 +90,13 @@ def open_charge(
     sigma · max_norm; size_hint: the public, rounded number of units, which gives the default of `delta`;
     lifetime_epsilon: of everything ever opened on the dataset, this charge included; or "unlimited"; sample_rate:
     probability of each unit to enter a draw.
-    Raises BudgetError if the lifetime budget would be exceeded; ConfigError for a name of a stage.
+    Raises BudgetError if the lifetime budget would be exceeded, or for a number that gives no guarantee; ConfigError
+    for a name of a stage, a size or a δ beyond the limits of a plan.
     """
-    if name in STAGES or not name.isidentifier():
+    if not isinstance(name, str) or name in STAGES or not name.isidentifier() or len(name) > 64:
         raise ConfigError(f"name={name!r}: give a word that is not the name of a stage, such as 'edges'")
+    policy = authorize.SpendingPolicy(delta=checked_delta(delta, size_hint), lifetime_epsilon=lifetime_epsilon)
+    check_norm(name, max_norm)
     public, once = read_card(Path(card)), secrets.token_hex(16)  # two calls are never the same work
     work = authorize.ChargeRequest(
         stage=name,
@@ -80,6 +108,5 @@ def open_charge(
         sensitivity=f"{max_norm:g}: rows are scaled to this norm",
         unit=public.unit,
     )
-    policy = authorize.SpendingPolicy(delta=delta or default_delta(size_hint), lifetime_epsilon=lifetime_epsilon)
     with closing(authorize.open_charge(Path(state), public, work, policy)) as charge:
         yield OwnCharge(charge)

@@ -1,10 +1,13 @@
 """What each image of a batch contributes to a sum, and the sum in which none contributes more than it may."""
 
 import math
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from sfumato.errors import ConfigError
 
 SLACK = 1e-12  # of a clipped row's norm: what the rounding of float64 may add to it
 SMALLEST, LARGEST = 1e-100, 1e100  # between them no square or product of two norms leaves float64's range
@@ -42,6 +45,36 @@ def label_rows(labels: Tensor, classes: int) -> Tensor:
     return found / found.sum(dim=1, keepdim=True).sqrt()
 
 
+Form = tuple[tuple[int, torch.dtype, torch.device], ...]  # of rows: the width, type and place of each part
+
+
+def form_of(rows: Rows, count: int) -> Form:
+    """The form of the rows of `count` images. Raises ConfigError unless each part is a real matrix, a row an image.
+
+    With more rows than images, or a part that broadcasts, an image would add several rows, each within the bound.
+    """
+    parts = [rows.left] if rows.right is None else [rows.left, rows.right]
+    for part in parts:
+        if not isinstance(part, Tensor):
+            raise ConfigError(f"rows are of type {type(part).__name__}: return a tensor, (B, K)")
+        if part.layout != torch.strided or part.is_nested or part.is_meta or part.is_quantized or part.is_complex():
+            raise ConfigError(f"rows are {part.dtype}, {part.layout} on {part.device}: return real numbers, dense")
+        if part.ndim != 2 or len(part) != count or part.shape[1] == 0:
+            raise ConfigError(f"rows of {count} images are {tuple(part.shape)}: return ({count}, K), a row an image")
+    return tuple((part.shape[1], part.dtype, part.device) for part in parts)
+
+
+def in_form(rows: Rows, count: int, form: Form) -> Rows:
+    """The rows of `count` images if they have this form, else rows of zeros.
+
+    It neither raises nor tells: either would show that an image is there which makes them differ.
+    """
+    with suppress(ConfigError):
+        if form_of(rows, count) == form:
+            return rows
+    return Rows(*(torch.zeros(count, width, dtype=dtype, device=device) for width, dtype, device in form))
+
+
 def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> Tensor:
     """Sum over the images: (a, b) float64, or (a,) without `right`.
 
@@ -51,7 +84,7 @@ def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> T
     image would turn the release into NaN and so reveal that it is there. Entries below 1e-100 count as zero:
     their squares would vanish, and the norm with them.
     """
-    parts = [part.to(torch.float64, copy=True) for part in rows if part is not None]
+    parts = [part.detach().to(torch.float64, copy=True) for part in rows if part is not None]
     sound = torch.stack([torch.linalg.vector_norm(part, math.inf, dim=1) <= LARGEST for part in parts]).all(dim=0)
     broken = (~sound).nonzero().flatten()
     for part, given in zip(parts, (part for part in rows if part is not None), strict=True):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
-from pydantic import NonNegativeFloat
+from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 
 from sfumato.errors import DataError, explained
@@ -26,7 +26,8 @@ class Counts:
 
     total: PositiveFloat
     per_class: tuple[PositiveFloat, ...]
-    priors: tuple[NonNegativeFloat, ...]
+    priors: tuple[Annotated[float, Field(ge=0, le=1)], ...]
+    noisy: tuple[Annotated[float, Field(ge=-1e10, le=1e10)], ...] = ()
     row_means: tuple[NonNegativeFloat, ...] | None = None
 
 

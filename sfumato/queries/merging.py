@@ -10,18 +10,20 @@ from typing import Any
 
 import torch
 
-from sfumato.errors import ConfigError, DataError, explained
+from sfumato.errors import BudgetError, ConfigError, DataError, explained
 from sfumato.features import FeatureMeans
-from sfumato.privacy.accountant import round_up
+from sfumato.privacy.accountant import checked_delta, round_up
+from sfumato.privacy.check import TOLERANCE
 from sfumato.privacy.events import Mechanism, common_adjacency
 from sfumato.privacy.ledger import spent_on_one
+from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import StagePlan
-from sfumato.queries.count import PublicCounts, public_counts, public_several, save_counts
+from sfumato.queries.count import Counts, PublicCounts, public_counts, public_several, save_counts
 from sfumato.queries.feature_means import KINDS, load_means
 from sfumato.settings.stages import QUERIES, STAGES, Kind
-from sfumato.storage.artifacts import PRIVACY, Artifact
+from sfumato.storage.artifacts import PRIVACY, Artifact, merge_records
 from sfumato.storage.digest import digest_of_file
-from sfumato.storage.documents import read_json
+from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import save_tensors
 
@@ -50,6 +52,39 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str
     return queries
 
 
+def check_owner(
+    folder: Path, plans: Mapping[str, dict[str, Any]], budget: Mapping[str, Any], queries: Sequence[Artifact]
+) -> tuple[str, ...]:
+    """The data sets behind the releases of an owner, several if some were merged before.
+
+    Raises DataError, ConfigError or BudgetError unless plan and releases hold together as those of one owner must.
+    """
+    records = merge_records(queries)
+    problems = [problem for key, record in records.items() for problem in record_problems(key, record)]
+    delta, hint = checked_delta(budget["delta"], budget["size_hint"]), budget["size_hint"]
+    for name, plan in plans.items():
+        if plan.get("delta", delta) != delta or (plan.get("dataset_id") and plan.get("size_hint") != hint):
+            problems.append(f"its plan of {name} has another size_hint or δ than its budget: run `stage plan`")
+    apart = queries[0].apart
+    owners = apart or (plans["count"].get("dataset_id", ""),)
+    for query in queries if not problems else ():
+        own = [record for record in query.records.values() if record["stage"] == query.stage]
+        planned = Mechanism(**plans[query.stage]["mechanism"]).to_json()
+        if query.apart != apart or len(apart) == 1:
+            problems.append(f"{query.path} declares other people apart than {queries[0].path}")
+        elif not query.enabled or {record["dataset_id"] for record in own} != {*owners}:
+            problems.append(f"{query.path} holds no release of its own: run `stage {query.stage}` there")
+        elif not apart and any(record["event"] != planned for record in own):
+            problems.append(f"{query.path} was released by another mechanism than that of its plan: run `stage plan`")
+    if problems:
+        raise DataError(f"{folder} cannot be merged: {problems[0]}")
+    adjacency = common_adjacency(records.values())
+    spent = spent_on_one([*records.values()], delta, budget["accountant"], adjacency, apart)
+    if spent > budget["target"] * (1 + TOLERANCE):
+        raise BudgetError(f"{folder} spent ε = {spent:.4g}, more than the {budget['target']:g} of its budget.json")
+    return owners
+
+
 def merged_budget(
     budgets: Sequence[Mapping[str, Any]], size_hint: int, records: Sequence[dict], apart: Sequence[str]
 ) -> dict[str, Any]:
@@ -57,11 +92,7 @@ def merged_budget(
     (recipe, accountant), *others = {(budget["recipe"], budget["accountant"]) for budget in budgets}
     if others:
         raise ConfigError("the owners differ in recipe or privacy.accountant: they agree on both before they spend")
-    delta = min(budget["delta"] for budget in budgets)
-    if delta > 1 / size_hint:
-        raise ConfigError(
-            f"δ = {delta:g} is above 1/{size_hint}, of all owners' units: each must plan with a smaller δ"
-        )
+    delta = checked_delta(min(budget["delta"] for budget in budgets), size_hint)
     spent = spent_on_one(records, delta, accountant, common_adjacency(records), apart)
     target = max(*(budget["target"] for budget in budgets), round_up(spent))
     return {"recipe": recipe, "accountant": accountant, "delta": delta, "size_hint": size_hint, "target": target}
@@ -76,7 +107,10 @@ def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = Fa
     noisy = torch.zeros(1, dtype=torch.float64)
     for count in counts:
         with explained(DataError, lambda e: f"{count.path} holds no counts ({e!r}): run `stage count` again"):  # noqa: B023
-            noisy = noisy + torch.tensor(read_json(count.path / "counts.json")["noisy"], dtype=torch.float64)
+            found = validated(Counts, read_json(count.path / "counts.json"))
+            if len(found.noisy) != len(found.per_class) * (1 + several) + 2 * several:
+                raise ValueError(f"{len(found.noisy)} noisy numbers of {len(found.per_class)} classes")
+            noisy = noisy + torch.tensor(found.noisy, dtype=torch.float64)
     charges = [r["event"] for count in counts for r in count.records.values() if r["stage"] == "count"]
     sigmas = [Mechanism.from_json(event).noise_multiplier for event in charges]
     merged = (public_several if several else public_counts)(noisy, math.hypot(*sigmas))
@@ -93,14 +127,17 @@ def merge_means(
     Raises ConfigError if the features of two owners are not the same, to the last byte.
     """
     tensor = f"{KINDS[stage].tensor}.safetensors"
+    means = [load_means(stage, release.path, plan=plan) for release in releases]  # refuses all other forms
     about = [read_json(release.path / "features.json") for release in releases]
     varying = {tensor, "features.json", PRIVACY}  # the other files rebuild the features
-    maps = [{f.name: digest_of_file(f) for f in one.path.iterdir() if f.name not in varying} for one in releases]
+    maps = [
+        {f.name: digest_of_file(f) for f in one.path.iterdir() if f.name not in varying and f.is_file()}
+        for one in releases
+    ]
     for i, release in enumerate(releases):
         if maps[i] != maps[0] or {**about[i], "deviation": 0} != {**about[0], "deviation": 0}:
             fix = "take the same settings, seed and public network (one owner sends artifacts/classifier to the others)"
             raise ConfigError(f"{release.path} and {releases[0].path} are means of different features: {fix}")
-    means = [load_means(stage, release.path, plan=plan) for release in releases]
     table = sum((m.table.double() * n for m, n in zip(means, sizes, strict=True)), torch.zeros(1)) / size
     deviations = [m.deviation * n for m, n in zip(means, sizes, strict=True) if m.deviation is not None]
     deviation = math.hypot(*deviations) / size if len(deviations) == len(means) else None

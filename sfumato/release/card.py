@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sfumato.privacy.accountant import default_delta
+from sfumato.privacy.accountant import checked_delta
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, PROTECTED, UNITS, ZERO_OUT_ONE, common_adjacency
 from sfumato.privacy.ledger import spent_on_one
 from sfumato.privacy.profile import bound_text
@@ -168,7 +168,7 @@ def cost_of(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[s
     apart: data sets that show different people by declaration; the cost is that for one person.
     Returns epsilon, delta, the adjacency that they are for, and the units that are protected.
     """
-    adjacency, delta = common_adjacency(records.values()), plan.delta or default_delta(plan.size_hint)
+    adjacency, delta = common_adjacency(records.values()), checked_delta(plan.delta, plan.size_hint)
     spent = spent_on_one(list(records.values()), delta, "rdp", adjacency, apart)
     units = sorted({record["unit"] for record in records.values()})
     return {"epsilon": spent, "delta": delta, "adjacency": adjacency, "units": units}

@@ -54,7 +54,10 @@ def load_teacher(path: str | Path) -> Teacher:
         raise DataError(f"{folder} holds no teacher: the recipe has none")
     with explained(DataError, lambda error: f"{folder / 'card.json'} cannot be read ({error!r})"):
         card: Any = read_json(folder / "card.json")
-        return Teacher(load_network(folder), tuple(card["classes"]), card, artifact.records)
+        network, classes = load_network(folder), tuple(card["classes"])
+        if (tuple(card["shape"]), len(classes)) != (network.features.shape, network.classes):
+            raise ValueError("it is of other images or classes than the network")
+        return Teacher(network, classes, card, artifact.records)
 
 
 def write_card(directory: Path, plan: StagePlan[Any], records: Mapping[str, dict]) -> None:

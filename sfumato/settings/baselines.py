@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from sfumato.settings.fields import Positive, PositiveFloat, machine
+from sfumato.settings.fields import LearningRate, Norm, Positive, machine
 from sfumato.settings.noise import Noise, QuerySettings
 
 
@@ -30,8 +30,8 @@ class Adversarial(QuerySettings):
     noise: Noise = "5%"
     steps: Positive = 300  # one for each network
     batch: Positive = 500  # expected images per step: sample_rate = batch / size_hint
-    learning_rate: PositiveFloat = 2e-3  # of the discriminator
-    max_grad_norm: PositiveFloat = 1.0  # C, the L2 clip of one image's gradient
+    learning_rate: LearningRate = 2e-3  # of the discriminator
+    max_grad_norm: Norm = 1.0  # C, the L2 clip of one image's gradient
     images: Positive = 10_000  # drawn at the end
     microbatch_size: Positive | None = machine(None)  # images whose gradients are taken together; None: what fits
     checkpoint_every: Positive = machine(10)  # steps

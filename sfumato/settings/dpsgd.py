@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from sfumato.settings.fields import REST, Positive, PositiveFloat, Share, Strict, machine
+from sfumato.settings.fields import REST, Draws, LearningRate, Norm, Positive, Share, Strict, machine
 from sfumato.settings.noise import Noise, QuerySettings
 from sfumato.settings.noise_levels import LogNormal, NoiseLevels
 
@@ -11,10 +11,10 @@ class Saliency(QuerySettings):
     """Noisy gradient norms of the weight matrices (DP-SAPF §3.2). `finetune` decides, at no cost, which are trained."""
 
     noise: Noise = "2%"
-    max_norm: PositiveFloat = 1.0  # C_s, the L2 clip of one image's gradient over all candidates
+    max_norm: Norm = 1.0  # C_s, the L2 clip of one image's gradient over all candidates
     # the matrices among which it chooses: of attention (qkv, qkvo), of all layers, or whole layers
     candidates: Literal["qkv", "qkvo", "matrices", "layers"] = "qkv"
-    draws: Positive = 1  # noise levels per image, averaged before the clip
+    draws: Draws = 1  # noise levels per image, averaged before the clip
     noise_levels: NoiseLevels = LogNormal()  # the law of the noise levels
     microbatch_size: Positive | None = machine(None)  # images whose gradients are taken together; None: what fits
 
@@ -38,9 +38,9 @@ class Finetune(QuerySettings):
     noise: Noise = REST
     steps: Positive = 2100
     batch: Positive = 4096  # expected images per step: sample_rate = batch / size_hint
-    learning_rate: PositiveFloat = 3e-4  # of Adam
-    max_grad_norm: PositiveFloat = 1e-3  # C, the L2 clip of one image's gradient
-    draws: Positive = 32  # K, noise levels per image, averaged before the clip
+    learning_rate: LearningRate = 3e-4  # of Adam
+    max_grad_norm: Norm = 1e-3  # C, the L2 clip of one image's gradient
+    draws: Draws = 32  # K, noise levels per image, averaged before the clip
     noise_levels: NoiseLevels = LogNormal()  # the law of the noise levels
     microbatch_size: Positive | None = machine(None)  # images whose gradients are taken together; None: what fits
     checkpoint_every: Positive = machine(10)  # steps

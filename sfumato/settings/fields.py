@@ -1,7 +1,7 @@
 """Types of settings: numbers in a range, the frozen models that refuse unknown keys, and machine settings."""
 
-import math
 import os
+import sys
 from typing import Annotated, Any, ClassVar, Self, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,14 +12,19 @@ REST = "rest"
 
 
 def is_positive(value: object) -> TypeGuard[float]:
-    """Whether this is a number above 0, and finite."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    """Whether this is a number above 0, and finite as a float."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 Positive = Annotated[int, Field(gt=0, le=10**9)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Draws = Annotated[int, Field(gt=0, le=1024)]
+# limits of floats: beyond them a query would fail, or release nothing of use, after it was charged
+PositiveFloat = Annotated[float, Field(ge=1e-9, le=1e10)]
+Scale = Annotated[float, Field(ge=1e-5, le=1e5)]
+LearningRate = Annotated[float, Field(ge=1e-9, le=10)]  # of Adam, which moves each weight by about so much a step
+Norm = Annotated[float, Field(ge=1e-8, le=1e6)]  # an L2 clip
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Share = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=1e-4, le=1)]
 
 # Machine settings: they change speed only, so no plan holds them. A stage reads them from its environment.
 MACHINE = {"microbatch_size": "SFUMATO_MICROBATCH", "checkpoint_every": "SFUMATO_CHECKPOINT_EVERY"}

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from sfumato.settings.fields import PositiveFloat, Strict
+from sfumato.settings.fields import Scale, Strict
 
 
 class NoiseLaw(Strict):
@@ -22,15 +22,15 @@ class LogNormal(NoiseLaw):
     """ln σ ~ N(mean, std²) (EDM)."""
 
     law: Literal["log-normal"] = "log-normal"
-    mean: float = -1.2  # of ln σ
-    std: PositiveFloat = 1.2  # of ln σ
+    mean: Annotated[float, Field(ge=-10, le=10)] = -1.2  # of ln σ
+    std: Annotated[float, Field(ge=1e-3, le=5)] = 1.2  # of ln σ
 
 
 class TimestepMixture(NoiseLaw):
     """t from Σ wᵢ U{lᵢ..uᵢ} over T = 1000 linear steps, mapped to σ (DP-Diffusion §3.3)."""
 
     law: Literal["timesteps"] = "timesteps"
-    weights: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (0.05, 0.9, 0.05)  # wᵢ, of each range
+    weights: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.05, 0.9, 0.05)  # wᵢ, of each range
     bounds: Annotated[tuple[int, ...], Field(min_length=2)] = (0, 200, 800, 1000)  # ends of the ranges
 
     @model_validator(mode="after")

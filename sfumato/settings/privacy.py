@@ -8,6 +8,7 @@ from sfumato.errors import ConfigError
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.fields import PositiveFloat, Strict, is_positive
 
+FEWEST_UNITS, MOST_UNITS = 3, 10**10  # of a dataset
 UNLIMITED = "unlimited"  # a lifetime budget: for images that are public
 
 
@@ -33,7 +34,7 @@ class Privacy(Strict):
     # m, a public number of images: a group of n counts as min(n, m)/m; None: all groups count alike
     group_cap: Annotated[int, Field(ge=2)] | None = None
     # public, rounded number of units (images, or persons with unit: group); fixes sample rate, steps, σ and δ; required
-    size_hint: Annotated[int, Field(ge=3)] | None = None
+    size_hint: Annotated[int, Field(ge=FEWEST_UNITS, le=MOST_UNITS)] | None = None
     declared_size: bool = False  # the number of units is exactly size_hint and public; records then use zero-out-one
     accountant: Literal["rdp", "pld"] = "rdp"  # how mechanisms are composed: Rényi DP, or privacy loss distributions
     # queries to pay for again, with those that depend on them, and how often in all: {count: 1}; [count] means the same

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sfumato.settings.fields import Fraction, Positive, PositiveFloat, Share, Strict
+from sfumato.settings.fields import Fraction, Norm, Positive, PositiveFloat, Scale, Share, Strict
 from sfumato.settings.noise import Noise, QuerySettings
 
 
@@ -23,7 +23,7 @@ class Central(QuerySettings):
     statistic: Literal["mean", "mode"] = "mean"  # of the images of a class: their mean, or each pixel's fullest bin
     repeats: Positive = 5  # central images per class
     batch: Positive = 6000  # expected images per release: sample_rate = batch / size_hint
-    max_norm: PositiveFloat | None = None  # L2 clip of an image after pooling; None: the largest it can have, √d'
+    max_norm: Norm | None = None  # L2 clip of an image after pooling; None: the largest it can have, √d'
     pool: Literal[1, 2, 4] = 1  # average pooling before the clip
     bins: Annotated[int, Field(ge=2, le=256)] = 2  # mode only: 2 for grey, 16 for colour
 
@@ -35,8 +35,8 @@ class FeatureMap(Strict):
     # what the features are: random ones of a kernel, or the map's output itself, or its squares
     kernel: Literal["gaussian", "rational-quadratic", "linear", "squared"] = "gaussian"
     # in units of √d: ℓ = 10.25 at 28×28
-    length_scales: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (0.366, 0.183)
-    weight: PositiveFloat = 1.0  # share of the squared norm, relative to the other maps
+    length_scales: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.366, 0.183)
+    weight: Scale = 1.0  # share of the squared norm, relative to the other maps
     block: Literal[1, 2, 4, 8] = 1  # the map sees the means of blocks of so many pixels a side
 
 
@@ -44,7 +44,7 @@ class Frequency(QuerySettings):
     """Noisy joint random-Fourier embedding of images and labels (FETA-Pro Algorithm 1, DP-MERF)."""
 
     noise: Noise = 7.4
-    size: Annotated[int, Field(ge=2, multiple_of=2)] = 10_000  # K, the number of random features
+    size: Annotated[int, Field(ge=2, le=10**7, multiple_of=2)] = 10_000  # K, the number of random features
     # the public maps, whose features stand side by side
     features: Annotated[tuple[FeatureMap, ...], Field(min_length=1)] = (FeatureMap(),)
 
@@ -137,10 +137,10 @@ class Teacher(QuerySettings):
     power: Annotated[float, Field(ge=0, le=1)] = 0.5  # directions are scaled by variance^(−power/2)
     steps: Positive = 40  # gradient steps, each of which is a release
     batch: Positive | None = None  # expected images a step: sample_rate = batch / size_hint; None: all, sample_rate 1
-    learning_rate: PositiveFloat = 60.0  # of the first step
-    last_rate: Annotated[float, Field(gt=0, le=1)] = 1.0  # part of the learning rate that the last step has
+    learning_rate: Annotated[float, Field(ge=1e-6, le=1e6)] = 60.0  # of the first step
+    last_rate: Share = 1.0  # part of the learning rate that the last step has
     momentum: Fraction = 0.9  # of the gradient steps
-    max_norm: Annotated[float, Field(gt=0, le=1.4143)] = 1.4142  # C, clip of an image's errors; none is longer than √2
+    max_norm: Annotated[Norm, Field(le=1.4143)] = 1.4142  # C, clip of an image's errors; none is longer than √2
     ridge: PositiveFloat | None = None  # λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
     average: Share = 0.5  # the last part of the steps, whose mean is the result
 
@@ -176,5 +176,5 @@ class Embedding(QuerySettings):
     """
 
     noise: Noise = "2%"
-    size: Annotated[int, Field(ge=8, multiple_of=2)] = 10_000  # K, at least two for each of 4 length-scales
+    size: Annotated[int, Field(ge=8, le=10**7, multiple_of=2)] = 10_000  # K, at least two for each of 4 length-scales
     learned: Learned = Learned()  # the network trained on the generator's images

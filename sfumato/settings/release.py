@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sfumato.settings.fields import Fraction, Positive, PositiveFloat, Settings, Strict
+from sfumato.settings.fields import Fraction, Positive, Scale, Settings, Strict
 
 # the values of OpenDP's Deployments Registry
 Publisher = Literal["Government", "Industry", "Nonprofit"]
@@ -38,12 +38,12 @@ class Synthesize(Settings):
     chooser: ClassVar[str] = "sources"
     count: Positive = 10_000  # images of the release
     # stage whose model draws -> weight of its images; a mapping {1: 2, 10: 0} makes a weight depend on ε
-    sources: dict[Drawable, PositiveFloat] = Field(default={"finetune": 1.0}, min_length=1)
+    sources: dict[Drawable, Scale] = Field(default={"finetune": 1.0}, min_length=1)
     steps: Positive = 18  # Heun steps
-    guidance: Annotated[float, Field(ge=0)] = 0.0  # 0: none; g: D + g·(D − D_unconditional)
+    guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0  # 0: none; g: D + g·(D − D_unconditional)
     labels: Literal["prior", "uniform"] = "prior"
     # 0: none; 1: D moves towards its label by Bayes' rule, as the teacher sees it (diffusion models that draw pixels)
-    teacher_guidance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    teacher_guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0
     relabel: bool = False  # released with the teacher's labels, not with those asked of the models
     distorted: Fraction = 0.0  # part of the images that is warped, textured and relit; needs `relabel`
     mixed: Fraction = 0.0  # part that is blended with images of classes that the teacher confuses with their own

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sfumato.settings.fields import Positive, PositiveFloat, Settings, Share, Strict, is_positive
+from sfumato.settings.fields import LearningRate, Positive, Scale, Settings, Share, Strict, is_positive
 
 
 class Classifier(Settings):
@@ -17,7 +17,7 @@ class Classifier(Settings):
     width: Positive = 32  # channels of the first layer; later ones have more
     steps: Positive = 1500  # gradient steps
     batch: Positive = 128  # images in a step
-    learning_rate: PositiveFloat = 0.01  # peak of a one-cycle schedule; 0.1 suits the whitened network
+    learning_rate: LearningRate = 0.01  # peak of a one-cycle schedule; 0.1 suits the whitened network
 
 
 class Select(Settings):
@@ -41,7 +41,7 @@ class Fit(Settings):
 
     steps: Positive = 600  # gradient steps of Adam
     batch: Positive = 200  # drawn images in a step
-    learning_rate: PositiveFloat = 8e-3  # falls to zero by a cosine
+    learning_rate: LearningRate = 8e-3  # falls to zero by a cosine
     images: Positive = 20_000  # images drawn from the fitted generator, N_f
 
 
@@ -117,8 +117,8 @@ PUBLIC_MODEL = ("directory", "sha256", "image_size", "prompt", "prompts")  # the
 class Amp(Strict):
     """Adversarial model perturbation (RPGen stage 2): descend at the worst weights nearby. Radius 0: plain training."""
 
-    radius: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.2  # γ
-    rate: PositiveFloat = 0.4  # η₁, of the ascent
+    radius: Annotated[float, Field(ge=0, le=1e5)] = 0.2  # γ
+    rate: Scale = 0.4  # η₁, of the ascent
     steps: Positive = 1  # of the ascent
 
 
@@ -131,12 +131,11 @@ class Phase(Strict):
 
     # stage whose images are drawn -> weight
     sources: Annotated[
-        dict[Literal["central", "frequency", "auxiliary", "refine", "evolve", "public"], PositiveFloat],
-        Field(min_length=1),
+        dict[Literal["central", "frequency", "auxiliary", "refine", "evolve", "public"], Scale], Field(min_length=1)
     ]
     steps: Positive  # of Adam; a recipe gives `part` instead, its part of those of all phases
     batch: Positive = 64  # images per step
-    learning_rate: PositiveFloat = 3e-4  # of Adam
+    learning_rate: LearningRate = 3e-4  # of Adam
     augment: Annotated[int, Field(ge=0, le=14)] = 0  # RandAugment operations per image
     amp: Amp | None = None  # `amp: true` in a recipe stands for that of all phases
 
@@ -162,7 +161,7 @@ class Pretrain(Settings):
     phases: tuple[Phase, ...] = ()  # the phases in order
     steps: Positive = 2000  # of all phases together
     batch: Positive = 64  # images per step
-    learning_rate: PositiveFloat = 3e-4  # of Adam
+    learning_rate: LearningRate = 3e-4  # of Adam
     amp: Amp = Amp()  # of the phases that ask for it
 
     @model_validator(mode="before")

@@ -74,12 +74,18 @@ def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
     """
     cure = f"restore it from a backup, or the artifact by `dvc checkout`; or pay for the release again by {pay}"
     with explained(DataError, lambda error: f"the kept copy of {stage}: {error}. Two ways on: {cure}", causes=KEPT):
-        if link := next((one for one in (path.parent, path, *path.rglob("*")) if one.is_symlink()), None):
-            raise DataError(f"{link} is a link")
+        refuse_links(path.parent, path)
         read_artifact(path, stage, allow_local=True)
         if digest not in (None, found := digest_of_file(path / PRIVACY)):
             raise DataError(f"{path / PRIVACY} is not what was released")
         return found
+
+
+def refuse_links(*folders: Path) -> None:
+    """Raise DataError if one of the folders, or anything below the last, is a link or a device: it leads elsewhere."""
+    for path in (*folders, *folders[-1].rglob("*")):
+        if path.is_symlink() or (path.exists() and not path.is_dir() and not path.is_file()):
+            raise DataError(f"{path} is a link or no regular file: put a copy in its place")
 
 
 def own_record(path: Path, record_id: str) -> bool:

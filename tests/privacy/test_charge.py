@@ -373,5 +373,5 @@ def test_the_charge_itself_bounds_clips_and_leaves_out_what_a_query_hands_over(o
 
     total = charge.sum(careless, 0.5, size=100)
     assert total.shape == (64,) and total.isfinite().all() and charge.used == 1
-    assert max(batches) <= 100 and sum(batches) == images + PROBES
+    assert max(batches) <= 100 and sum(batches) == images + 1 + PROBES
     assert 0.3 * images < total.norm() <= 0.5 * images + 1

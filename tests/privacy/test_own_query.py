@@ -1,10 +1,13 @@
 """A query of one's own: no path to the images without a charge."""
 
+import traceback
+
+import numpy as np
 import pytest
 import torch
 
 import sfumato
-from sfumato.errors import BudgetError, ConfigError
+from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
 from sfumato.privacy.events import Mechanism
 
 
@@ -36,7 +39,7 @@ def test_a_sum_is_of_bounded_rows_made_of_one_image_each(owner):
 
     with opened(owner, sigma=1.0, lifetime_epsilon="unlimited") as charge:
         total = charge.sum(rows)
-    _, *images = seen  # the first call is a trial on public noise
+    images = seen[2:]  # the first calls are trials on public noise
     assert {*images} == {1} and abs(total.item() - len(images)) < 8  # deviations
 
 
@@ -60,3 +63,192 @@ def test_a_name_is_none_of_a_stage(owner, name):
     with pytest.raises(ConfigError, match="name"), opened(owner, name=name):
         raise AssertionError("opened")
     assert not owner.odometer.opened()
+
+
+def hidden(owner, **more):
+    """A charge whose noise hides nothing: what it releases is the sum."""
+    return opened(owner, sigma=1e-6, lifetime_epsilon="unlimited", **more)
+
+
+def raises(images, labels):
+    raise KeyError("no image goes through this")
+
+
+WRONG = {
+    "eight rows an image": lambda x, y: torch.ones(8 * len(x), 8),
+    "the images of a batch and their lines as one": lambda x, y: x.flatten(0, 1).flatten(0, 1),
+    "a row for all": lambda x, y: torch.ones(1, 8) if len(x) > 1 else torch.ones(2, 8),
+    "a row that broadcasts": lambda x, y: torch.ones(8),
+    "a batch of matrices": lambda x, y: torch.ones(len(x), 64, 8),
+    "one image without its batch": lambda x, y: x.squeeze().flatten(1),
+    "no columns": lambda x, y: torch.ones(len(x), 0),
+    "complex numbers": lambda x, y: torch.ones(len(x), 8, dtype=torch.complex64),
+    "a sparse matrix": lambda x, y: torch.ones(len(x), 8).to_sparse(),
+    "nested tensors": lambda x, y: torch.nested.nested_tensor([torch.ones(8)] * len(x), layout=torch.strided),
+    "no memory": lambda x, y: torch.ones(len(x), 8, device="meta"),
+    "an array": lambda x, y: np.ones((len(x), 8)),
+    "a list": lambda x, y: [[1.0]] * len(x),
+    "nothing": lambda x, y: None,
+    "rows of a query": lambda x, y: (torch.ones(len(x), 8), torch.ones(len(x), 8)),
+    "an error": raises,
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_function_without_a_row_for_each_image_is_refused_before_an_image_is_drawn(owner, wrong):
+    calls = []
+
+    def watched(images, labels):
+        calls.append(len(images))
+        return WRONG[wrong](images, labels)
+
+    with hidden(owner) as charge:
+        for size in (1, 8):
+            with pytest.raises(ConfigError, match="rows|the row of one image"):
+                charge.sum(watched, size=size)
+        assert len(calls) <= 4  # of public noise
+        assert charge.sum(brightness).shape == (1,)  # the use was not lost
+
+
+def seen_otherwise(rows):
+    """`rows` once images are drawn, and `brightness` on public noise, which two calls get."""
+    calls = []
+
+    def function(images, labels):
+        calls.append(len(images))
+        return brightness(images, labels) if len(calls) <= 2 else rows(images, labels)
+
+    return function
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("wrong", [name for name in WRONG if name != "an error"])
+@pytest.mark.parametrize("size", [1, 7])
+def test_drawn_images_without_a_row_each_add_nothing_and_nothing_tells(owner, wrong, size, capfd):
+    with hidden(owner) as charge:
+        total = charge.sum(seen_otherwise(WRONG[wrong]), size=size)
+    assert total.shape == (1,) and abs(total.item()) < 1e-3
+    said = capfd.readouterr()
+    assert "rows" not in said.out + said.err
+
+
+@pytest.mark.parametrize("count", [1, 8, 50])
+def test_one_image_with_many_rows_moves_the_sum_by_nothing(owner, count):
+    """A function that gives one image `count` rows, of norm 1 each, and any other image one row."""
+
+    def rows(special):
+        def function(images, labels):
+            calls.append(0)
+            first = torch.arange(len(images)) + len(calls) == special
+            times = torch.where(first, count, 1)
+            return torch.ones(len(images), 1).repeat_interleave(times, dim=0)
+
+        return function
+
+    sums = []
+    for special in (-1, 20):
+        calls = []
+        with hidden(owner) as charge:
+            sums.append(charge.sum(rows(special)).item())
+    assert abs(sums[0] - sums[1]) <= 1 + 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64])
+def test_rows_of_any_real_type_are_summed(owner, dtype):
+    with hidden(owner) as charge:
+        total = charge.sum(lambda x, y: torch.ones(len(x), 1, requires_grad=True).to(dtype), size=64)
+    assert total.item() > 1000 and total.dtype == torch.float64 and not total.requires_grad
+
+
+def test_rows_that_are_not_finite_are_left_out(owner):
+    with hidden(owner) as charge:
+        assert abs(charge.sum(lambda x, y: torch.full((len(x), 1), float("nan"))).item()) < 1e-3
+
+
+WHO = "the image of a patient"
+
+
+class Refused(BaseException):
+    """What Ctrl-C is like."""
+
+
+@pytest.mark.parametrize("kind", [KeyError, MemoryError, DataError, RuntimeError, Refused])
+def test_a_function_that_fails_on_an_image_spends_one_use_and_tells_nothing(owner, kind):
+    seen = []
+
+    def fails(images, labels):
+        seen.append(float(images.sum()))
+        if len(seen) == 20:
+            raise kind(f"{WHO} {seen[-1]}")
+        return brightness(images, labels)
+
+    with hidden(owner, uses=3) as charge:
+        with pytest.raises(Refused if kind is Refused else DataError) as failure:
+            charge.sum(fails)
+        if kind is not Refused:
+            text = "".join(traceback.format_exception(failure.value))
+            assert "the next one may go on" in str(failure.value)
+            assert f"{seen[-1]}" not in text and WHO not in text
+        assert len(seen) == 20
+        for _ in range(2):
+            assert charge.sum(brightness).item() > 100
+        with pytest.raises(BudgetError, match="all are used"):
+            charge.sum(brightness)
+    (opened_once,) = owner.odometer.opened()
+    assert Mechanism.from_json(opened_once["event"]).uses == 3
+
+
+def test_what_is_left_of_a_draw_that_was_given_up_cannot_be_seen(owner):
+    with hidden(owner, uses=2) as charge:
+        left = charge._charge.batches(size=4)
+        next(left)
+        charge._charge.end_use()
+        with pytest.raises(BudgetError, match="nothing more"):
+            next(left)
+        assert charge._charge.used == 1
+        charge._charge.end_use()
+        assert charge._charge.used == 1  # without a draw nothing is spent
+
+
+@pytest.mark.parametrize("bound", [0, -1, 0.5, 2.0, float("nan"), float("inf"), "1", True, None])
+def test_another_bound_than_the_charge_s_loses_no_use(owner, bound):
+    with hidden(owner, max_norm=3.0) as charge:
+        if bound is not None:
+            with pytest.raises(BudgetError, match="max_norm"):
+                charge.sum(brightness, bound)
+        assert charge.sum(brightness).shape == (1,)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "8", None, True])
+def test_a_size_that_is_no_number_of_images_loses_no_use(owner, size):
+    with hidden(owner) as charge:
+        with pytest.raises(ConfigError, match="size="):
+            charge.sum(brightness, size=size)
+        charge.sum(brightness)
+
+
+NO_NUMBERS = ("1", [], {}, float("nan"), -1, 0, float("inf"), 10**400, True)
+HOSTILE = {
+    "sigma": (*NO_NUMBERS[:-1], None, 1e-200, 1e200),
+    "size_hint": (*NO_NUMBERS, None, 1, 2, 1500.0, 10.5),
+    "uses": (*NO_NUMBERS, None, 1.5, 10**10),
+    "sample_rate": (*NO_NUMBERS[:-1], None, 1.0001, 2),
+    "max_norm": (*NO_NUMBERS, None, 1e-38, 1e38),
+    "delta": (*NO_NUMBERS, 0.9, 1, 0.01, 7e-4),
+    "lifetime_epsilon": (*NO_NUMBERS, None, "limitless"),
+    "name": (5, None, [], {}, b"edges", "", " ", "a b", "../up", "count", "x" * 65, "a\0b"),
+    "state": ("/dev/null", "/nowhere", "a\0b", ""),
+    "card": ("/dev/zero", "/nowhere", "/", "a\0b", ""),
+}
+
+
+@pytest.mark.parametrize("key", HOSTILE)
+def test_a_charge_of_hostile_words_is_refused_in_one_sentence_before_the_journal(owner, key):
+    words = {"name": "edges", "sigma": 50.0, "size_hint": 1500, "lifetime_epsilon": "unlimited"}
+    words |= {"state": owner.state, "card": owner.state.parent / "card.json"}
+    for value in HOSTILE[key]:
+        with pytest.raises(SfumatoError) as refusal, sfumato.open_charge(**words | {key: value}):
+            raise AssertionError(f"opened with {key}={str(value)[:20]}")
+        assert ("\n" not in str(refusal.value) and key in str(refusal.value)) or key in ("state", "card", "sigma")
+        assert not owner.odometer.opened()

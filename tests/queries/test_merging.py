@@ -49,9 +49,9 @@ def draws_of(folder, digits, rows, sigma):
     return torch.stack([query_count(charge, 10) for _ in range(DRAWS)])
 
 
-def write_counts(folder, noisy, sigma, owner):
+def write_counts(folder, noisy, sigma, owner, made=public_counts):
     with writing(folder, "count", records=[record(owner, sigma)]) as directory:
-        save_counts(public_counts(noisy, sigma), noisy, directory)
+        save_counts(made(noisy, sigma), noisy, directory)
     return read_artifact(folder, "count")
 
 
@@ -93,7 +93,8 @@ def test_merging_again_adds_the_noise_of_all(tmp_path):
 
 
 def test_merged_counts_of_several_labels_are_those_of_the_sum(tmp_path):
-    parts = [write_counts(tmp_path / owner, torch.arange(8.0).double() * 100, 3.0, owner) for owner in "ab"]
+    noisy = torch.arange(8.0).double() * 100
+    parts = [write_counts(tmp_path / owner, noisy, 3.0, owner, public_several) for owner in "ab"]
     (tmp_path / "ab").mkdir()
     merged = merge_counts(parts, tmp_path / "ab", several=True)
     expected = public_several(torch.arange(8.0).double() * 200, math.hypot(3, 3))

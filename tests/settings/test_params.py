@@ -1,5 +1,7 @@
 """Settings: what they accept, what they fill in, what they refuse."""
 
+from collections.abc import Iterator
+
 import pytest
 from pydantic import ValidationError
 
@@ -47,6 +49,56 @@ def test_noise_is_a_multiplier_a_share_or_the_rest(given, kept):
 def test_what_means_nothing_is_refused(content, message):
     with pytest.raises(ValidationError, match=message):
         Params(**content)
+
+
+def numbers_in(node: object) -> Iterator[dict]:
+    """The parts of a JSON schema that are floats."""
+    if isinstance(node, dict) and node.get("type") == "number":
+        yield node
+    for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from numbers_in(inner)
+
+
+BOUNDED_ELSEWHERE = {"noise", "lifetime_epsilon", "range", "mean"}  # by a function, or of the values of a picture
+
+
+def test_every_float_of_a_stage_has_two_limits():
+    """A value that no owner would choose, 1e-38 or 1e38, costs ε and releases nothing of use."""
+    found = {}
+    for section, model in Params.model_json_schema()["$defs"].items():
+        for key, schema in model["properties"].items():
+            for number in numbers_in(schema):
+                found[f"{section}.{key}"] = (
+                    {*number} & {"minimum", "exclusiveMinimum"},
+                    {*number} & {"maximum", "exclusiveMaximum"},
+                )
+    assert len(found) > 30
+    open_ended = [name for name, limits in found.items() if not all(limits)]
+    assert [name for name in open_ended if name.split(".")[1] not in BOUNDED_ELSEWHERE] == []
+
+
+EXTREME = (1e-38, 1e38, 1e8, 0.0, -1.0, NAN, INFINITY)
+RATES = {"finetune": ("learning_rate", "max_grad_norm"), "adversarial": ("learning_rate", "max_grad_norm")}
+RATES |= {"teacher": ("learning_rate", "max_norm", "average"), "saliency": ("max_norm",), "count": ("noise",)}
+RATES |= {
+    "central": ("max_norm", "noise"),
+    "auxiliary": ("learning_rate",),
+    "refine": (),
+    "pretrain": ("learning_rate",),
+}
+
+
+@pytest.mark.parametrize("value", EXTREME)
+@pytest.mark.parametrize(("section", "key"), [(section, key) for section, keys in RATES.items() for key in keys])
+def test_an_extreme_number_is_refused_before_anything_is_charged(section, key, value):
+    with pytest.raises(ValidationError, match=key):
+        Params(**{section: {key: value}})
+
+
+@pytest.mark.parametrize("law", [{"mean": 1e38}, {"mean": NAN}, {"mean": -1e3}, {"std": 1e38}, {"std": 1e-38}])
+def test_noise_levels_beyond_what_a_float_holds_are_refused(law):
+    with pytest.raises(ValidationError, match="noise_levels"):
+        Params(finetune={"noise_levels": {"law": "log-normal", **law}})
 
 
 def test_every_section_refuses_unknown_keys():
