@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
+from sfumato.errors import reading_sensitive
 from sfumato.settings.data import Data
 from sfumato.storage.digest import canonical
 
@@ -22,6 +23,7 @@ def listing_of(data: Data, key: bytes) -> str | None:
     A file counts by name, size, inode and the times of its last change: of its content, and of its status, which no
     program can set back. None without a path, if a file changed just now, or if there is a link.
     """
+    reading_sensitive()
     named = [data.path, data.groups.csv] if data.groups is not None else [data.path]
     paths = [Path(name).expanduser().resolve() for name in named if name is not None]
     if data.path is None or not all(path.exists() for path in paths):

@@ -257,7 +257,7 @@ def refuse_sensitive_as_public(data: Data, public: Public) -> None:
     """Raise ConfigError if the public set is plainly the sensitive one: what is public has no guarantee."""
     paths = {Path(path).expanduser().resolve() for path in (data.path, public.path) if path is not None}
     same_files = len(paths) == 1 and None not in (data.path, public.path)
-    if same_files or public.source == data.source == "cifar10":
+    if same_files or (public.source == data.source and data.source not in OF_THE_OWNER):
         names = f"public.source={public.source}, public.path={public.path}"
         raise ConfigError(f"{names} names the sensitive images themselves: choose others.")
 
@@ -351,16 +351,8 @@ def fingerprint(image_set: ImageSet, key: bytes) -> str:
 
 
 def progress(items: Iterable, total: int, what: str = "preparing") -> Iterator:
-    """The same items, with a bar on a terminal, and elsewhere a line every tenth: a log, which shows no numbers."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import track
+    """The same items, with a bar on a terminal only: a log would show how many there are, and whether they are read."""
+    from rich.console import Console
+    from rich.progress import track
 
-        yield from track(items, what, total, console=Console(stderr=True))
-        return
-    shown = 0
-    for done, item in enumerate(items, start=1):
-        yield item
-        if (tenth := 10 * done // max(total, 1)) > shown:
-            shown = tenth
-            print(f"{what}: {10 * tenth} %", file=sys.stderr)
+    yield from track(items, what, total, console=Console(stderr=True), disable=not sys.stderr.isatty())
