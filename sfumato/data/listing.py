@@ -23,11 +23,11 @@ def listing_of(data: Data, key: bytes) -> str | None:
     A file counts by name, size, inode and the times of its last change: of its content, and of its status, which no
     program can set back. None without a path, if a file changed just now, or if there is a link.
     """
-    reading_sensitive()
     named = [data.path, data.groups.csv] if data.groups is not None else [data.path]
     paths = [Path(name).expanduser().resolve() for name in named if name is not None]
     if data.path is None or not all(path.exists() for path in paths):
         return None
+    reading_sensitive()
     decides = {"data": data.model_dump(mode="json"), "path": str(paths[0]), "revision": PREPARE_REVISION}
     mac = hmac.new(key, canonical(decides), "sha256")
     latest = time.time_ns() - int(FRESH * 1e9)

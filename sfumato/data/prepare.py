@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
+from sfumato.data.groups import GroupIndex, refuse_crowd
 from sfumato.data.images import GROUPS, IMAGES, ImageSet, ImageWriter, load_array, load_images
 from sfumato.data.lineage import digests, lineage, recognised, refuse_overlap
 from sfumato.data.listing import listing_of
@@ -75,6 +76,8 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
         fresh = stack.enter_context(replacing_directory(home, private=True))
         source = read_source(data, raw)
         image_set = split(source, key, data.holdout_fraction, fresh, data.labels == SEVERAL)
+        if data.groups is not None:
+            refuse_crowd(GroupIndex(image_set.groups).sizes, data.groups)
         public = Card(
             dataset_id=data.name,
             source=data.source,

@@ -156,7 +156,6 @@ def test_the_dry_run_says_how_much_of_a_step_of_dpsgd_is_noise(desk, recipe, cha
 
 def test_bad_images_exit_4_name_the_file_and_leave_nothing(own):
     Path("images/dog/3.png").write_bytes(b"not a picture")
-    own.terminal = True
     own.run("prepare sensitive", "3.png", code=4)
     shutil.rmtree("images")
     own.run("prepare sensitive", "images is not a folder", code=4)

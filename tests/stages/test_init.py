@@ -111,8 +111,7 @@ def test_images_inside_the_project_and_a_missing_epsilon_are_refused(desk, quick
     assert not (project / "params.yaml").exists()
 
 
-def test_every_bad_file_is_named_before_anything_is_asked(desk, init, project, tmp_path):
-    desk.terminal = True
+def test_every_bad_file_is_named_before_anything_is_asked(init, project, tmp_path):
     root = write_shapes(tmp_path / "in")
     bad = [root / "disc" / f"{i}.png" for i in range(20)]
     for file in bad:
@@ -121,7 +120,7 @@ def test_every_bad_file_is_named_before_anything_is_asked(desk, init, project, t
     assert list(project.iterdir()) == []
 
 
-def test_test_is_the_hold_out_and_grey_pictures_in_colour_files_are_grey(desk, init, tmp_path):
+def test_test_is_the_hold_out_and_grey_pictures_in_colour_files_are_grey(init, tmp_path):
     root = tmp_path / "in"
     write_shapes(root / "train", each=10)
     write_shapes(root / "test", each=5)
@@ -131,7 +130,6 @@ def test_test_is_the_hold_out_and_grey_pictures_in_colour_files_are_grey(desk, i
     assert own()["data"]["channels"] == 1 and own()["privacy"]["size_hint"] == 50
     for file in (root / "test").rglob("*.png"):
         file.unlink()
-    desk.terminal = True
     init("--force", "no pictures in its hold-out: add some, or remove test/", code=4)
 
 
@@ -274,10 +272,9 @@ def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_their_size(pr
     assert not any("hold-out" in line for line in said)
 
 
-def test_persons_and_one_image_each_do_not_go_together(desk, init, tmp_path):
-    desk.terminal = True
+def test_persons_and_one_image_each_do_not_go_together(init, tmp_path):
     write_shapes(tmp_path / "in", each=4)
-    init(r"--one-image-each --groups ^(\d+\.)", "--one-image-each says", code=2)
+    init(r"--one-image-each --groups ^(\d+\.)", "--one-image-each says", code=4)
     init("--one-image-each")
     init("--force --groups (a)(b)", "2 groups in parentheses", code=2)
 
