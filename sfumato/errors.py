@@ -24,10 +24,10 @@ class ConfigError(SfumatoError):
 
 
 class BudgetError(SfumatoError):
-    """Over budget, already spent, or a ledger that does not hold: by journal, ledgers, card and settings alone."""
+    """Over budget, already spent, or a ledger that does not hold."""
 
     exit_code = 3
-    public = True
+    public = True  # by journal, ledgers, card and settings
 
 
 class DataError(SfumatoError):
