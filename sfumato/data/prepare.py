@@ -76,7 +76,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
         fresh = stack.enter_context(replacing_directory(home, private=True))
         source = read_source(data, raw)
         image_set = split(source, key, data.holdout_fraction, fresh, data.labels == SEVERAL)
-        if data.groups is not None:
+        if data.groups is not None and image_set.groups is not None:
             refuse_crowd(GroupIndex(image_set.groups).sizes, data.groups)
         public = Card(
             dataset_id=data.name,

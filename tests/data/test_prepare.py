@@ -315,6 +315,15 @@ def test_the_sensitive_images_are_never_taken_for_public_ones(data, public, refu
         refuse_sensitive_as_public(data, public)
 
 
+def test_a_new_source_that_may_be_sensitive_and_public_is_refused_as_both(tmp_path, monkeypatch, images):
+    """Its entry in the table is enough."""
+    read = Mock(return_value=sources.Source(("a", "b"), [], None, 0))
+    monkeypatch.setitem(sources.SOURCES, "histology", (read, sources.SENSITIVE + sources.PUBLIC))
+    sources.read_public(Public(source="histology"), (1, 5, 6), tmp_path, seed=0)
+    with pytest.raises(ConfigError, match="sensitive images themselves"):
+        refuse_sensitive_as_public(Data(source="histology"), Public(source="histology", path="elsewhere"))
+
+
 # ---- the commands
 
 
