@@ -14,6 +14,7 @@ class SfumatoError(Exception):
     """A mistake that a message can explain. Its text names the thing, its value and the fix."""
 
     exit_code = 1
+    public = False  # whether it follows from public facts alone: a log may show it after sensitive files were opened
 
 
 class ConfigError(SfumatoError):
@@ -26,6 +27,7 @@ class BudgetError(SfumatoError):
     """Over budget, already spent, or a ledger that does not hold."""
 
     exit_code = 3
+    public = True  # by journal, ledgers, card and settings
 
 
 class DataError(SfumatoError):
@@ -35,7 +37,22 @@ class DataError(SfumatoError):
 
 
 class PrivateError(DataError):
-    """A DataError whose text may tell who is among the sensitive images: `stage` shows it on a terminal only."""
+    """A DataError that single images or rows are at fault for."""
+
+
+def public(error: SfumatoError) -> SfumatoError:
+    """The same error, marked as public."""
+    error.public = True
+    return error
+
+
+watchers: list[Callable[[], None]] = []  # what a program does then: `stage` logs only what is public by name
+
+
+def reading_sensitive() -> None:
+    """Whoever opens files of sensitive images, the owner's or the private copy, calls this first."""
+    for watch in watchers:
+        watch()
 
 
 @contextmanager

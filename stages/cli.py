@@ -2,10 +2,12 @@
 
 import errno
 import sys
+import traceback
+from contextlib import suppress
 
 import typer
 
-from sfumato.errors import DataError, PrivateError, SfumatoError
+from sfumato.errors import DataError, SfumatoError, watchers
 from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import HIDDEN
 from sfumato.storage.files import replace_private
@@ -19,7 +21,7 @@ from stages.merge import merge
 from stages.plan import plan
 from stages.report import report
 from stages.runner import command, with_paths
-from stages.screen import say
+from stages.screen import hold_back, named, say
 from stages.state import state_dir
 
 INTERRUPTED = 130  # exit code after Ctrl-C
@@ -50,11 +52,9 @@ app.command()(doctor)
 
 def main() -> None:
     """Run the program. A user's mistake is one sentence and its exit code: 2 configuration, 3 budget, 4 data."""
+    watchers.append(hold_back)
     try:
         app()
-    except SfumatoError as error:
-        print(f"error: {told_apart(error)}", file=sys.stderr)
-        leave(error.exit_code)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:  # by Typer
             say(STOPPED)
@@ -62,23 +62,30 @@ def main() -> None:
     except BrokenPipeError:  # `stage … | head`: whoever read has seen enough
         sys.stdout = None  # type: ignore[assignment]  # nothing is left to flush at the end
         sys.exit(1)
-    except (OSError, MemoryError, RecursionError, RuntimeError) as error:
-        if (reason := beyond_the_machine(error)) is None:
-            raise
-        print(f"error: {shown(reason)}", file=sys.stderr)
-        leave(DataError.exit_code)
     except KeyboardInterrupt:
         say(STOPPED)
         sys.exit(INTERRUPTED)
+    except Exception as error:
+        reason = str(error) if isinstance(error, SfumatoError) else beyond_the_machine(error)
+        public = getattr(error, "public", getattr(error, "errno", None) in FULL)
+        if named and not public and not sys.stderr.isatty():
+            error, reason = DataError(), withheld(reason or traceback.format_exc())
+        if reason is None:
+            raise
+        print(f"error: {shown(reason)}", file=named.get("stderr", sys.stderr))
+        leave(getattr(error, "exit_code", DataError.exit_code))
+    finally:
+        watchers.clear()
+        vars(sys).update(named)  # the streams
+        named.clear()
 
 
-def told_apart(error: SfumatoError) -> str:
-    """What is printed of an error. Of a PrivateError, one constant sentence where no terminal is: logs are shared."""
-    if not isinstance(error, PrivateError) or sys.stderr.isatty():
-        return shown(str(error))
+def withheld(reason: str) -> str:
+    """What a log shows of an error after sensitive files were opened: always the same. The reason goes to a file."""
     file = state_dir() / "refused.txt"
-    replace_private(file, f"{error}\n".encode(errors="backslashreplace"))
-    return f"the sensitive images do not go with what was asked. The reason, which may name one of them, is in {file}"
+    with suppress(OSError):  # no room for it, say
+        replace_private(file, f"{reason}\n".encode(errors="backslashreplace"))
+    return f"stopped after sensitive images were opened: the reason, which may tell who is in the set, is in {file}"
 
 
 def shown(text: str) -> str:

@@ -13,7 +13,7 @@ from sfumato.errors import DataError
 from sfumato.storage.artifacts import read_artifact
 from stages.dvc_lock import lock_in_words, rwlock_in_words
 from stages.runner import CardPath, PublicPath
-from stages.screen import table_console
+from stages.screen import table_console, tell
 from stages.state import CARD, PUBLIC, state_dir
 
 OVERLAP_HELP = "Local: look for public images among the sensitive and hold-out ones instead."
@@ -72,11 +72,11 @@ def check_overlap(card: Path, public: Path) -> None:
     about = read_card(card)
     read_artifact(public, "public")
     if not read_public_card(public / "card.json").enabled:
-        typer.echo(f"{public} holds no public images (no stage in run reads any): nothing to compare")
+        tell(f"{public} holds no public images (no stage in run reads any): nothing to compare")
         return
     images = load_public(public, about.shape)
     refuse_overlap(images, open_local(state_dir(), about, "overlap check"))
-    typer.echo(
+    tell(
         f"local, not to be shared: none of the {len(images)} public images is among the sensitive or hold-out images, "
         "byte for byte"
     )

@@ -110,10 +110,8 @@ def evaluate(
     write_local(metrics, (json.dumps(found, indent=1) + "\n").encode())
     with suppress(BudgetError):  # without a ledger; other runs replace metrics.json
         keep_evaluation(state_dir(), found | {"ledger": read_ledger(ledger)})
-    if not sys.stderr.isatty():  # warnings hold numbers of real images, and that there are some tells of those too
-        say(f"evaluate: warnings, if there are any, are in {metrics}")
-    for warning in found["warnings"] if sys.stderr.isatty() else ():
-        say(f"warning: {warning}")
+    for warning in found["warnings"]:
+        print(f"warning: {warning}", file=sys.stderr)  # not by `say`: they hold numbers of real images
     show_local(tables_of(found, attacked), metrics, f"Verdict: {found['verdict']['sentence']}")
 
 

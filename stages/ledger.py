@@ -1,6 +1,7 @@
 """`stage ledger write|check|show|adopt|history`: what the release cost, composed and checked."""
 
 import shutil
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,9 @@ from stages.state import ARTIFACTS, CARD, LEDGER, PUBLIC, ledgers, read_policy, 
 app = typer.Typer(no_args_is_help=True, help="Write, check and show the privacy ledger, and everything ever spent.")
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="The ledger file.")]
 Folder = Annotated[Path, typer.Option("--artifacts", help="Folder of artifact directories.")]
+
+
+DAY = 10  # characters of a date: exact times tell how long a query took, and so how many images it saw
 
 
 @app.command()
@@ -273,13 +277,13 @@ def history(
     heads = ("time (UTC)", "stage", "charge", "mechanism", "state")
     table = Table(*heads, title=f"dataset {odometer.dataset_id}", title_justify="left")
     for entry in entries:
-        when = utc(entry["time"])
+        when = utc(entry["time"])[: None if sys.stdout.isatty() else DAY]
         if entry["kind"] == OPEN:
             key = entry["record"]["id"]
             state = ended.get(key, f"open, {durable.get(key, 0)} uses on disk")
             record = runs[key]  # the newest of a run that was resumed, which ledgers hold
             table.add_row(when, record["stage"], record["id"][:8], mechanism_text(record["event"]), state)
-        elif entry["kind"] == LOCAL:
+        elif entry["kind"] == LOCAL and sys.stdout.isatty():  # it follows from when the images changed
             table.add_row(when, "local", "", entry["purpose"], "outside the guarantee")
         elif entry["kind"] == ADOPT:
             for record in entry["records"]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato.errors import BudgetError, ConfigError
+from sfumato.errors import BudgetError, ConfigError, reading_sensitive
 from sfumato.settings.data import OF_THE_OWNER
 from sfumato.settings.dpsgd import RANKED
 from sfumato.settings.fields import REST
@@ -22,7 +22,7 @@ from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import merge_records, read_artifact
 from sfumato.storage.files import replace_file
 from stages.runner import CardPath, PublicPath, lineage_of_model, memory_line
-from stages.screen import charges, delta_text, numbers_table, say, table_console
+from stages.screen import charges, delta_text, numbers_table, say, table_console, tell
 from stages.state import ARTIFACTS, CARD, LEDGER, PLAN, PUBLIC, seen_in_ledgers, state_dir
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def plan(
         if loaded.privacy.unit == "group":
             for name, mechanism in made.mechanisms.items():
                 size = loaded.privacy.size
-                typer.echo(f"{name}: a draw expects {mechanism.sample_rate * size:.4g} of {size} groups")
+                tell(f"{name}: a draw expects {mechanism.sample_rate * size:.4g} of {size} groups")
         from sfumato.planning.estimate import expected_seconds
 
         images = shown_public.images if shown_public is not None else 0
@@ -130,6 +130,7 @@ def unprepared(params: Params) -> Card:
     from sfumato.data.store import read_card
     from sfumato.planning.proposal import proposed_card
 
+    reading_sensitive()
     data = params.data
     if data.source != "imagefolder" or data.path is None or data.size is None or data.channels is None:
         return read_card(CARD)
@@ -160,7 +161,7 @@ def show_memory(made: Plan) -> None:
     for name in (name for name in made.mechanisms if STAGES[name].network):
         file = made.files[name]
         about = tuple(file["shape"]), len(file["classes"]), getattr(params, name), file["size_hint"]
-        typer.echo(f"{name}: memory {memory_line(params.model, *about)}")
+        tell(f"{name}: memory {memory_line(params.model, *about)}")
 
 
 def show_step_noise(made: Plan) -> None:
@@ -179,7 +180,7 @@ def show_step_noise(made: Plan) -> None:
     length = step_noise(mechanism.noise_multiplier, weights, mechanism.sample_rate * file["size_hint"])
     about = "about " if params.finetune.trainable in RANKED else ""
     hint = ": mostly noise. A larger share, ε or batch, or fewer trained weights shorten it"
-    typer.echo(
+    tell(
         f"finetune: the noise of a step is {length:.2g} times as long as its signal can be, "
         f"over {about}{weights:,} trained weights{hint if length > 1 else ''}"
     )
@@ -224,7 +225,7 @@ def show_risk(made: Plan) -> None:
     half = noise_for_guess(mechanisms, (guess + 0.5) / 2, adjacency)
     events = [replace(one, noise_multiplier=half * one.noise_multiplier).event for one in mechanisms]
     lower = epsilon(events, made.budget["delta"], accountant, adjacency)
-    typer.echo(
+    tell(
         f"risk: who guesses whether one {'person' if unit == 'group' else 'image'} was in the set is right at most "
         f"{percent_up(guess)} % of the time (a coin: 50 %), whatever else they know; half as far above a coin, "
         f"{percent_up((guess + 0.5) / 2)} %, at ε = {lower:.2g}"
@@ -246,7 +247,7 @@ def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
     table_console().print(table)
     load, processors = os.getloadavg()[0], os.cpu_count() or 1
     if load > BUSY * processors:
-        typer.echo(f"other programs are running (load {load:.1f} on {processors} processors): expect longer")
+        tell(f"other programs are running (load {load:.1f} on {processors} processors): expect longer")
 
 
 def show_shares(made: Plan, params: Path) -> None:
@@ -266,20 +267,20 @@ def show_shares(made: Plan, params: Path) -> None:
 def show_spending(made: Plan, card: Card, odometer: Odometer, spending: Sequence[Spending]) -> None:
     """A line for each query: already released, or what it would spend and why."""
     if not odometer.opened():
-        typer.echo(f"nothing was ever spent on dataset {card.dataset_id!r}, by the journal in {odometer.path.parent}")
+        tell(f"nothing was ever spent on dataset {card.dataset_id!r}, by the journal in {odometer.path.parent}")
     before = {record["stage"] for record in odometer.opened()}
     for entry in spending:
         stage, cause = entry.stage, entry.cause
         cost = f"ε = {made.budget['stages'][stage]['epsilon']:.3f} alone ({made.mechanisms[stage]})"
         if entry.done:
-            typer.echo(f"{stage}: already released as {entry.done}; not spent again")
+            tell(f"{stage}: already released as {entry.done}; not spent again")
         elif entry.left_open:
-            typer.echo(f"{stage}: resumes an interrupted run (already charged: {cost})")
+            tell(f"{stage}: resumes an interrupted run (already charged: {cost})")
         else:
             why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
             if made.lineage[stage].again:
                 why = "is named in privacy.spend_again, or reads what is"
-            typer.echo(f"{stage}: would {'re-spend' if stage in before else 'spend'} {cost}: it {why}")
+            tell(f"{stage}: would {'re-spend' if stage in before else 'spend'} {cost}: it {why}")
 
 
 def show_settings_for_ever(params: Params) -> None:
@@ -298,5 +299,5 @@ def show_next(made: Plan, spending: Sequence[Spending]) -> None:
     granted = [entry.stage for entry in spending if entry.done and entry.stage in wishes]
     if granted:
         more = ", ".join(f"{name}: {made.lineage[name].again + 1}" for name in granted)
-        typer.echo(f"{', '.join(granted)} was paid for again; privacy.spend_again: {{{more}}} would pay once more")
-    typer.echo(f"next: `dvc repro` will spend: {costs}" if coming else "next: nothing to spend: `dvc repro`")
+        tell(f"{', '.join(granted)} was paid for again; privacy.spend_again: {{{more}}} would pay once more")
+    tell(f"next: `dvc repro` will spend: {costs}" if coming else "next: nothing to spend: `dvc repro`")

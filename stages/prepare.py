@@ -9,6 +9,7 @@ import typer
 from sfumato.settings.recipes import load_params
 from stages.plan import RECIPES, ParamsPath, RecipesPath
 from stages.runner import CardPath
+from stages.screen import tell
 from stages.state import CARD, PUBLIC, state_dir
 
 Raw = Annotated[Path, typer.Option("--raw", help="Where downloads are looked for and kept.")]
@@ -25,8 +26,8 @@ def sensitive(
     from sfumato.data.prepare import prepare_sensitive
 
     content = prepare_sensitive(load_params(params, recipes).data, state_dir(), card, raw)
-    shape = f"shape {content['shape']}, {len(content['classes'])} classes, {content['split']} hold-out"
-    typer.echo(f"{card}: dataset {content['dataset_id']!r}, {shape}")
+    shape = f"shape {list(content['shape'])}, {len(content['classes'])} classes, {content['split']} hold-out"
+    tell(f"{card}: dataset {content['dataset_id']!r}, {shape}")
 
 
 @app.command()
@@ -51,6 +52,6 @@ def public(
     private = partial(open_local, state, known, "overlap check")
     content = prepare_public(wanted, known.shape, out, raw, loaded.seed, private=private, state=state)
     if not content["enabled"]:
-        return typer.echo(f"no stage reads public images: {out} holds none")
+        return tell(f"no stage reads public images: {out} holds none")
     shape = f"shape {list(content['shape'])}, {len(content['classes'])} classes"
-    typer.echo(f"{out}: {content['images']} images of {content['source']}, {shape}")
+    tell(f"{out}: {content['images']} images of {content['source']}, {shape}")

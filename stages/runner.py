@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -302,6 +303,8 @@ class QueryRun(StageRun[S]):
         except authorize.RefusedElsewhereError as refusal:
             raise TakenOver(str(refusal)) from None
         except authorize.AlreadyReleasedError as refusal:
+            if refusal.note:
+                print(refusal.note, file=sys.stderr)  # and not by `say`: a log must not tell
             kept = state_dir() / "runs" / refusal.run_id / authorize.RELEASED
             # DVC has removed the artifact: what lies there again, a process put there that a kill of DVC left behind
             present = own_record(self.out, refusal.record_id) and "DVC_STAGE" not in os.environ
@@ -311,7 +314,7 @@ class QueryRun(StageRun[S]):
             read_kept(kept, plan.stage, refusal.digest, refusal.pay)
             with FileLock(kept.with_name(COPYING)):
                 copy_directory(kept, self.out)
-            done = f"already released as {refusal.record_id[:8]}: put back, nothing is charged{refusal.note}"
+            done = f"already released as {refusal.record_id[:8]}: put back, nothing is charged"
             raise TakenOver(done) from None
 
     def latents(self, encoder: str | None, purpose: str, load: Callable[[], Encode]) -> str | None:
@@ -321,7 +324,7 @@ class QueryRun(StageRun[S]):
         from sfumato.data.store import read_card
         from sfumato.privacy.latents import ensure_latents
 
-        bar = partial(progress, f"{purpose} of the images, once", clock=False)
+        bar = partial(progress, f"{purpose} of the images, once", clock=False, log=False)
         return ensure_latents(state_dir(), read_card(self.card), encoder, purpose, load, bar)
 
     def rests_on_these(self, kept: Path) -> bool:

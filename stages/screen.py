@@ -1,34 +1,64 @@
-"""What a stage shows: lines on standard error, tables, progress bars."""
+"""What a stage shows: lines, tables, progress bars; on a terminal also what anything else prints, a library say.
+
+A log gets no more of the latter once sensitive files were opened: only what `say`, `tell` and tables show, by name.
+"""
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from sfumato.storage.files import open_private
 from stages import launch
+from stages.state import state_dir
 
 if TYPE_CHECKING:
     from sfumato.release.report import Table as LocalTable
 
 Report = Callable[[int, int], None]  # done, of how many
+named: dict[str, IO[str]] = {}  # the streams of what is shown by name, once all else is held back
 
 
 def say(text: str) -> None:
     """A line on standard error, of the first process only."""
     if launch.speaks():
-        typer.echo(text, err=True)
+        typer.echo(text, named.get("stderr"), err=True)
+
+
+def tell(text: str) -> None:
+    """A line on standard output."""
+    typer.echo(text, named.get("stdout"))
 
 
 def table_console() -> Console:
     """Where tables are printed: square brackets in names are not markup."""
-    return Console(markup=False)
+    return Console(markup=False, file=named.get("stdout"))
+
+
+def hold_back() -> None:
+    """From now on keep what is printed in a private file, unless on a terminal or by name."""
+    if named:
+        return
+    file = state_dir() / "printed.txt"
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    held = io.TextIOWrapper(open_private(file), errors="backslashreplace", line_buffering=True)
+    for number, name in enumerate(("stdout", "stderr"), 1):
+        named[name] = stream = getattr(sys, name)
+        if stream is not None and not stream.isatty():
+            stream.flush()
+            if stream is getattr(sys, f"__{name}__"):
+                named[name] = os.fdopen(os.dup(number), "w", 1, errors="backslashreplace")
+                os.dup2(held.fileno(), number)  # libraries in C write there
+            setattr(sys, name, held)
 
 
 def numbers_table(title: str, *headings: str, words: tuple[str, ...] = ("stage",)) -> Table:
@@ -51,8 +81,8 @@ def charges(number: int) -> str:
 
 
 @contextmanager
-def progress(name: str, *, clock: bool = True) -> Iterator[Report]:
-    """A progress bar on a terminal, a plain line every tenth elsewhere.
+def progress(name: str, *, clock: bool = True, log: bool = True) -> Iterator[Report]:
+    """A progress bar on a terminal, a plain line every tenth elsewhere, or with `log=False` nothing.
 
     With `clock=False` no time is shown: the time of a step on sensitive images tells how many were drawn.
     """
@@ -71,7 +101,7 @@ def progress(name: str, *, clock: bool = True) -> Iterator[Report]:
     def line(done: int, total: int) -> None:
         nonlocal shown
         tenth = 10 * done // max(total, 1)
-        if tenth > shown:
+        if tenth > shown and log:
             shown = tenth
             say(f"{name}: {done}/{total}")
 
@@ -90,4 +120,4 @@ def show_local(tables: Iterable[LocalTable], file: Path, last: str = "") -> None
         if last:
             table_console().print(last)
     else:
-        typer.echo(f"{file}: local, not to be shared, so its numbers are shown on a terminal only")
+        tell(f"{file}: local, not to be shared, so its numbers are shown on a terminal only")

@@ -1,5 +1,6 @@
 """Groups: which images are of one person. Ids are private: messages name no id and no file, but count images."""
 
+import functools
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -13,14 +14,26 @@ from sfumato.data.tables import rows_by_file
 from sfumato.errors import ConfigError, DataError, PrivateError
 from sfumato.settings.data import Groups
 
-# what tables hold where nothing is known, as `spelling` has it
-UNKNOWN = "_ na n/a #n/a <na> nan nat none null nil unknown unk missing anonymous notavailable ? ?? - --"
+# what tables hold where nothing is known, in several languages, as `plain` has it
+UNKNOWN = (
+    "na nan nat none null nil unknown unk missing anonymous notavailable undefined unbekannt inconnu inconnue "
+    "desconocido desconocida desconhecido sconosciuto onbekend okand ukjent ukendt nieznany неизвестно 不明 未知"
+)
 NO_ID = {"", *UNKNOWN.split()}
-UNCLEAR = {"0", "-1"}  # ids in some tables, and in others what stands for none
+# ids in some data, and in others what stands for none, as in DICOM whose persons were taken out
+ANONYMOUS = (
+    "0 -1 -9 -99 -999 anon anonym anonymised anonymized anonymise anonymize anonymisiert anonimo anoniem pseudonym "
+    "deidentified deid removed redacted deleted hidden masked withheld patient patientid person subject name noname id "
+    "noid test dummy x xx xxx xxxx xxxxx xxxxxx xxxxxxx xxxxxxxx"
+)
+UNCLEAR = {*ANONYMOUS.split()}
+NINES = {"99", "999", "9999", "99999"}  # unclear too, unless the number before is an id
+CROWD = 10  # an id is asked about if it has more than so many times the images that nine in ten have at most,
+FEW = 30  # and more than these
 # what is not seen, besides the categories C
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-# Cyrillic and Greek letters, small, that look like Latin ones in small or capital letters; and apostrophes, minus
-LOOK_ALIKE = str.maketrans("авекмнорстухіјѕαβεηικμνορτυχζ’‘ʼ−", "abekmhopctyxijsabehikmnoptyxz'''-")
+# small letters that look like digits or like Latin ones, in small or capital letters
+LOOK_ALIKE = str.maketrans("авекмнорстухіјѕαβεηικμνορτυχζoilıøłđ", "abekmh0pctyx1jsabeh1kmn0ptyxz011101d")
 COLUMNS = ("file", "group")
 
 Ids = list[str | None]
@@ -88,23 +101,25 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
 
     `groups.alone`: an image without an id is a group by itself. Otherwise it is refused: it may be of anyone.
     """
+    forms = {text: plain(text or "") for text in {*ids}}
+    unclear = UNCLEAR | {nines for nines in NINES if f"{nines[:-1]}8" not in forms.values()}
     known: dict[str, str] = {}
     found: Ids = []
     for number, text in enumerate(ids, 1):
         where = f"data.groups gives image {number}, in the order of classes and names,"
-        name = None if text is None or spelling(text) in NO_ID else text
+        name = None if forms[text] in NO_ID else text
         if name is None and not groups.alone:
             fix = "give it one, or say data.groups.alone: true where each such image is the only one of its person"
             raise PrivateError(f"{where} no id: {fix}")
-        if name is not None and spelling(name) in UNCLEAR:
+        if forms[text] in unclear:
             raise PrivateError(
-                f"{where} an id that often stands for an unknown person (0 or -1): leave it empty if the person is "
-                "unknown; otherwise write another, such as one with a letter in front"
+                f"{where} an id that often stands for an unknown person (0, 999, anonymized): leave it empty if the "
+                "person is unknown; otherwise write another, such as one with a letter in front"
             )
         if name is not None and known.setdefault(spelling(name), name) != name:
             raise PrivateError(
-                f"{where} an id that differs from another in capitals, spaces, leading zeros, or characters that look "
-                "alike or are not seen alone: is it one person? Spell them alike, or make them differ in more"
+                f"{where} an id that differs from another in capitals, spaces, accents, zeros, dots, or characters "
+                "that look alike or are not seen alone: is it one person? Spell them alike, or make them differ in more"
             )
         found.append(name)
     if len(known) == 1 and None not in found:
@@ -112,9 +127,29 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
     return found
 
 
+def plain(text: str) -> str:
+    """An id in small letters and digits: no accents, nothing unseen, and no marks but a minus or one between digits."""
+    letters = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text).casefold())
+    seen = (
+        c for c in letters if unicodedata.category(c)[0] != "C" and not UNSEEN.match(c) and not unicodedata.combining(c)
+    )
+    digits = "".join(str(unicodedata.decimal(c, "-" if unicodedata.category(c) == "Pd" else c)) for c in seen)
+    whole = re.sub(r"(?<=\d)\.0+$", "", digits.replace("−", "-"))
+    marked = re.sub(r"(?<=\d)[\W_]+(?=\d)|^-(?=\d)", "§", whole)
+    return re.sub(r"(?<!\d)0+(?=\d)", "", re.sub(r"[^\w§]|_", "", marked).replace("§", "-"))
+
+
+@functools.cache
 def spelling(text: str) -> str:
-    """What two spellings of one id have in common: neither capitals nor what is not seen, and one sign for a look."""
-    kinds = [(unicodedata.category(c), c) for c in unicodedata.normalize("NFKC", text).casefold()]
-    shown = ["-" if kind == "Pd" else c for kind, c in kinds if kind[0] != "C" and not UNSEEN.match(c)]
-    folded = "".join(shown).translate(LOOK_ALIKE)
-    return re.sub(r"(?<!\d)0+(?=\d)", "", re.sub(r"(?<=\d)\.0+$", "", folded))
+    """What two spellings of one id have in common: `plain`, with one sign for a look."""
+    return re.sub(r"(?<!\d)0+(?=\d)", "", plain(text).translate(LOOK_ALIKE))
+
+
+def refuse_crowd(sizes: np.ndarray, groups: Groups) -> None:
+    """Raise PrivateError if one id has far more images than others. sizes: (G,), images of each id."""
+    usual, most = np.quantile(sizes, 0.9), sizes.max()
+    if most > max(CROWD * usual, groups.largest or FEW):
+        raise PrivateError(
+            f"data.groups gives {most} images to one id, and at most {usual:g} to nine in ten: does it stand for "
+            f"unknown persons? Leave it empty then; if it is one person, say data.groups.largest: {most}"
+        )

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
+from sfumato.errors import reading_sensitive
 from sfumato.settings.data import Data
 from sfumato.storage.digest import canonical
 
@@ -26,6 +27,7 @@ def listing_of(data: Data, key: bytes) -> str | None:
     paths = [Path(name).expanduser().resolve() for name in named if name is not None]
     if data.path is None or not all(path.exists() for path in paths):
         return None
+    reading_sensitive()
     decides = {"data": data.model_dump(mode="json"), "path": str(paths[0]), "revision": PREPARE_REVISION}
     mac = hmac.new(key, canonical(decides), "sha256")
     latest = time.time_ns() - int(FRESH * 1e9)

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
+from sfumato.data.groups import GroupIndex, refuse_crowd
 from sfumato.data.images import GROUPS, IMAGES, ImageSet, ImageWriter, load_array, load_images
 from sfumato.data.lineage import digests, lineage, recognised, refuse_overlap
 from sfumato.data.listing import listing_of
@@ -75,6 +76,8 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
         fresh = stack.enter_context(replacing_directory(home, private=True))
         source = read_source(data, raw)
         image_set = split(source, key, data.holdout_fraction, fresh, data.labels == SEVERAL)
+        if data.groups is not None and image_set.groups is not None:
+            refuse_crowd(GroupIndex(image_set.groups).sizes, data.groups)
         public = Card(
             dataset_id=data.name,
             source=data.source,
@@ -257,7 +260,7 @@ def refuse_sensitive_as_public(data: Data, public: Public) -> None:
     """Raise ConfigError if the public set is plainly the sensitive one: what is public has no guarantee."""
     paths = {Path(path).expanduser().resolve() for path in (data.path, public.path) if path is not None}
     same_files = len(paths) == 1 and None not in (data.path, public.path)
-    if same_files or public.source == data.source == "cifar10":
+    if same_files or (public.source == data.source and data.source not in OF_THE_OWNER):
         names = f"public.source={public.source}, public.path={public.path}"
         raise ConfigError(f"{names} names the sensitive images themselves: choose others.")
 
@@ -351,16 +354,8 @@ def fingerprint(image_set: ImageSet, key: bytes) -> str:
 
 
 def progress(items: Iterable, total: int, what: str = "preparing") -> Iterator:
-    """The same items, with a bar on a terminal, and elsewhere a line every tenth: a log, which shows no numbers."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import track
+    """The same items, with a bar on a terminal only: a log would show how many there are, and whether they are read."""
+    from rich.console import Console
+    from rich.progress import track
 
-        yield from track(items, what, total, console=Console(stderr=True))
-        return
-    shown = 0
-    for done, item in enumerate(items, start=1):
-        yield item
-        if (tenth := 10 * done // max(total, 1)) > shown:
-            shown = tenth
-            print(f"{what}: {10 * tenth} %", file=sys.stderr)
+    yield from track(items, what, total, console=Console(stderr=True), disable=not sys.stderr.isatty())

@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from sfumato.data.images import ImageSet, load_array, load_images, write_header
-from sfumato.errors import DataError, explained
+from sfumato.errors import DataError, explained, reading_sensitive
 from sfumato.settings.data import GROUP, IMAGE, SEVERAL, ClassName, DatasetId
 from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.storage.documents import Exact, read_json, validated
@@ -94,6 +94,7 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
         raise DataError(f"no prepared images of {card.dataset_id!r} under {state}: {AGAIN}, or set SFUMATO_STATE")
     if read_card(home / CARD) != card:
         raise DataError(f"{home} holds other images than those of the data card: {AGAIN} again")
+    reading_sensitive()
     images = load_images(home / part, card.classes, grouped=card.unit == GROUP, shape=card.shape)
     if (images.labels.ndim == 2) != (card.labels == SEVERAL):
         raise DataError(f"{home / part} has other labels than the card, labels: {card.labels}: {AGAIN} again")

@@ -21,7 +21,7 @@ from sfumato.data.sources.npz import archive_layout
 from sfumato.data.sources.source import Example, Request
 from sfumato.data.sources.tabled import LABEL, TABLES, TEST, TRAIN
 from sfumato.data.tables import BETWEEN, columns_of, read_table, table_in
-from sfumato.errors import ConfigError, DataError, PrivateError
+from sfumato.errors import ConfigError, DataError, PrivateError, reading_sensitive
 from sfumato.settings.data import SEVERAL, Groups
 
 PERSON = r"^([A-Za-z]+-?\d+)_\d+\."  # in the name of a picture: a person's id, then a number of the picture
@@ -60,6 +60,7 @@ def survey(path: Path, groups: Groups | None = None, span: Span | None = None, l
     Raises RangeMissing if a picture has more than 8 bits and there is no `span`; else DataError that names every file
     that cannot be used; with groups, by its place.
     """
+    reading_sensitive()
     form, shown = layout_of(path, label)
     request = Request(section="data", path=str(path), groups=groups or shown, range=span, mixed=True, **form)
     source = open_source(request, path)

@@ -17,7 +17,7 @@ from pydantic import Field
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import kept_fingerprint
 from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_prepared
-from sfumato.errors import BudgetError, ConfigError, explained
+from sfumato.errors import BudgetError, ConfigError, DataError, explained
 from sfumato.privacy.accountant import LARGEST_DELTA, epsilon
 from sfumato.privacy.charge import Charge, WorkerCharge, check_norm
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism
@@ -118,7 +118,7 @@ class AlreadyReleasedError(BudgetError):
     """The same work was released before, by the run `run_id`, under the record `record_id`.
 
     digest: of the `privacy.json` of the release, if it is known; pay: how to pay again; same_inputs: from the very same
-    inputs; note: a sentence if the images are no longer the same, or empty.
+    inputs; note: a private sentence if the images are no longer the same, or empty.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class AlreadyReleasedError(BudgetError):
         self.digest, self.pay, self.same_inputs, self.note = digest, work.pay, same_inputs, note
         super().__init__(
             f"{work.stage}: already released as {self.record_id} for dataset {run.record['dataset_id']!r} under this "
-            f"very plan. Restore it (`dvc checkout`, `dvc pull`), or pay for it again by {work.pay}{note}"
+            f"very plan. Restore it (`dvc checkout`, `dvc pull`), or pay for it again by {work.pay}"
         )
 
 
@@ -255,7 +255,7 @@ def refuse_released(runs: Sequence[Run], work: ChargeRequest, prepared: str) -> 
         return
     run, same_inputs = found
     changed = (
-        ". The images have changed since: if an image was withdrawn, its owner's will is a reason to make "
+        "The images have changed since: if an image was withdrawn, its owner's will is a reason to make "
         f"a new release, by data.version or {work.pay}"
     )
     note = changed if run.drew_others(prepared) else ""
@@ -263,7 +263,7 @@ def refuse_released(runs: Sequence[Run], work: ChargeRequest, prepared: str) -> 
 
 
 def check_resumable(run: Run, same_inputs: bool, work: ChargeRequest, asked: dict, prepared: str) -> None:
-    """Raise BudgetError unless an open run may go on: on the same inputs and images, by the mechanism of `asked`.
+    """Raise BudgetError or DataError unless an open run may go on: on the same inputs and images, as `asked`.
 
     asked: the record that a new run would have; prepared: fingerprint of the images.
     """
@@ -274,7 +274,7 @@ def check_resumable(run: Run, same_inputs: bool, work: ChargeRequest, asked: dic
             f"`dvc checkout`), or pay again by {work.pay}"
         )
     if run.drew_others(prepared):
-        raise BudgetError(
+        raise DataError(  # not public
             f"{work.stage}: run {run.id[:8]} was opened on other images than the prepared ones, and not ended: "
             f"prepare those again, or pay again by {work.pay}, or for all queries by another data.version"
         )

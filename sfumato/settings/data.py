@@ -36,6 +36,8 @@ class Groups(Strict):
     array: bool = False  # groups.npy in the folder, or `groups` in the archive: one id per image, in their order
     dicom: bool = False  # the PatientID of each DICOM file
     column: str | None = None  # of the table metadata.*, or the key in a sample's .json (webdataset)
+    # owner's confirmation: the most images that one person has; an id with far more than others have is refused
+    largest: Positive | None = None
     alone: bool = False  # owner's confirmation: each image without an id is the only one of its person; else refused
 
     @model_validator(mode="after")

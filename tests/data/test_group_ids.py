@@ -229,6 +229,8 @@ ALIKE = [
     *(("P7", "p7"), ("7", "007"), ("7", "7.0"), ("P-07", "P-7"), ("a b", "ab"), ("ﬁ", "fi")),
     *(("P-1", "P\u20111"), ("P-1", "P\u22121"), ("P-1", "P–1"), ("P1", "\u04201"), ("HA3", "\u0397\u04103")),
     *(("P1", f"P{c}1") for c in UNSEEN),
+    *(("José1", "Jose1"), ("é1", "e\u03011"), ("P1", "P.1"), ("P1", "P-1"), ("O1", "01"), ("l1", "I1"), ("ø1", "o1")),
+    *(("P12", "P\u0661\u0662"), ("7", "\u096d"), ("7", "７")),
 ]
 
 
@@ -239,23 +241,46 @@ def test_spellings_of_one_id_are_found(pair):
         checked([*pair, "other"], Groups(array=True))
 
 
-@pytest.mark.parametrize("pair", [("7", "70"), ("P1", "Q1"), ("1-2", "12"), ("a0", "a"), ("100", "1"), ("1.5", "15")])
+@pytest.mark.parametrize(
+    "pair", [("7", "70"), ("P1", "Q1"), ("1-2", "12"), ("a0", "a"), ("100", "1"), ("1.5", "15"), ("-5", "5")]
+)
 def test_ids_that_differ_are_different(pair):
     assert spelling(pair[0]) != spelling(pair[1])
 
 
-@pytest.mark.parametrize("name", ["unknown", "Unknown ", "nan", "N/A", "\u200b", "\u2013", "missing", "NULL", "<NA>"])
+@pytest.mark.parametrize(
+    "name",
+    ["unknown", "Unknown ", "nan", "N/A", "\u200b", "\u2013", "missing", "NULL", "<NA>", "Unbekannt", "неизвестно"],
+)
 def test_what_stands_for_nobody_is_no_id(name):
     with pytest.raises(DataError, match="image 2, .* no id"):
         checked(["P1", name, "P2"], Groups(array=True))
     assert checked(["P1", name, "P2"], Groups(array=True, alone=True)) == ["P1", None, "P2"]
 
 
-@pytest.mark.parametrize("name", ["0", "00", "0.0", "-1", "\u22121"])
+ANONYMOUS = ["000", "-9", "99", "999", "ANON", "anonymized", "Anonymisiert", "REMOVED", "XXXX", "PATIENT", "TEST"]
+
+
+@pytest.mark.parametrize("name", ["0", "00", "0.0", "-1", "\u22121", *ANONYMOUS])
 @pytest.mark.parametrize("alone", [True, False])
 def test_what_may_stand_for_nobody_is_asked_about(name, alone):
     with pytest.raises(DataError, match="image 2, .* often stands for an unknown person"):
         checked(["P1", name, "P2"], Groups(array=True, alone=alone))
+
+
+def test_a_number_of_nines_among_numbers_is_an_id():
+    assert checked([*map(str, range(90, 110))], Groups(array=True))
+
+
+def test_an_id_with_far_more_images_than_others_is_asked_about(clinic):
+    """One id for all who are unknown: each of them, with an id of their own too, would be in two groups."""
+    crowd = [(name, f"{ID}-00" if i < 60 else patient) for i, (name, patient) in enumerate(clinic.rows)]
+    groups = clinic.write(crowd)
+    with pytest.raises(PrivateError, match=r"gives \d\d images to one id.* data\.groups\.largest: \d\d$") as asked:
+        clinic.prepare(groups=groups)
+    assert not clinic.card.exists()
+    clinic.prepare(groups={**groups, "largest": int(str(asked.value).split()[-1])})
+    assert clinic.card.exists()
 
 
 def test_groups_go_with_images_of_the_owner_alone():

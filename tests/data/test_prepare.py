@@ -315,6 +315,15 @@ def test_the_sensitive_images_are_never_taken_for_public_ones(data, public, refu
         refuse_sensitive_as_public(data, public)
 
 
+def test_a_new_source_that_may_be_sensitive_and_public_is_refused_as_both(tmp_path, monkeypatch, images):
+    """Its entry in the table is enough."""
+    read = Mock(return_value=sources.Source(("a", "b"), [], None, 0))
+    monkeypatch.setitem(sources.SOURCES, "histology", (read, sources.SENSITIVE + sources.PUBLIC))
+    sources.read_public(Public(source="histology"), (1, 5, 6), tmp_path, seed=0)
+    with pytest.raises(ConfigError, match="sensitive images themselves"):
+        refuse_sensitive_as_public(Data(source="histology"), Public(source="histology", path="elsewhere"))
+
+
 # ---- the commands
 
 
@@ -474,9 +483,10 @@ def test_other_settings_or_a_damaged_store_prepare_again(take_folder, owner):
     assert take_folder(size=4, holdout_fraction=0.5) == 5
 
 
-def test_a_log_shows_parts_and_no_number_of_images(take_folder, capsys):
+def test_a_log_shows_nothing_of_reading_images(take_folder, capsys):
+    """Neither how many there are, nor whether any is read at all, which tells of a withdrawal."""
     take_folder()
-    assert capsys.readouterr().err.splitlines() == [f"preparing: {10 * tenth} %" for tenth in range(1, 11)]
+    assert capsys.readouterr() == ("", "")
 
 
 def test_images_that_are_counted_under_one_id_are_not_counted_under_another(owner, images):

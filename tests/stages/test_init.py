@@ -154,6 +154,7 @@ ANSWERS = {  # what is answered, whether names look like persons -> privacy, dat
 @pytest.mark.parametrize("case", ANSWERS)
 def test_what_is_not_given_is_asked_and_whose_the_images_are(desk, quick, project, tmp_path, case):
     answers, named, privacy, groups = ANSWERS[case]
+    desk.terminal = True
     root = write_shapes(tmp_path / "in")
     for file in sorted(root.rglob("*.png")) if named else ():
         file.rename(file.with_name(f"p{int(file.stem) // 4 + 1:04}_{int(file.stem) % 4}.png"))
@@ -273,7 +274,7 @@ def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_their_size(pr
 
 def test_persons_and_one_image_each_do_not_go_together(init, tmp_path):
     write_shapes(tmp_path / "in", each=4)
-    init(r"--one-image-each --groups ^(\d+\.)", "--one-image-each says", code=2)
+    init(r"--one-image-each --groups ^(\d+\.)", "--one-image-each says", code=4)
     init("--one-image-each")
     init("--force --groups (a)(b)", "2 groups in parentheses", code=2)
 

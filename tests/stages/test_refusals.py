@@ -1,14 +1,10 @@
 """Errors that could tell who is among the sensitive images: off a terminal they are all the same."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-
-from sfumato.errors import PrivateError
-from stages import cli
 
 
 @pytest.fixture
@@ -62,6 +58,7 @@ def test_public_images_that_are_sensitive_ones_are_not_counted_in_a_log(clinic):
     assert len(said) == 1
 
 
-def test_on_a_terminal_the_reason_is_shown(monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert cli.told_apart(PrivateError("image 3 has no id")) == "image 3 has no id"
+def test_on_a_terminal_the_reason_is_shown(clinic, desk):
+    desk.terminal = True
+    code, text = clinic(pattern="^(Q9)-")
+    assert code == 4 and "data.groups.pattern=^(Q9)- matches no file name" in text

@@ -15,7 +15,7 @@ from sfumato.data.sources.idx import read_idx_set
 from sfumato.data.sources.imagefolder import read_imagefolder
 from sfumato.data.sources.npz import read_imagenet32, read_npz
 from sfumato.data.sources.source import Example, Request, Source
-from sfumato.errors import ConfigError, DataError, explained, nearest
+from sfumato.errors import ConfigError, DataError, explained, nearest, public, reading_sensitive
 from sfumato.settings.data import SEVERAL, Data, Public
 from sfumato.storage.documents import class_name
 
@@ -51,7 +51,8 @@ def read_source(data: Data, raw: Path) -> Source:
     several = data.labels == SEVERAL
     if data.classes is None and (data.label_column is not None or data.source == "webdataset"):
         # if the labels were collected, the list would depend on the images
-        raise ConfigError("data.classes is missing: name the classes, [a, b, …]; `stage init` writes those that occur")
+        fix = "name the classes, [a, b, …]; `stage init` writes those that occur"
+        raise public(ConfigError(f"data.classes is missing: {fix}"))
     request = Request(section="data", name=data.source, size=size, pad=data.fit == "pad", several=several, **asked)
     return open_source(request, raw)
 
@@ -76,7 +77,10 @@ def open_source(request: Request, raw: Path) -> Source:
     """Raises ConfigError for a name that SOURCES does not have in this section, DataError for a single class."""
     known = names_in(request.section)
     if request.name not in known:
-        raise ConfigError(f"{request.section}.source={request.name!r} does not exist: {nearest(request.name, known)}")
+        unknown = f"{request.section}.source={request.name!r} does not exist: {nearest(request.name, known)}"
+        raise public(ConfigError(unknown))
+    if request.sensitive:
+        reading_sensitive()
     read, _ = SOURCES[request.name]
     source = read(request, raw)
     with explained(DataError, lambda error: f"{request.section}.source={request.name}: {error}. Rename it."):

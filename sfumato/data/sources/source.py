@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError, DataError, public
 from sfumato.settings.data import Groups
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Request:
 
     def required_path(self) -> Path:
         if self.path is None:
-            raise ConfigError(f"{self.section}.path is missing: {self.section}.source={self.name} needs it.")
+            raise public(ConfigError(f"{self.section}.path is missing: {self.section}.source={self.name} needs it."))
         return Path(self.path).expanduser()
 
 

@@ -1,0 +1,216 @@
+"""What a log shows follows from public facts: every command in two worlds, with one image and without."""
+
+import itertools
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_recipes import RECIPES, SMALL
+
+from sfumato.data import listing
+from sfumato.data.sources import imagefolder
+from sfumato.evaluation import extractors
+from sfumato.planning import estimate
+from sfumato.settings.recipes import overlaid
+from sfumato.settings.stages import QUERIES, STAGES
+
+VICTIM = "in/3/Maria_1902.png"
+TOGETHER = ["full", "teacher-generator", "sapf-pixel", "pe", "dp-mepf", "teacher-gaussian", "dp-gan"]  # all stages
+AFTER = ("ledger write", "ledger check", "ledger show", "ledger history", "report", "report --audience owner")
+CLINIC = {
+    "data": {"dataset_id": "clinic", "source": "imagefolder", "path": "in"},
+    "privacy": {"lifetime_epsilon": "unlimited"},
+    "evaluate": {"steps": 2, "seeds": [0], "classifiers": ["lr"], "fidelity": ["frechet"]},
+}
+Log = list[tuple[str, int, str]]  # each command, its exit code and what it printed
+
+
+def test_these_recipes_run_every_stage():
+    assert set().union(*(RECIPES[name]["run"] for name in TOGETHER)) == {*STAGES}
+
+
+@pytest.fixture
+def world(desk, digits, tmp_path, monkeypatch) -> Callable[[bool], Callable[..., Log]]:
+    """Begins anew, with the victim's picture or without it. Returns `run`, which runs commands and gives the log."""
+    monkeypatch.setattr(listing, "FRESH", 0.0)
+    monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: dict.fromkeys(estimate.FRAME, 60.0))
+    monkeypatch.setattr(extractors, "EPOCHS", 1)
+    monkeypatch.setattr(extractors, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    read = imagefolder.decode
+
+    def decode(path, *given, **more):
+        print(f"{path} is odd")  # as a library may
+        return read(path, *given, **more)
+
+    monkeypatch.setattr(imagefolder, "decode", decode)
+
+    def run(*commands: str) -> Log:
+        return [(command, *desk(*command.split())) for command in commands]
+
+    def begin(whole: bool) -> Callable[..., Log]:
+        numbers = itertools.count()
+        monkeypatch.setattr(secrets, "token_hex", lambda size=16: f"{next(numbers):0{2 * size}x}")
+        for name in ("state", "artifacts", "data", "evaluation", "in"):
+            shutil.rmtree(name, ignore_errors=True)
+        for name in ("ledger.json", "metrics.json", "params.yaml"):
+            Path(name).unlink(missing_ok=True)
+        for i in range(200 + whole):
+            file = Path(VICTIM) if i == 200 else Path("in", str(digits.labels[i]), f"person_{i}.png")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(digits.images[i, ..., 0]).save(file)
+        return run
+
+    desk.base = overlaid(SMALL, CLINIC)
+    return begin
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_every_stage_prints_the_same_with_and_without_one_image_and_after_it_was_withdrawn(world, desk, name):
+    """The withdrawal too: releases are put back in one world after an image had been in, in the other after none."""
+    logs, used = [], [stage for stage in STAGES if stage in RECIPES[name]["run"]]
+    local = ("evaluate", *AFTER, "doctor --overlap") if name == "pe" else ()
+    stages = [stage for stage in (STAGES if local else used) if stage != "evaluate"]
+    for whole in (True, False):
+        run = world(whole)
+        desk.params(recipe=name, select={"ratio": 0.2} if "histogram" in used else {})
+        log = run("prepare sensitive", "prepare public", "doctor", "plan --dry-run", "plan", *stages, *local)
+        Path(VICTIM).unlink(missing_ok=True)
+        log += run("prepare sensitive", "plan --dry-run", "plan")
+        for query in (stage for stage in used if stage in QUERIES):
+            shutil.rmtree(f"artifacts/{query}")
+            ((*_, text),) = back = run(query)
+            assert "put back" in text
+            log += back
+        log += run(*local)
+        assert not [entry for entry in log if entry[1]]
+        logs.append(log)
+    for one, other in zip(*logs, strict=True):
+        assert one == other
+    printed = str(logs).replace(str(Path.cwd()), "")
+    assert not any(word in printed for word in ("person_", "Maria", "201", "160 "))
+
+
+def failing(desk) -> None:
+    imagefolder.fit = None
+    Path("state/data/clinic/listing").unlink()
+
+
+REASONS = {
+    "no picture": lambda desk: Path("in/0/Zoe_1931.png").write_bytes(b"none"),
+    "two of them": lambda desk: [Path(f"in/0/{name}_1931.png").write_bytes(b"none") for name in ("Zoe", "Ann")],
+    "another size": lambda desk: Image.new("L", (9, 9)).save("in/0/Zoe_1931.png"),
+    "a deep picture": lambda desk: Image.new("I;16", (8, 8)).save("in/0/Zoe_1931.png"),
+    "an unreadable file": lambda desk: os.mkfifo("in/0/Zoe_1931.png"),
+    "a second name for the same images": lambda desk: desk.params(data={"dataset_id": "second"}),
+    "a pattern that fits nobody": lambda desk: desk.params(
+        data={"groups": {"pattern": "^(Zoe)_"}}, privacy={"unit": "group"}
+    ),
+    "other groups of spent images": lambda desk: desk.params(
+        data={"groups": {"pattern": r"_(\d)\d*\."}}, privacy={"unit": "group"}
+    ),
+    "a library that fails": failing,
+    "no folder": lambda desk: Path("in").rename("out"),
+}
+
+
+def test_a_refusal_is_the_same_whatever_its_reason_and_whoever_is_in(world, desk, monkeypatch):
+    monkeypatch.setattr(imagefolder, "fit", imagefolder.fit)  # and put it back
+    fit, said, reasons = imagefolder.fit, set(), set()
+    for whole in (True, False):
+        for reason, spoil in REASONS.items():
+            run = world(whole)
+            desk.params(recipe="dp-merf", run=["count"])
+            run("prepare sensitive", *(("prepare public", "plan", "count") if "spent" in reason else ()))
+            spoil(desk)
+            said |= {*run("prepare sensitive")}
+            imagefolder.fit = fit
+            shutil.rmtree("out", ignore_errors=True)
+            assert Path("state/refused.txt").exists(), (reason, said)
+            reasons.add(Path("state/refused.txt").read_text())
+    assert len(said) == 1 and len(reasons) >= len(REASONS)
+    ((_, code, text),) = said
+    assert code == 4 and text.count("\n") == 1 and "refused.txt" in text
+
+
+@pytest.mark.parametrize("spoil", ["images.npy", "labels.npy"])
+def test_a_query_does_not_say_how_a_private_copy_is_damaged(world, desk, spoil):
+    said = set()
+    for whole, size in itertools.product((True, False), (7, 150)):
+        run = world(whole)
+        desk.params(recipe="dp-merf")
+        run("prepare sensitive", "prepare public", "plan", "count")
+        array = np.load(f"state/data/clinic/sensitive/{spoil}")
+        np.save(f"state/data/clinic/sensitive/{spoil}", array[:size])
+        shutil.rmtree("artifacts/count")
+        said |= {(code, text) for _, code, text in run("count")}
+    ((code, text),) = said
+    assert code == 4 and "refused.txt" in text
+
+
+def test_init_prints_the_same_with_and_without_one_image(world):
+    logs = set()
+    for whole in (True, False):
+        run = world(whole)
+        logs.add(tuple(run("init in --out project --epsilon 5 --yes --size-hint 200 --force")))
+    ((_, code, text),) = logs.pop()
+    assert not logs and code == 0 and "person_" not in text
+
+
+def test_settings_alone_are_refused_by_name(world, desk):
+    run = world(True)
+    for changes, words in (
+        ({"path": None}, "data.path is missing"),
+        ({"source": "imagefoldr"}, "did you mean 'imagefolder'"),
+        ({"label_column": "found"}, "data.classes is missing"),
+    ):
+        desk.params(data=changes)
+        ((_, code, text),) = run("prepare sensitive")
+        assert code == 2 and words in text
+
+
+NATIVE = """
+import logging, os, sys, warnings
+from sfumato.data.sources import imagefolder
+from stages.cli import main
+read = imagefolder.decode
+def decode(path, *given, **more):
+    os.write(1, b"Maria out\\n"), os.write(2, b"Maria err\\n"), print("Maria", path), print("Maria", file=sys.stderr)
+    warnings.warn(f"Maria warns of {path}"), logging.getLogger("pictures").warning("Maria logs %s", path)
+    return read(path, *given, **more)
+imagefolder.decode = decode
+sys.argv = ["stage", "prepare", "sensitive"]
+main()
+"""
+
+
+def test_what_libraries_print_by_themselves_is_kept_privately(world, desk):
+    """Those in C write to descriptors."""
+    world(True)
+    desk.params(recipe="dp-merf")
+    done = subprocess.run([sys.executable, "-c", NATIVE], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("data/sensitive/card.json: dataset")
+    assert "Maria" not in done.stdout
+    kept = Path("state/printed.txt")
+    assert all(
+        kept.read_text().count(word) > 200
+        for word in ("Maria out", "Maria err", "Maria in/", "Maria warns", "Maria logs")
+    )
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_terminal_shows_all(world, desk):
+    run = world(True)
+    desk.terminal = True
+    desk.params(recipe="dp-merf")
+    assert "person_7.png is odd" in run("prepare sensitive")[0][2]
+    Path("in/0/Zoe_1931.png").write_bytes(b"none")
+    ((_, code, text),) = run("prepare sensitive")
+    assert code == 4 and "Zoe_1931.png cannot be read" in text
