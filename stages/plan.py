@@ -50,11 +50,11 @@ def plan(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be spent; write nothing.")] = False,
 ) -> None:
     """Free: one resolved configuration per stage, and the budget table."""
-    from sfumato.data.prepare import kept_fingerprint, unnamed_version
+    from sfumato.data.prepare import unnamed_version
     from sfumato.data.store import dataset_directory, read_card, read_public_card
     from sfumato.data.tables import check_parquet
     from sfumato.planning.checks import reads_public
-    from sfumato.planning.kept import Past, spending_of
+    from sfumato.planning.kept import known_past, spending_of
     from sfumato.planning.project import renew
     from sfumato.planning.resolve import check_lifetime_of, make_plan, plan_texts, warnings_of
     from sfumato.privacy.authorize import check_known
@@ -88,8 +88,9 @@ def plan(
     inherited = list(merge_records(inputs).values())
     odometer = Odometer(state_dir(), known.dataset_id)
     shown_public = read_public_card(public / "card.json") if reads else None
-    images = kept_fingerprint(state_dir(), known) if home.exists() and not again else None
-    past = Past(state=state_dir(), card=known, artifacts=ARTIFACTS, ledger=LEDGER, prepared=images)
+    past = known_past(
+        state_dir(), known, ARTIFACTS, LEDGER, declared_size=loaded.privacy.declared_size, prepared=not again
+    )
     made = make_plan(loaded, known, shown_public, past.runs, inherited)
     show_budget(made)
     if dry_run and not inherited:
@@ -134,9 +135,8 @@ def plan(
 
 def unprepared(params: Params) -> Card:
     """The card that images in a folder will have. Raises DataError for another source: prepare them first."""
-    from sfumato.data.prepare import kept_version
     from sfumato.data.sources.imagefolder import list_folder
-    from sfumato.data.store import dataset_directory, read_card
+    from sfumato.data.store import read_card
     from sfumato.planning.proposal import proposed_card
 
     data = params.data
@@ -145,9 +145,7 @@ def unprepared(params: Params) -> Card:
     path = Path(data.path).expanduser()
     classes = data.classes or list_folder(path).classes
     say("the images are not prepared yet: what follows is for those in the folder")
-    version = kept_version(dataset_directory(state_dir(), data.name))
-    card = proposed_card(params, classes, (path / "test").is_dir())
-    return card if version is None else replace(card, version=version)
+    return proposed_card(params, classes, (path / "test").is_dir())
 
 
 def show_changes(params: Params) -> None:

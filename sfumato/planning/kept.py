@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sfumato.data.store import Card
+from sfumato.data.prepare import FINGERPRINT
+from sfumato.data.store import Card, dataset_directory
 from sfumato.errors import UNREADABLE
 from sfumato.privacy.decision import PAY, RESTORE, Decision, Work, decide
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE
@@ -47,42 +47,21 @@ def settings_for_ever(params: Params) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """What was released on the images of a card, or left open by a kill; of two, the later one is kept.
+    """What the journal, the ledger and the artifacts tell of the charges on prepared images.
 
-    It comes from the committed ledger, which a clone has, from the odometer, which outlives a lost cache, and from the
-    artifacts. A record that cannot be read is skipped: the odometer still refuses to spend on what it covers.
-    prepared: fingerprint of the images, None if they are still to be prepared.
+    runs: released, or left open by a kill; prepared: fingerprint of the images, None if they are still to be prepared;
+    terms: what a record of today would hold.
     """
 
     state: Path
-    card: Card
     artifacts: Path
-    ledger: Path
+    runs: Sequence[Run]
     prepared: str | None
+    terms: Mapping[str, object]
 
-    @cached_property
-    def runs(self) -> list[Run]:
-        version = self.card.dataset_id, self.card.version
-        journal = Odometer(self.state, self.card.dataset_id).charges(self.card.version)
-        known = {run.record["id"] for run in journal}
-        files = [self.ledger, *(self.artifacts / name / PRIVACY for name in QUERIES)]
-        others = [record for file in files for record in records_in(file) if is_record(record)]
-        others = [r for r in others if r["id"] not in known and (r["dataset_id"], r["data_version"]) == version]
-        return [*(Run({"record": r, "plan": r["plan"]}, r, end=CLOSE) for r in others), *journal]
-
-    def decide(
-        self,
-        name: str,
-        lineage: Lineage,
-        settings: str,
-        reads: Callable[[str], bool],
-        terms: Mapping[str, object],
-        *,
-        made: bool = True,
-    ) -> Decision:
+    def decide(self, name: str, lineage: Lineage, settings: str, inputs: Sequence[str], made: bool = True) -> Decision:
         """What a query will do. settings: the digest of its own; made: whether its inputs are there and stay."""
-        paths = [Path(PUBLIC) if other == "public" else self.artifacts / other for other in STAGES[name].inputs]
-        files = [path / PRIVACY for path in paths if reads(path.name)]
+        files = [(Path(PUBLIC) if other == "public" else self.artifacts / other) / PRIVACY for other in inputs]
         made = made and all(file.is_file() for file in files)
         work = Work(
             stage=name,
@@ -91,9 +70,33 @@ class Past:
             rests_on={record["id"] for file in files for record in records_in(file)},
             **vars(lineage),
         )
-        found = decide(self.state, work, self.runs, self.prepared, terms)
+        found = decide(self.state, work, self.runs, self.prepared, self.terms)
         here = found.run is not None and own_record(self.artifacts / name, found.run.record["id"])
         return replace(found, problem="") if here and found.kind == RESTORE else found
+
+
+def known_past(
+    state: Path, card: Card, artifacts: Path, ledger: Path, *, declared_size: bool, prepared: bool = True
+) -> Past:
+    """The charges on the images of a card. Those that only the ledger and the artifacts know were released elsewhere.
+
+    A record that cannot be read is skipped: the odometer still refuses to spend on what it covers.
+    """
+    version = card.dataset_id, card.version
+    journal = Odometer(state, card.dataset_id).charges(card.version)
+    known = {run.record["id"] for run in journal}
+    files = [ledger, *(artifacts / name / PRIVACY for name in QUERIES)]
+    others = [record for file in files for record in records_in(file) if is_record(record)]
+    others = [r for r in others if r["id"] not in known and (r["dataset_id"], r["data_version"]) == version]
+    runs = [*(Run({"record": r, "plan": r["plan"]}, r, end=CLOSE) for r in others), *journal]
+    images = dataset_directory(state, card.dataset_id) / FINGERPRINT
+    return Past(
+        state=state,
+        artifacts=artifacts,
+        runs=runs,
+        prepared=images.read_text(encoding="utf-8") if prepared and images.is_file() else None,
+        terms={"adjacency": ZERO_OUT_ONE if declared_size else ADD_OR_REMOVE_ONE},
+    )
 
 
 def records_in(file: Path) -> list[dict]:
@@ -149,7 +152,6 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Spending], set[
     """
     changed: dict[str, str] = {}  # stage -> the stage whose change reaches it
     found, coming = [], set[str]()
-    terms = {"adjacency": ZERO_OUT_ONE if made.params.privacy.declared_size else ADD_OR_REMOVE_ONE}
     for name, stage in STAGES.items():
         there = name == "evaluate" or (past.artifacts / name).is_dir()  # evaluate leaves no artifact
         same, whole = holds(out / f"{name}.yaml", made.files[name]), not coming & {*stage.upstream}
@@ -158,8 +160,8 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Spending], set[
         if not same or (name in made.mechanisms and cause is None):
             cause = name
         if name in made.mechanisms:
-            reads, settings = getattr(made.params, name).reads, settings_digest(made.files[name])
-            decision = past.decide(name, made.lineage[name], settings, reads, terms, made=whole)
+            inputs = [*filter(getattr(made.params, name).reads, stage.inputs)]
+            decision = past.decide(name, made.lineage[name], settings_digest(made.files[name]), inputs, whole)
             done = decision.kind == RESTORE
             cause = None if done else cause
             found.append(Spending(stage=name, decision=decision, cause=cause))
