@@ -45,10 +45,10 @@ sys.path.insert(0, str(ROOT / "tests"))
 import forked_stages  # noqa: E402
 from faults import KINDS, MOMENTS, SIGNALS, fault  # noqa: E402
 
-NAME, PERSONS, EACH = "photos", 60, 2
+NAME, PERSONS, EACH = "photos", 30, 2
 SOCKET = "stages.socket"
 LONGEST = 600  # seconds of a run
-IN_A_ROW = 8  # runs that are hit before one is left alone
+IN_A_ROW = 4  # runs that are hit before one is left alone
 GONE = 5  # seconds until DVC and its stage are gone
 ENTRIES = "faults at the moments of the journal's entries: each kind in turn, or every kind at each"
 CURES = ("rm .dvc/tmp/rwlock", "cp .dvc/tmp/whole.lock dvc.lock")
@@ -65,7 +65,7 @@ RECIPES: dict[str, dict[str, Any]] = {  # what is laid over params.yaml, by the 
         "recipe": "dpdm",
         "run": ["pretrain", "finetune", "synthesize"],
         "model": {"width": 8, "multipliers": [1, 1]},
-        "finetune": {"steps": 4, "batch": 50, "draws": 1},
+        "finetune": {"steps": 4, "batch": 20, "draws": 1},
         "synthesize": {"count": 10, "steps": 2},
     },
 }
@@ -141,7 +141,7 @@ def make_project(folder: Path, query: str, unit: str, programs: Path) -> Project
             pixels = random_numbers.integers(80 * (person % 3), 80 * (person % 3) + 80, (8, 8))
             Image.fromarray(pixels.astype(np.uint8)).save(kind / f"p{person}_{i}.png")
     project.home.mkdir(parents=True)
-    options = ["--epsilon", "5", "--size-hint", "50", "--minutes", "1", "--yes", *UNITS[unit]]
+    options = ["--epsilon", "5", "--size-hint", "20", "--minutes", "1", "--yes", *UNITS[unit]]
     code, said = project.run("stage", "init", str(pictures), *options)
     assert code == 0, said
     file = project.home / "params.yaml"
