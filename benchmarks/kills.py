@@ -49,6 +49,7 @@ NAME, PERSONS, EACH = "photos", 30, 2
 SOCKET = "stages.socket"
 LONGEST = 600  # seconds of a run
 IN_A_ROW = 4  # runs that are hit before one is left alone
+AMID = 1.5  # seconds from the first entry of a run within which every other fault comes
 GONE = 5  # seconds until DVC and its stage are gone
 ENTRIES = "faults at the moments of the journal's entries: each kind in turn, or every kind at each"
 CURES = ("rm .dvc/tmp/rwlock", "cp .dvc/tmp/whole.lock dvc.lock")
@@ -233,13 +234,15 @@ def kinds_at(number: int, *, every: bool = False) -> tuple[str, ...]:
 # --- faults at random times -------------------------------------------------------------------------------------------
 
 
-def strike_after(project: Project, kind: str, seconds: float) -> tuple[bool, int]:
+def strike_after(project: Project, kind: str, seconds: float, *, amid: bool) -> tuple[bool, int]:
     """`dvc repro`, hit after so long. Returns whether that stopped it, and how many files of DVC's were cured before.
 
-    Raises AssertionError if it fails by itself.
+    amid: counted from its first entry of the journal. Raises AssertionError if it fails by itself.
     """
     for cured in range(len(CURES) + 1):
         process = project.start(*project.repro(), **fault(project.folder, project.state, kind))
+        while amid and process.poll() is None and not (project.folder / "moments").exists():
+            time.sleep(0.01)
         try:
             said = process.communicate(timeout=seconds)[0]
         except subprocess.TimeoutExpired:
@@ -257,11 +260,14 @@ def strike_after(project: Project, kind: str, seconds: float) -> tuple[bool, int
 
 
 def strike_often(project: Project, fresh: Path, kind: str, seconds: Sequence[float]) -> tuple[int, int]:
-    """Hit one run after the other, until one comes to its end. Returns how many were hit; and the cures."""
+    """Hit one run after the other, until one comes to its end; every other one amid a query, where it has one.
+
+    Returns how many were hit; and the cures.
+    """
     project.restore(fresh)
     hit = cured = 0
-    for length in [*seconds, LONGEST]:
-        stopped, more = strike_after(project, kind, length)
+    for turn, length in enumerate([*seconds, LONGEST]):
+        stopped, more = strike_after(project, kind, length, amid=turn % 2 == 0 and length < LONGEST)
         hit, cured = hit + stopped, cured + more
         if not stopped:
             break
@@ -345,7 +351,8 @@ def at_random_times(
     for kind in cycle(KINDS):
         if most <= 0:
             break
-        seconds = [draws.uniform(0.02, 0.6) * quiet for _ in range(min(most, IN_A_ROW))]
+        longest = [AMID if turn % 2 == 0 else 0.6 * quiet for turn in range(min(most, IN_A_ROW))]
+        seconds = [draws.uniform(0.02, 1) * length for length in longest]
         most -= figures.note(kind, f"{which}, at random times", strike_often, project, fresh, kind, seconds)
 
 
