@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sfumato.errors import DataError
+from sfumato.errors import DataError, SfumatoError
+from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import read_artifact
 from stages.dvc_lock import lock_in_words, rwlock_in_words
-from stages.runner import CardPath, PublicPath
+from stages.runner import CardPath, PublicPath, load_plan
 from stages.screen import table_console
-from stages.state import CARD, PUBLIC, state_dir
+from stages.state import ARTIFACTS, CARD, LEDGER, PLAN, PUBLIC, read_policy, state_dir
 
 OVERLAP_HELP = "Local: look for public images among the sensitive and hold-out ones instead."
 
@@ -46,6 +47,8 @@ def doctor(
     prepared = sorted(p.parent.name for p in state.glob("data/*/card.json"))
     table.add_row("prepared datasets", ", ".join(prepared) or "none: `stage prepare sensitive`")
     table.add_row("data card", card_in_words(card))
+    for name, words in queries_in_words(card).items():
+        table.add_row(name, words)
     table.add_row("DVC repository", "yes" if os.path.isdir(".dvc") else "no")
     table.add_row("DVC's lock", rwlock_in_words())
     table.add_row("dvc.lock", lock_in_words())
@@ -61,6 +64,25 @@ def card_in_words(card: Path) -> str:
         return read_card(card).dataset_id if card.is_file() else f"no {card}"
     except DataError as error:
         return str(error)
+
+
+def queries_in_words(card: Path) -> dict[str, str]:
+    """What each query of the plan will do, if there are a plan and prepared images."""
+    from sfumato.data.store import read_card
+    from sfumato.planning.kept import Spending, known_past
+    from sfumato.privacy.resolved import read_lineage
+
+    found = {}
+    try:
+        declared = read_policy().declared_size
+        past = known_past(state_dir(), read_card(card), ARTIFACTS, LEDGER, declared_size=declared)
+        for plan in filter(lambda plan: plan.enabled, map(load_plan, QUERIES)):
+            inputs = [*filter(plan.settings.reads, STAGES[plan.stage].inputs)]
+            decision = past.decide(plan.stage, read_lineage(PLAN, plan.stage), plan.digest, inputs)
+            found[plan.stage] = Spending(stage=plan.stage, decision=decision).words
+    except SfumatoError as error:
+        return found | {"queries": str(error)}
+    return found
 
 
 def check_overlap(card: Path, public: Path) -> None:

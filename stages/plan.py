@@ -27,7 +27,8 @@ from stages.state import ARTIFACTS, CARD, LEDGER, PLAN, PUBLIC, seen_in_ledgers,
 
 if TYPE_CHECKING:
     from sfumato.data.store import Card
-    from sfumato.planning.resolve import Plan, Spending
+    from sfumato.planning.kept import Spending
+    from sfumato.planning.resolve import Plan
     from sfumato.privacy.odometer import Odometer
 
 PEOPLE = (
@@ -49,10 +50,11 @@ def plan(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be spent; write nothing.")] = False,
 ) -> None:
     """Free: one resolved configuration per stage, and the budget table."""
-    from sfumato.data.store import read_card, read_public_card
+    from sfumato.data.prepare import unnamed_version
+    from sfumato.data.store import dataset_directory, read_card, read_public_card
     from sfumato.data.tables import check_parquet
     from sfumato.planning.checks import reads_public
-    from sfumato.planning.kept import released_records, spending_of, stages_to_run
+    from sfumato.planning.kept import known_past, spending_of
     from sfumato.planning.project import renew
     from sfumato.planning.resolve import check_lifetime_of, make_plan, plan_texts, warnings_of
     from sfumato.privacy.authorize import check_known
@@ -64,6 +66,12 @@ def plan(
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # before anything is spent
     known = unprepared(loaded) if dry_run and not card.exists() else read_card(card)
+    home = dataset_directory(state_dir(), known.dataset_id)
+    version = (loaded.data.version or unnamed_version(home) or known.version) if dry_run else known.version
+    again = version != known.version
+    if again:
+        say(f"the images are not yet prepared as version {version}: `dvc repro` does so first, and then what follows")
+        known = replace(known, version=version)
     if sys.stderr.isatty():  # that there were changes is private
         show_changes(loaded)
     if loaded.privacy.unit is None and loaded.data.groups is None and known.source in OF_THE_OWNER:
@@ -80,8 +88,10 @@ def plan(
     inherited = list(merge_records(inputs).values())
     odometer = Odometer(state_dir(), known.dataset_id)
     shown_public = read_public_card(public / "card.json") if reads else None
-    released = released_records(known, odometer, ARTIFACTS, LEDGER)
-    made = make_plan(loaded, known, shown_public, released, inherited)
+    past = known_past(
+        state_dir(), known, ARTIFACTS, LEDGER, declared_size=loaded.privacy.declared_size, prepared=not again
+    )
+    made = make_plan(loaded, known, shown_public, past.runs, inherited)
     show_budget(made)
     if dry_run and not inherited:
         show_risk(made)
@@ -93,7 +103,7 @@ def plan(
         say(f"warning: {warning}")
     if odometer.head() is not None:
         check_known(odometer, known, seen_in_ledgers(known.dataset_id), loaded.privacy.lifetime != UNLIMITED)
-    spending = spending_of(made, out)
+    spending, coming = spending_of(made, past, out)
     refusal = None
     try:
         check_lifetime_of(made, odometer, spending)
@@ -110,12 +120,11 @@ def plan(
                 typer.echo(f"{name}: a draw expects {mechanism.sample_rate * size:.4g} of {size} groups")
         from sfumato.planning.estimate import expected_seconds
 
-        images = shown_public.images if shown_public is not None else 0
-        expected = expected_seconds(made.params, known.shape, len(known.classes), state_dir(), images)
-        coming = stages_to_run(made, spending, out, ARTIFACTS)
+        many = shown_public.images if shown_public is not None else 0
+        expected = expected_seconds(made.params, known.shape, len(known.classes), state_dir(), many)
         coming |= {"plan", *(("ledger", "report") if coming else ())}
-        prepared = {"prepare sensitive": card, "prepare public": public / "card.json"}
-        coming |= {name for name, file in prepared.items() if not file.exists()}
+        prepared = {"prepare sensitive": card.exists() and not again, "prepare public": (public / "card.json").exists()}
+        coming |= {name for name, there in prepared.items() if not there}
         show_minutes(made.params, {name: value for name, value in expected.items() if name in coming})
     if refusal is not None:
         raise refusal
@@ -262,17 +271,17 @@ def show_shares(made: Plan, params: Path) -> None:
 
 
 def show_spending(made: Plan, card: Card, odometer: Odometer, spending: Sequence[Spending]) -> None:
-    """A line for each query: already released, or what it would spend and why."""
+    """A line for each query: already released, goes on, or what it would spend and why."""
+    from sfumato.privacy.decision import GO_ON
+
     if not odometer.opened():
         typer.echo(f"nothing was ever spent on dataset {card.dataset_id!r}, by the journal in {odometer.path.parent}")
     before = {record["stage"] for record in odometer.opened()}
     for entry in spending:
         stage, cause = entry.stage, entry.cause
         cost = f"ε = {made.budget['stages'][stage]['epsilon']:.3f} alone ({made.mechanisms[stage]})"
-        if entry.done:
-            typer.echo(f"{stage}: already released as {entry.done}; not spent again")
-        elif entry.left_open:
-            typer.echo(f"{stage}: resumes an interrupted run (already charged: {cost})")
+        if not entry.pays:
+            typer.echo(f"{stage}: {entry.words}{f' ({cost})' if entry.decision.kind == GO_ON else ''}")
         else:
             why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
             if made.lineage[stage].again:
@@ -290,10 +299,10 @@ def show_settings_for_ever(params: Params) -> None:
 
 def show_next(made: Plan, spending: Sequence[Spending]) -> None:
     """The last line: what to do now."""
-    coming = [entry.stage for entry in spending if not entry.done and not entry.left_open]
+    coming = [entry.stage for entry in spending if entry.pays]
     costs = ", ".join(f"{name} (ε = {made.budget['stages'][name]['epsilon']:.3f} alone)" for name in coming)
     wishes = made.params.privacy.spend_again
-    granted = [entry.stage for entry in spending if entry.done and entry.stage in wishes]
+    granted = [entry.stage for entry in spending if not entry.pays and entry.stage in wishes]
     if granted:
         more = ", ".join(f"{name}: {made.lineage[name].again + 1}" for name in granted)
         typer.echo(f"{', '.join(granted)} was paid for again; privacy.spend_again: {{{more}}} would pay once more")

@@ -19,12 +19,12 @@ import typer
 from filelock import FileLock
 
 from sfumato.errors import ConfigError, SfumatoError
-from sfumato.settings.stages import STAGES, Kind, Stage
+from sfumato.settings.stages import Kind, Stage
 from sfumato.storage.artifacts import (
     PRIVACY,
     Artifact,
     check_out,
-    own_record,
+    holds_release,
     read_artifact,
     read_kept,
     write_empty,
@@ -269,11 +269,12 @@ class QueryRun(StageRun[S]):
         """The charge that the plan asks for.
 
         released, sensitivity: words for the record; max_norm: the largest contribution of one image, or of one group,
-        in L2. Raises TakenOver if this very work was released and its artifact is gone, by a kill or by DVC, or if only
+        in L2. Raises TakenOver if this very work was released and its artifact is gone or does not hold, or if only
         free work before it was repeated: the copy of its run is restored, at no cost.
         """
         from sfumato.data.store import read_card
         from sfumato.privacy import authorize
+        from sfumato.privacy.checkpoint import drop_checkpoints
         from sfumato.privacy.resolved import read_lineage
 
         plan, public, lineage = self.plan, read_card(self.card), read_lineage(self.folder, self.plan.stage)
@@ -287,7 +288,8 @@ class QueryRun(StageRun[S]):
             max_norm=max_norm,
             released=released,
             sensitivity=sensitivity,
-            inputs=[digest_of_file(artifact.path / "privacy.json") for artifact in self.inputs.values()],
+            inputs=[digest_of_file(artifact.path / PRIVACY) for artifact in self.inputs.values()],
+            rests_on={record for artifact in self.inputs.values() for record in artifact.records},
             revision=plan.revision,
             plan=lineage.plan,
             schema4=lineage.schema4,
@@ -304,13 +306,14 @@ class QueryRun(StageRun[S]):
         except authorize.AlreadyReleasedError as refusal:
             kept = state_dir() / "runs" / refusal.run_id / authorize.RELEASED
             # DVC has removed the artifact: what lies there again, a process put there that a kill of DVC left behind
-            present = own_record(self.out, refusal.record_id) and "DVC_STAGE" not in os.environ
-            restorable = refusal.same_inputs or self.rests_on_these(kept)
-            if present or not (restorable and os.path.lexists(kept)):
+            present = holds_release(self.out, plan.stage, refusal.record_id, refusal.digest)
+            present = present and "DVC_STAGE" not in os.environ
+            if refusal.problem or present:
                 raise
             read_kept(kept, plan.stage, refusal.digest, refusal.pay)
             with FileLock(kept.with_name(COPYING)):
                 copy_directory(kept, self.out)
+            drop_checkpoints(kept.parent)
             done = f"already released as {refusal.record_id[:8]}: put back, nothing is charged{refusal.note}"
             raise TakenOver(done) from None
 
@@ -323,14 +326,6 @@ class QueryRun(StageRun[S]):
 
         bar = partial(progress, f"{purpose} of the images, once", clock=False)
         return ensure_latents(state_dir(), read_card(self.card), encoder, purpose, load, bar)
-
-    def rests_on_these(self, kept: Path) -> bool:
-        """Whether a release of the same plan stands on the charges of today's inputs: only free work was repeated.
-
-        What is trained from the weights of another stage needs those very weights.
-        """
-        paid = {record for artifact in self.inputs.values() for record in artifact.records}
-        return not STAGES[self.plan.stage].network and all(own_record(kept, record) for record in paid)
 
     def seen(self) -> set[str]:
         """The charges and heads that the ledgers and the inputs name: the journal must hold all of them."""

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -38,6 +39,8 @@ KEY_BYTES = 32
 FINGERPRINT = "fingerprint"  # of the sensitive images beside it: private
 ORIGIN = "origin.json"  # source and path of prepared images: private
 LISTING = "listing"  # what the source's files were then: private
+UNNAMED = "unnamed"  # the version that the images have without data.version
+RANDOM = re.compile("[0-9a-f]{16}")  # a version that the owner did not name
 # of resized copies, at least 97 % are above ALIKE; of other slices of the same scanner, 10 %
 ALIKE, COPIED, SAMPLE = 0.995, 1 / 3, 500
 GRID_CLASSES, GRID_COLUMNS = 20, 10  # of the picture of a public set: classes at most, images of each
@@ -48,7 +51,8 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
 
     state: where the images go; card: the file of the card. An older set of the same id is replaced as a whole, once the
     new one is complete, unless it was made from the very same files under the same settings. The card holds no number
-    of images or groups and no hash, keyed or not. The version is `data.version`, or a random one that stays.
+    of images or groups and no hash, keyed or not. The version is `data.version`, or a random one that stays, and comes
+    back if a name is taken away again.
     Raises ConfigError or DataError (see `sources.read_source`; also for images that are counted under another id, or
     that come in other groups after something was spent on them), and then leaves the older set and card as they were;
     BudgetError if the journal was lost or does not hold.
@@ -72,6 +76,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
         if listing is not None and (known := prepared_from(home, listing, state)) is not None:
             replace_file(card, known)
             return json.loads(known)  # type: ignore[no-any-return]
+        unnamed = unnamed_version(home)
         fresh = stack.enter_context(replacing_directory(home, private=True))
         source = read_source(data, raw)
         image_set = split(source, key, data.holdout_fraction, fresh, data.labels == SEVERAL)
@@ -81,7 +86,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
             shape=image_set.shape,
             classes=source.classes,
             split="keyed" if source.test is None else "official",
-            version=data.version or kept_version(home) or secrets.token_hex(8),
+            version=data.version or unnamed or kept_version(home) or secrets.token_hex(8),
             unit=IMAGE if source.groups is None else GROUP,
             labels=data.labels,
         )
@@ -100,6 +105,8 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
                 )
             journal.append(REGROUP)
         known_files = {LISTING: listing.encode()} if listing is not None else {}
+        if unnamed := unnamed or (public.version if data.version is None else None):
+            known_files[UNNAMED] = unnamed.encode()
         for name, written in {CARD: text, ORIGIN: json.dumps(origin).encode(), **known_files}.items():
             write_local(fresh / name, written)
     kept_fingerprint(state, public)
@@ -188,6 +195,14 @@ def placed_digests(home: Path) -> dict[bytes, set[Hashable]]:
         for value, group in zip(digests(images), groups, strict=True):
             found.setdefault(value, set()).add((part, int(group)))
     return found
+
+
+def unnamed_version(home: Path) -> str | None:
+    """The version that images without `data.version` have had, whatever they were named since; None if never any."""
+    if (home / UNNAMED).is_file():
+        return (home / UNNAMED).read_text(encoding="utf-8")
+    version = kept_version(home)
+    return version if version is not None and RANDOM.fullmatch(version) else None
 
 
 def kept_version(home: Path) -> str | None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sfumato.data.store import Card
+from sfumato.data.prepare import FINGERPRINT
+from sfumato.data.store import Card, dataset_directory
 from sfumato.errors import UNREADABLE
+from sfumato.privacy.decision import PAY, RESTORE, Decision, Work, decide
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE
 from sfumato.privacy.ledger import by_id
-from sfumato.privacy.odometer import ABANDON, CLOSE, Odometer
+from sfumato.privacy.odometer import ABANDON, CLOSE, Odometer, Run
 from sfumato.privacy.record import is_record
+from sfumato.privacy.resolved import Lineage, settings_digest
 from sfumato.privacy.schema4 import as_now
 from sfumato.settings.params import Params
-from sfumato.settings.stages import QUERIES, STAGES
+from sfumato.settings.stages import PUBLIC, QUERIES, STAGES
+from sfumato.storage.artifacts import PRIVACY, own_record
+from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json, read_yaml
 
 if TYPE_CHECKING:
@@ -39,20 +45,58 @@ def settings_for_ever(params: Params) -> dict[str, list[str]]:
     return {name: found for name, found in readers.items() if found}
 
 
-def released_records(card: Card, odometer: Odometer, artifacts: Path, ledger: Path) -> list[dict]:
-    """The records of what was released on these images, or left open by a kill; of two, the later one is kept.
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """What the journal, the ledger and the artifacts tell of the charges on prepared images.
 
-    They come from the committed ledger, which a clone has, from the odometer, which outlives a lost cache, and from the
-    artifacts. A record that cannot be read is skipped: the odometer still refuses to spend on what it covers.
+    runs: released, or left open by a kill; prepared: fingerprint of the images, None if they are still to be prepared;
+    terms: what a record of today would hold.
     """
-    runs = [run for run in odometer.charges() if run.end != ABANDON]  # the open ones first: a closed one is kept
-    runs.sort(key=lambda run: run.end == CLOSE)
-    found = [*records_in(ledger), *(run.record if run.end else {**run.record, "open": True} for run in runs)]
-    for name in QUERIES:
-        records = records_in(artifacts / name / "privacy.json")
-        found += [record for record in records if record.get("stage") == name]
+
+    state: Path
+    artifacts: Path
+    runs: Sequence[Run]
+    prepared: str | None
+    terms: Mapping[str, object]
+
+    def decide(self, name: str, lineage: Lineage, settings: str, inputs: Sequence[str], made: bool = True) -> Decision:
+        """What a query will do. settings: the digest of its own; made: whether its inputs are there and stay."""
+        files = [(Path(PUBLIC) if other == "public" else self.artifacts / other) / PRIVACY for other in inputs]
+        made = made and all(file.is_file() for file in files)
+        work = Work(
+            stage=name,
+            settings=settings,
+            inputs=[digest_of_file(file) for file in files] if made else None,
+            rests_on={record["id"] for file in files for record in records_in(file)},
+            **vars(lineage),
+        )
+        found = decide(self.state, work, self.runs, self.prepared, self.terms)
+        here = found.run is not None and own_record(self.artifacts / name, found.run.record["id"])
+        return replace(found, problem="") if here and found.kind == RESTORE else found
+
+
+def known_past(
+    state: Path, card: Card, artifacts: Path, ledger: Path, *, declared_size: bool, prepared: bool = True
+) -> Past:
+    """The charges on the images of a card. Those that only the ledger and the artifacts know were released elsewhere.
+
+    A record that cannot be read is skipped: the odometer still refuses to spend on what it covers.
+    """
     version = card.dataset_id, card.version
-    return [r for r in found if is_record(r) and (r["dataset_id"], r["data_version"]) == version]
+    journal = Odometer(state, card.dataset_id).charges(card.version)
+    known = {run.record["id"] for run in journal}
+    files = [ledger, *(artifacts / name / PRIVACY for name in QUERIES)]
+    others = [record for file in files for record in records_in(file) if is_record(record)]
+    others = [r for r in others if r["id"] not in known and (r["dataset_id"], r["data_version"]) == version]
+    runs = [*(Run({"record": r, "plan": r["plan"]}, r, end=CLOSE) for r in others), *journal]
+    images = dataset_directory(state, card.dataset_id) / FINGERPRINT
+    return Past(
+        state=state,
+        artifacts=artifacts,
+        runs=runs,
+        prepared=images.read_text(encoding="utf-8") if prepared and images.is_file() else None,
+        terms={"adjacency": ZERO_OUT_ONE if declared_size else ADD_OR_REMOVE_ONE},
+    )
 
 
 def records_in(file: Path) -> list[dict]:
@@ -63,75 +107,67 @@ def records_in(file: Path) -> list[dict]:
         return []
 
 
-def repeat_counts(params: Params, plans: Mapping[str, tuple[str, ...]], released: Sequence[dict]) -> dict[str, int]:
+def repeat_counts(params: Params, plans: Mapping[str, tuple[str, ...]], runs: Sequence[Run]) -> dict[str, int]:
     """How often each query was, or will be, paid for again under its plan.
 
-    The number in privacy.spend_again is compared with what was released, so a wish is granted once. It also reaches the
-    queries that depend on a named one, because their inputs will change.
+    The number in privacy.spend_again is compared with what was released, or else left open, so a wish is granted once.
+    It also reaches the queries that depend on a named one, because their inputs will change.
     """
     wishes, found = params.privacy.spend_again, {}
     for name, same in plans.items():
-        done = [record["again"] for record in released if record.get("plan") in same]
+        mine = [run for run in runs if run.opened.get("plan") in same and run.end != ABANDON]
+        done = [run.record["again"] for run in [run for run in mine if run.end == CLOSE] or mine]
         wished = sum(wishes.get(other, 0) for other in (name, *stages_before(name, params)))
         found[name] = max(done) + (wished > max(done)) if done else wished  # a first release fulfils the wish
     return found
 
 
-def kept_releases(
-    plans: Mapping[str, tuple[str, ...]], repeats: Mapping[str, int], released: Sequence[dict]
-) -> dict[str, dict]:
-    """The newest release of each query under the same plan, which it keeps.
-
-    plans: by query, the digests that records of the same plan hold; repeats: as `repeat_counts` returns them.
-    """
-    return {
-        name: found[-1]
-        for name, same in plans.items()
-        if (found := [r for r in released if (r["stage"], r["again"]) == (name, repeats[name]) and r["plan"] in same])
-    }
-
-
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """What becomes of one query under a plan."""
+    """What becomes of one query under a plan. cause: the stage whose change makes it run."""
 
     stage: str
-    done: str | None  # the charge that released it
-    cause: str | None  # the stage whose change makes it spend
-    left_open: bool  # by a kill: it resumes at no further cost
+    decision: Decision
+    cause: str | None = None
+
+    @property
+    def pays(self) -> bool:
+        return self.decision.kind == PAY and not self.decision.problem
+
+    @property
+    def words(self) -> str:
+        """What becomes of it if it does not pay."""
+        run, problem = self.decision.run, self.decision.problem
+        if run is None or self.pays:
+            return "is not paid for yet"
+        if run.end == CLOSE:
+            return f"already released as {run.record['id']}" + (f". {problem}" if problem else "; not spent again")
+        return problem or f"goes on at no further cost: run {run.id[:8]} was left open"
 
 
-def spending_of(made: Plan, out: Path) -> list[Spending]:
-    """For each query: already released, or to be spent, and why. out: the folder of the plan so far."""
-    changed: dict[str, str] = {}  # stage -> the stage whose change reaches it
-    found = []
-    for name, stage in STAGES.items():
-        kept = made.kept.get(name, {})
-        done = kept["id"] if kept and not kept.get("open") else None
-        cause = next((changed[other] for other in stage.upstream if other in changed), None)
-        if not holds(out / f"{name}.yaml", made.files[name]) or (name in made.mechanisms and cause is None):
-            cause = name
-        if done:
-            cause = None
-        if cause:
-            changed[name] = cause
-        if name in made.mechanisms:
-            found.append(Spending(stage=name, done=done, cause=cause, left_open=bool(kept.get("open"))))
-    return found
+def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Spending], set[str]]:
+    """For each query what becomes of it, and the stages that will run: with other settings or inputs, or no artifact.
 
-
-def stages_to_run(made: Plan, spending: Sequence[Spending], out: Path, artifacts: Path) -> set[str]:
-    """The stages whose settings or inputs changed or whose artifact is missing. Released queries are put back at once.
-
-    out: the folder of the plan so far; artifacts: that of all.
+    out: the folder of the plan so far. Released queries are put back at once, and do not count as run.
     """
-    done, found = {entry.stage for entry in spending if entry.done}, set[str]()
+    changed: dict[str, str] = {}  # stage -> the stage whose change reaches it
+    found, coming = [], set[str]()
     for name, stage in STAGES.items():
-        there = name == "evaluate" or (artifacts / name).is_dir()  # evaluate leaves no artifact
-        same = there and holds(out / f"{name}.yaml", made.files[name]) and not found & {*stage.upstream}
-        if name not in done and not same:
-            found.add(name)
-    return found
+        there = name == "evaluate" or (past.artifacts / name).is_dir()  # evaluate leaves no artifact
+        same, whole = holds(out / f"{name}.yaml", made.files[name]), not coming & {*stage.upstream}
+        done = there and same and whole
+        cause = next((changed[other] for other in stage.upstream if other in changed), None)
+        if not same or (name in made.mechanisms and cause is None):
+            cause = name
+        if name in made.mechanisms:
+            inputs = [*filter(getattr(made.params, name).reads, stage.inputs)]
+            decision = past.decide(name, made.lineage[name], settings_digest(made.files[name]), inputs, whole)
+            done = decision.kind == RESTORE
+            cause = None if done else cause
+            found.append(Spending(stage=name, decision=decision, cause=cause))
+        changed |= {name: cause} if cause else {}
+        coming |= set() if done else {name}
+    return found, coming
 
 
 def holds(file: Path, content: dict) -> bool:

@@ -16,11 +16,11 @@ from dp_accounting import DpEvent
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.planning.checks import check_consistent, check_public
-from sfumato.planning.kept import Spending, holds, kept_releases, repeat_counts, stages_before
+from sfumato.planning.kept import Spending, holds, repeat_counts, stages_before
 from sfumato.privacy.accountant import LARGEST_DELTA, NoiseRequest, calibrate, default_delta, epsilon, shares_of_rdp
 from sfumato.privacy.authorize import SpendingPolicy, check_lifetime
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_of
-from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.odometer import Odometer, Run
 from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import LINEAGE, Lineage, settings_digest
 from sfumato.privacy.schema4 import as_then
@@ -45,7 +45,6 @@ class Plan:
     mechanisms: dict[str, Mechanism]  # of each query that is switched on
     budget: dict
     lineage: dict[str, Lineage]  # of each such query
-    kept: dict[str, dict]  # the release that such a query keeps
 
 
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:
@@ -74,14 +73,13 @@ def make_plan(
     params: Params,
     card: Card,
     public: PublicCard | None = None,
-    released: Sequence[dict] = (),
+    runs: Sequence[Run] = (),
     inherited: Sequence[dict] = (),
 ) -> Plan:
     """Resolve everything. Raises BudgetError, naming the stage and the excess, if the budget cannot be met.
 
-    public: the card of the public set, if a stage reads it; released: records of these images, of which the last is
-    kept first (`released_records`); inherited: the records that public images and a public model bring, which the
-    budget holds too.
+    public: the card of the public set, if a stage reads it; runs: on these images so far (`Past`); inherited: the
+    records that public images and a public model bring, which the budget holds too.
     """
     check_consistent(params, card)
     if public is not None:
@@ -118,11 +116,11 @@ def make_plan(
     today = {name: plan_digest(name, params, files, public) for name in mechanisms}
     earlier = schema4_digests(params, files, public)
     plans = {name: (today[name], *([earlier[name]["plan"]] if name in earlier else [])) for name in mechanisms}
-    repeats = repeat_counts(params, plans, released)
+    repeats = repeat_counts(params, plans, runs)
     for name in mechanisms:
         files[name] |= {"again": repeats[name]} if repeats[name] else {}
     lineage = {n: Lineage(plan=today[n], schema4=earlier.get(n, {}), again=repeats[n]) for n in mechanisms}
-    return Plan(params, files, mechanisms, budget, lineage, kept_releases(plans, repeats, released))
+    return Plan(params, files, mechanisms, budget, lineage)
 
 
 def plan_digest(name: str, params: Params, files: Mapping[str, dict], public: PublicCard | None) -> str:
@@ -239,6 +237,6 @@ def plan_texts(plan: Plan, before: Path | None = None) -> dict[str, str]:
 
 def check_lifetime_of(made: Plan, odometer: Odometer, spending: Sequence[Spending]) -> None:
     """Refuse a plan that would run out of the lifetime budget half-way, before its first query."""
-    coming = {e.stage: made.mechanisms[e.stage] for e in spending if not e.done and not e.left_open}
+    coming = {e.stage: made.mechanisms[e.stage] for e in spending if e.pays}
     if coming:
         check_lifetime(odometer, coming, policy_of(made), made.params.privacy.protected)

@@ -3,9 +3,9 @@
 import math
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,6 +20,8 @@ from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_pr
 from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.charge import Charge, WorkerCharge
+from sfumato.privacy.decision import RELEASED as RELEASED
+from sfumato.privacy.decision import Decision, Work, decide
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer, Run
@@ -30,7 +32,6 @@ from sfumato.settings.fields import is_positive
 from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import read_kept
-from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import Exact
 
 ONE_IMAGE_EACH = "no two images are of one person, says the owner"  # what a written unit: image claims
@@ -38,7 +39,6 @@ OF_A_GROUP = "; of a group the mean over its images, which is no longer than tha
 DAY = 86_400  # seconds: two exact times would tell how long a query took, and so how many images it saw
 VERSIONED = ("sfumato", "torch", "numpy", "dp-accounting", "randomgen")
 TERMS = ("event", "max_norm", "adjacency", "unit", "group_weight")  # of a record: a run that goes on keeps them
-RELEASED = "released"  # in a run's directory: its release, whole once it has this name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,86 +65,45 @@ class SpendingPolicy(Exact):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChargeRequest:
+class ChargeRequest(Work):
     """What a charge is opened for: one query, by its settings, on its inputs.
 
-    plan: digest as `Lineage` describes it; settings: of its own; schema4:
-    both as records of schema 4 hold them; revision: of the stage; max_norm: L2 bound of what one image contributes;
-    inputs: digests of the artifacts that it reads; released, sensitivity: in words, for the record; again: how often
-    the owner asked to pay again; latents: the key of the latents that `sfumato.data.store` keeps of the same images.
-    Latents are sampled instead of images; the charge is the same. seen: heads and record ids that ledgers and inputs
-    name; the journal must hold all of them. unit: "image" or "group"; group_cap: as a `Charge` takes it.
+    max_norm: L2 bound of what one image contributes; released, sensitivity: in words, for the record; revision: of the
+    stage; latents: the key of the latents that `sfumato.data.store` keeps of the same images. Latents are sampled
+    instead of images; the charge is the same. seen: heads and record ids that ledgers and inputs name; the journal must
+    hold all of them. unit: "image" or "group"; group_cap: as a `Charge` takes it.
     """
 
-    stage: str
-    plan: str
-    settings: str
     mechanism: Mechanism
     max_norm: float
     released: str
     sensitivity: str
-    schema4: Mapping[str, str] = field(default_factory=dict)
     revision: int = 1
-    inputs: Sequence[str] = ()
-    again: int = 0
     latents: str | None = None
     seen: Collection[str] = ()
     unit: str = IMAGE
     group_cap: int = 1
 
-    @property
-    def pay(self) -> str:
-        """How the owner asks to pay for it again."""
-        return f"privacy.spend_again: {{{self.stage}: {self.again + 1}}}"
-
-    @property
-    def plans(self) -> tuple[str, ...]:
-        """The digests that records of this plan hold: today's first."""
-        return (self.plan, *([self.schema4["plan"]] if self.schema4 else []))
-
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """Of the same settings on the same inputs, which are the same work: today's first."""
-        settings = (self.settings, *([self.schema4["settings"]] if self.schema4 else []))
-        return tuple(digest_of({"settings": s, "again": self.again, "inputs": sorted(self.inputs)}) for s in settings)
-
 
 class AlreadyReleasedError(BudgetError):
     """The same work was released before, by the run `run_id`, under the record `record_id`.
 
-    digest: of the `privacy.json` of the release, if it is known; pay: how to pay again; same_inputs: from the very same
-    inputs; note: a sentence if the images are no longer the same, or empty.
+    digest: of the `privacy.json` of the release, if it is known; problem: why its copy cannot be put back, or empty;
+    pay: how to pay again; note: a sentence if the images are no longer the same, or empty.
     """
 
-    def __init__(
-        self, run: Run, work: ChargeRequest, digest: str | None, *, same_inputs: bool = True, note: str = ""
-    ) -> None:
+    def __init__(self, run: Run, work: ChargeRequest, digest: str | None, problem: str = "", note: str = "") -> None:
         self.run_id, self.record_id = run.id, run.record["id"]  # its id in the ledger
-        self.digest, self.pay, self.same_inputs, self.note = digest, work.pay, same_inputs, note
+        self.digest, self.problem, self.pay, self.note = digest, problem, work.pay, note
+        kept = f"A copy is kept, which `stage {work.stage}` puts back where the artifact is missing or damaged"
         super().__init__(
             f"{work.stage}: already released as {self.record_id} for dataset {run.record['dataset_id']!r} under this "
-            f"very plan. Restore it (`dvc checkout`, `dvc pull`), or pay for it again by {work.pay}{note}"
+            f"very plan. {problem or kept}{note}"
         )
 
 
 class RefusedElsewhereError(BudgetError):
     """The first of many processes opened no charge; its own error gives the reason."""
-
-
-def last_for(work: ChargeRequest, runs: Sequence[Run]) -> tuple[Run, bool] | None:
-    """The last of the runs for the same work, or else under the same plan; and whether its inputs are the same.
-
-    If a free stage was re-run, the inputs differ although the plan is the same: that is not charged again.
-    """
-    for digest in work.digests:
-        if found := [run for run in runs if run.opened.get("work") == digest]:
-            return found[-1], True
-    for plan in work.plans:
-        if found := [
-            run for run in runs if run.opened.get("plan") == plan and run.record.get("again", 0) >= work.again
-        ]:
-            return found[-1], False
-    return None
 
 
 def open_charge(
@@ -212,25 +171,26 @@ def open_alone(
     with odometer.locked(), ExitStack() as stack:
         check_known(odometer, card, work.seen, permission.lifetime_epsilon != UNLIMITED)
         runs = odometer.charges(card.version)
-        refuse_released(runs, work, prepared)
-        left_open = [run for run in runs if run.end is None and run.record["noise_source"] == noise.label]
-        record, found = new_record(card, work, permission, noise.label), last_for(work, left_open)
-        if found is None:
+        record = new_record(card, work, permission, noise.label)
+        decision = decide(state, work, runs, prepared, {key: record.get(key) for key in TERMS}, noise.label)
+        refuse_released(decision, work, prepared)
+        if (found := decision.run) is None:
             check_lifetime(odometer, {work.stage: work.mechanism}, permission, work.unit)
-        run = state / "runs" / (found[0].id if found else record["id"])
+        run = state / "runs" / (found.id if found else record["id"])
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = f"{work.stage}: run {run.name} is held by another process: wait for it, or stop it"
         with explained(BudgetError, lambda _: held, causes=(Timeout,)):
             stack.enter_context(FileLock(run / "lock", blocking=False))
         if found is None:
             odometer.append(OPEN, plan=work.plan, work=work.digests[0], images=prepared, record=record)
+        elif decision.problem:
+            raise BudgetError(decision.problem)
         else:
-            check_resumable(*found, work, record, prepared)
-            refuse_kept(odometer, run / RELEASED, found[0], work)
-            record = {**found[0].record, "id": record["id"]}
-            odometer.append(RESUME, id=run.name, adopts=found[0].record["id"], record=record)
+            refuse_kept(odometer, run / RELEASED, found, work)
+            record = {**found.record, "id": record["id"]}
+            odometer.append(RESUME, id=run.name, adopts=found.record["id"], record=record)
         lock = stack.pop_all()
-    used, checkpoint = (found[0].uses, found[0].checkpoint) if found else (0, None)
+    used, checkpoint = (found.uses, found.checkpoint) if found else (0, None)
     return Charge(
         record,
         images,
@@ -244,41 +204,17 @@ def open_alone(
     )
 
 
-def refuse_released(runs: Sequence[Run], work: ChargeRequest, prepared: str) -> None:
-    """Raise AlreadyReleasedError if one of the runs released the same work. prepared: fingerprint of the images."""
-    if (found := last_for(work, [run for run in runs if run.end == CLOSE])) is None:
+def refuse_released(decision: Decision, work: ChargeRequest, prepared: str) -> None:
+    """Raise AlreadyReleasedError if the work was released. prepared: fingerprint of the images."""
+    run = decision.run
+    if run is None or run.end != CLOSE:
         return
-    run, same_inputs = found
     changed = (
         ". The images have changed since: if an image was withdrawn, its owner's will is a reason to make "
         f"a new release, by data.version or {work.pay}"
     )
     note = changed if run.drew_others(prepared) else ""
-    raise AlreadyReleasedError(run, work, run.released, same_inputs=same_inputs, note=note)
-
-
-def check_resumable(run: Run, same_inputs: bool, work: ChargeRequest, asked: dict, prepared: str) -> None:
-    """Raise BudgetError unless an open run may go on: on the same inputs and images, by the mechanism of `asked`.
-
-    asked: the record that a new run would have; prepared: fingerprint of the images.
-    """
-    if not same_inputs:
-        raise BudgetError(
-            f"{work.stage}: run {run.id[:8]} was opened under this very plan on other inputs, and not ended: a "
-            "free stage before it was run again and gave other bytes. Restore them (`git checkout` dvc.lock, "
-            f"`dvc checkout`), or pay again by {work.pay}"
-        )
-    if run.drew_others(prepared):
-        raise BudgetError(
-            f"{work.stage}: run {run.id[:8]} was opened on other images than the prepared ones, and not ended: "
-            f"prepare those again, or pay again by {work.pay}, or for all queries by another data.version"
-        )
-    if any(run.record.get(key) != asked.get(key) for key in TERMS):
-        raise BudgetError(
-            f"{work.stage}: run {run.record['id'][:8]} was opened with another mechanism than {work.mechanism}, "
-            f"max_norm={work.max_norm:g}, {asked['adjacency']}: set that back, or name {work.stage} in "
-            "privacy.spend_again to open another charge"
-        )
+    raise AlreadyReleasedError(run, work, run.released, decision.problem, note)
 
 
 def refuse_kept(odometer: Odometer, kept: Path, run: Run, work: ChargeRequest) -> None:

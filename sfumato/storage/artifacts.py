@@ -51,8 +51,7 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
     if not file.is_file():
         wanted = {"public": "prepare public"}.get(stage or path.name, stage or path.name)
         raise DataError(f"{path} is not an artifact: {PRIVACY} is missing. Run `stage {wanted}` first, or name another")
-    again = "run the stage again or restore it (`dvc checkout`)"
-    with explained(DataError, lambda error: f"{file} cannot be read ({error}): {again}"):
+    with explained(DataError, lambda error: f"{file} cannot be read ({error}). {mended(path.name)}"):
         said = validated(Privacy, read_json(file))
         if odd := [key for key, record in said.records.items() if record.get("id") != key]:
             raise ValueError(f"the record {odd[0][:32]!r} has another id")
@@ -60,8 +59,7 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
     if stage is not None and artifact.stage != stage:
         raise DataError(f"{path} was written by `{artifact.stage}`, not by `{stage}`: name another directory")
     if problems := changed_files(path, said.files):
-        remedy = f"Restore it (`dvc checkout {path}`) or run `stage {artifact.stage}` again"
-        raise DataError(f"{path}: {problems[0]}. {remedy}")
+        raise DataError(f"{path}: {problems[0]}. {mended(artifact.stage)}")
     if artifact.local and not allow_local:
         raise DataError(f"{path} is local: it holds numbers from real images without noise, so no release may use it")
     return artifact
@@ -80,6 +78,23 @@ def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
         if digest not in (None, found := digest_of_file(path / PRIVACY)):
             raise DataError(f"{path / PRIVACY} is not what was released")
         return found
+
+
+def mended(stage: str) -> str:
+    """How an artifact that does not hold is replaced. DVC trusts files of its cache that nobody may write."""
+    return (
+        f"`chmod -R u+w .dvc/cache` and `dvc repro` mend it: DVC checks its copies, and makes what does not hold anew. "
+        f"A query puts its kept release back, at no cost; without DVC, `stage {stage}` does"
+    )
+
+
+def holds_release(path: Path, stage: str, record_id: str, digest: str | None) -> bool:
+    """Whether the whole release of a charge is at `path`. digest: of its `privacy.json`, if that is known."""
+    try:
+        known = record_id in read_artifact(path, stage, allow_local=True).records
+    except DataError:
+        return False
+    return known and digest in (None, digest_of_file(path / PRIVACY))
 
 
 def own_record(path: Path, record_id: str) -> bool:
@@ -176,4 +191,4 @@ def check_out(out: Path, stage: str) -> None:
     with suppress(OSError, ValueError, AttributeError):
         found = read_json(out / PRIVACY).get("stage")
     if found != stage:
-        raise ConfigError(f"--out {out} holds something else than an artifact of `{stage}`: name another directory")
+        raise ConfigError(f"--out {out} holds something else than an artifact of `{stage}`: remove it, or name another")

@@ -1,0 +1,141 @@
+"""What a query will do: put its release back, go on with a charge that a kill left open, or pay for a new one.
+
+The plan, its dry run, `stage doctor` and the charge itself ask `decide`, so none promises what another refuses.
+"""
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sfumato.privacy.checkpoint import load_checkpoint
+from sfumato.privacy.events import SECRET
+from sfumato.privacy.odometer import CLOSE, Run
+from sfumato.settings.stages import STAGES
+from sfumato.storage.artifacts import own_record
+from sfumato.storage.digest import digest_of
+
+RESTORE, GO_ON, PAY = "restore", "go on", "pay"
+RELEASED = "released"  # in a run's directory: its release, whole once it has this name
+OTHER_BYTES = (
+    "a free stage before it was run again and gave other bytes. Restore them (`git checkout` dvc.lock, `dvc checkout`)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is paid for once: a query, by its settings, on its inputs.
+
+    plan: digest as `Lineage` describes it; settings: of its own; schema4: both as records of schema 4 hold them;
+    inputs: digests of the artifacts that it reads, None if one is still to be made: it will be the same; rests_on: ids
+    of the charges behind them; again: how often the owner asked to pay again.
+    """
+
+    stage: str
+    plan: str
+    settings: str
+    schema4: Mapping[str, str] = field(default_factory=dict)
+    inputs: Sequence[str] | None = ()
+    rests_on: Collection[str] = ()
+    again: int = 0
+
+    @property
+    def pay(self) -> str:
+        """How the owner asks to pay for it again."""
+        return f"privacy.spend_again: {{{self.stage}: {self.again + 1}}}"
+
+    @property
+    def plans(self) -> tuple[str, ...]:
+        """The digests that records of this plan hold: today's first."""
+        return (self.plan, *([self.schema4["plan"]] if self.schema4 else []))
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Of the same settings on the same inputs, which are the same work: today's first."""
+        settings = (self.settings, *([self.schema4["settings"]] if self.schema4 else []))
+        inputs = sorted(self.inputs or ())
+        return tuple(digest_of({"settings": s, "again": self.again, "inputs": inputs}) for s in settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What a query will do: RESTORE, GO_ON or PAY.
+
+    run: that released it, or is open, with PAY: without its checkpoint; problem: why it is refused, or empty.
+    """
+
+    kind: str
+    run: Run | None = None
+    problem: str = ""
+
+
+def decide(
+    state: Path,
+    work: Work,
+    runs: Sequence[Run],
+    prepared: str | None,
+    terms: Mapping[str, object],
+    noise_source: str = SECRET,
+) -> Decision:
+    """Decide by the journal and the kept copies. A copy that was changed is found when it is read.
+
+    runs: on these images; prepared: fingerprint of the images, None if they are still to be prepared; terms: what a
+    record of the work would hold, as far as it is known.
+    """
+    if found := last_for(work, [run for run in runs if run.end == CLOSE]):
+        return Decision(kind=RESTORE, run=found[0], problem=restoring_problem(state, work, *found))
+    left_open = [run for run in runs if run.end is None and run.record["noise_source"] == noise_source]
+    if (found := last_for(work, left_open)) is None:
+        return Decision(kind=PAY)
+    run, kind = found[0], GO_ON
+    home = state / "runs" / run.id
+    if (home / RELEASED).exists():  # whole: a kill came before its entry
+        kind = RESTORE
+    elif run.uses and load_checkpoint(home, run.uses, run.checkpoint) is None:
+        kind = PAY
+    return Decision(kind=kind, run=run, problem=resuming_problem(work, *found, prepared, terms))
+
+
+def last_for(work: Work, runs: Sequence[Run]) -> tuple[Run, bool] | None:
+    """The last of the runs for the same work, or else under the same plan; and whether its inputs are the same.
+
+    If a free stage was re-run, the inputs differ although the plan is the same: that is not charged again.
+    """
+    for digest in work.digests:
+        if found := [run for run in runs if run.opened.get("work") == digest]:
+            return found[-1], True
+    for plan in work.plans:
+        if found := [
+            run for run in runs if run.opened.get("plan") == plan and run.record.get("again", 0) >= work.again
+        ]:
+            return found[-1], work.inputs is None
+    return None
+
+
+def restoring_problem(state: Path, work: Work, run: Run, same_inputs: bool) -> str:
+    """Why a release cannot be put back, or nothing.
+
+    It can beside other inputs that stand on the same charges: only free work was repeated. But what is trained from the
+    weights of another stage needs those very weights.
+    """
+    kept = state / "runs" / run.id / RELEASED
+    if not os.path.lexists(kept):
+        return f"Restore it (`dvc checkout`, `dvc pull`), or pay for it again by {work.pay}"
+    trained = work.stage in STAGES and STAGES[work.stage].network
+    if same_inputs or (not trained and all(own_record(kept, record) for record in work.rests_on)):
+        return ""
+    return f"Its inputs are others now: {OTHER_BYTES}, or pay for a release from these by {work.pay}"
+
+
+def resuming_problem(work: Work, run: Run, same_inputs: bool, prepared: str | None, terms: Mapping[str, object]) -> str:
+    """Why an open run may not go on, or nothing: it does on the same inputs and images, by the same mechanism."""
+    other = [f"{key}={run.record.get(key)}" for key, value in terms.items() if run.record.get(key) != value]
+    if not same_inputs:
+        why, cure = "under this very plan on other inputs", OTHER_BYTES
+    elif prepared is not None and run.drew_others(prepared):
+        why, cure = "on other images than the prepared ones", "prepare those again, or name another data.version"
+    elif other:
+        why, cure = f"with another mechanism, {', '.join(other)}", "set that back"
+    else:
+        return ""
+    return f"{work.stage}: run {run.id[:8]} was opened {why}, and not ended: {cure}, or pay again by {work.pay}"
