@@ -311,9 +311,9 @@ class QueryRun(StageRun[S]):
             if refusal.problem or present:
                 raise
             read_kept(kept, plan.stage, refusal.digest, refusal.pay)
+            drop_checkpoints(kept.parent)
             with FileLock(kept.with_name(COPYING)):
                 copy_directory(kept, self.out)
-            drop_checkpoints(kept.parent)
             done = f"already released as {refusal.record_id[:8]}: put back, nothing is charged{refusal.note}"
             raise TakenOver(done) from None
 

@@ -140,7 +140,7 @@ class Spending:
         run, problem = self.decision.run, self.decision.problem
         if run is None or self.pays:
             return "is not paid for yet"
-        if run.end == CLOSE:
+        if self.decision.kind == RESTORE:
             return f"already released as {run.record['id']}" + (f". {problem}" if problem else "; not spent again")
         return problem or f"goes on at no further cost: run {run.id[:8]} was left open"
 

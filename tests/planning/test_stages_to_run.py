@@ -1,9 +1,11 @@
 """Which stages a plan would run: those whose minutes are announced."""
 
 from small_plan import card, params
+from small_record import small_record
 
-from sfumato.planning.kept import Spending, stages_to_run
+from sfumato.planning.kept import Past, spending_of
 from sfumato.planning.resolve import make_plan, plan_texts
+from sfumato.privacy.odometer import CLOSE, Run
 from sfumato.settings.stages import STAGES
 
 
@@ -11,21 +13,26 @@ def test_minutes_are_those_of_stages_that_will_run(tmp_path):
     """After a run, 48.3 minutes were announced where 5.4 were taken."""
     made = make_plan(params(), card())
     out, artifacts = tmp_path / "artifacts" / "plan", tmp_path / "artifacts"
+    spent = [
+        small_record(number, mechanism, stage=name, plan=made.lineage[name].plan)
+        for number, (name, mechanism) in enumerate(made.mechanisms.items())
+    ]
+    runs = [Run({"record": record, "plan": record["plan"]}, record, end=CLOSE) for record in spent]
 
-    def coming(*released, **edit):
-        after = make_plan(params(**edit), card())
-        spending = [Spending(stage=name, done="x", cause=None, left_open=False) for name in released]
-        return stages_to_run(after, spending, out, artifacts)
+    def coming(released=runs, **edit):
+        past = Past(state=tmp_path, artifacts=artifacts, runs=released, prepared=None, terms={})
+        return spending_of(make_plan(params(**edit), card(), None, released), past, out)[1]
 
-    assert coming() == {*STAGES}, "at first all"
+    assert coming([]) == {*STAGES}, "at first all"
     for name in STAGES:
         (artifacts / name).mkdir(parents=True)
     out.mkdir()
     for name, text in plan_texts(made).items():
         (out / name).write_text(text)
     assert coming() == set()
+    assert coming([]) >= {*made.mechanisms}, "and all queries of images that nothing was spent on"
     assert coming(synthesize={"count": 50}) == {"synthesize", "evaluate"}
     assert coming(pretrain={"steps": 5}) == {"pretrain", "saliency", "finetune", "synthesize", "evaluate"}
     (artifacts / "count").rmdir()
     (artifacts / "synthesize").rmdir()
-    assert coming("count") == {"synthesize", "evaluate"}, "a release is put back in no time"
+    assert coming() == {"synthesize", "evaluate"}, "a release is put back in no time"

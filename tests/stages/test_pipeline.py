@@ -156,6 +156,30 @@ def test_what_the_warm_up_is_made_of_spends_downstream_only_and_the_plan_says_so
     assert held == {record["id"] for record in ledger["records"]}  # copies of what it holds, and of nothing else
 
 
+def cache_object(repository, file: str):
+    """Where DVC keeps the bytes of a file."""
+    md5 = hashlib.md5((repository.path / file).read_bytes()).hexdigest()
+    return repository.path / ".dvc/cache/files/md5" / md5[:2] / md5[2:]
+
+
+def test_one_flipped_bit_in_the_cache_is_mended_by_what_the_message_says(repository):
+    before, file = repository.opened(), repository.path / "artifacts/count/counts.json"
+    whole, kept = file.read_bytes(), cache_object(repository, "artifacts/count/counts.json")
+    kept.chmod(0o644)
+    kept.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    kept.chmod(0o444)
+    shutil.rmtree(repository.path / "artifacts/count")
+    assert repository.run("dvc", "checkout", "artifacts/count")[0] == 0 and file.read_bytes() != whole
+    text = repository.stage("ledger check --artifacts", "no longer has the bytes", code=3)
+    assert "spend_again" not in text
+    first, second = re.findall(r"`(chmod [^`]+)` and `(dvc repro)`", text)[0]
+    assert repository.run(*first.split())[0] == 0
+    assert "count: already released as" in repository.repro(*second.split()[2:])
+    assert file.read_bytes() == kept.read_bytes() == whole
+    repository.stage("ledger check --artifacts")
+    assert repository.opened() == before
+
+
 def test_a_forced_run_charges_nothing_and_without_the_copies_it_is_refused_with_the_reason(repository):
     before = repository.opened()
     text = repository.repro("-f")

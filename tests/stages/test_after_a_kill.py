@@ -1,0 +1,182 @@
+"""After a kill in the default project, lifetime = ε: the plan counts an open charge once, and the query goes on."""
+
+import errno
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sfumato.privacy.charge import Charge
+from sfumato.storage.files import replace_file
+
+IMAGES = 200
+ONE_SHOT = {
+    "in the query": ("stages.count.query_count", "goes on"),
+    "while it is written": ("stages.count.save_counts", "goes on"),
+    "before it is journalled": ("sfumato.privacy.charge.Charge.close", "put back"),
+    "before it is taken over": ("stages.runner.copy_directory", "put back"),
+}
+DP_SGD = {
+    "before the first step": ("sfumato.dpsgd.run.step", 1),
+    "after a checkpoint": ("sfumato.dpsgd.run.step", 3),
+    "after the last checkpoint": ("stages.finetune.ema_model", 1),
+    "while it is written": ("stages.finetune.save_trained", 1),
+    "before it is journalled": ("sfumato.privacy.charge.Charge.close", 1),
+    "before it is taken over": ("stages.runner.copy_directory", 1),
+    "before its checkpoint is dropped": ("stages.finetune.drop_checkpoints", 1),
+}
+
+
+class Killed(BaseException):
+    """The end of the process: nothing catches it."""
+
+
+@pytest.fixture
+def desk(desk, digits):
+    """A project as `stage init` writes it, with small settings and persons of two images each."""
+    for i in range(IMAGES):
+        folder = Path("pictures") / str(digits.labels[i])
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.asarray(digits.images[i, :, :, 0])).save(folder / f"p{i // 2:03d}_{i}.png")
+    desk.base = {
+        "recipe": "dp-feta",
+        "profile": None,
+        "run": ["count", "central", "pretrain", "finetune", "synthesize"],
+        "data": {"dataset_id": "set", "source": "imagefolder", "path": "pictures", "size": 8, "channels": 1},
+        "privacy": {"epsilon": 5.0, "size_hint": 100, "unit": "image"},
+        "model": {"width": 8, "multipliers": [1, 1]},
+        "pretrain": {"steps": 2, "batch": 8},
+        "finetune": {"steps": 3, "batch": 20, "draws": 1},
+    }
+    desk.params()
+    return desk
+
+
+@pytest.fixture
+def killed_at(desk, monkeypatch):
+    """A function that runs a stage until it calls what has this name for the nth time, as a kill would end it there."""
+
+    def until(stage: str, name: str, times: int = 1, end: BaseException | None = None) -> None:
+        locks, init, calls = [], Charge.__init__, []
+        module, _, attribute = name.rpartition(".")
+        owner = Charge if module.endswith("Charge") else __import__(module, fromlist=["it"])
+        whole = getattr(owner, attribute)
+
+        def opening(charge, *given, lock, **more):
+            locks.append(lock)
+            init(charge, *given, lock=lock, **more)
+
+        def kill(*given, **more):
+            calls.append(name)
+            if len(calls) == times:
+                raise end or Killed
+            return whole(*given, **more)
+
+        with monkeypatch.context() as dying:
+            dying.setattr(Charge, "__init__", opening)
+            dying.setattr(owner, attribute, kill)
+            if end is None:
+                with pytest.raises(Killed):
+                    desk(stage)
+            else:
+                assert desk(stage)[0] in (1, 4)
+        for lock in locks:
+            lock.close()  # as the end of a process lets go of it
+        assert len(calls) == times
+
+    return until
+
+
+@pytest.mark.parametrize("moment", ONE_SHOT)
+def test_the_plan_says_that_an_open_charge_goes_on_and_counts_it_once(desk, killed_at, moment):
+    name, becomes = ONE_SHOT[moment]
+    desk.run_all("prepare sensitive", "prepare public", "plan")
+    killed_at("count", name)
+    closed = becomes == "put back" and not moment.endswith("journalled")
+    word = "already released as" if becomes == "put back" else "goes on at no further cost"
+    text = desk.run("plan --dry-run", f"count: {word}", "next: `dvc repro` will spend: central")
+    assert "would spend" not in next(line for line in text.splitlines() if line.startswith("count:"))
+    desk.run("doctor", word)
+    desk.run("plan")
+    assert len([entry for entry in desk.journal if entry["kind"] == "close"]) == closed
+    assert ("put back" in desk.run("count")) == (becomes == "put back")
+    assert desk.opened == ["count"]
+    desk.run("plan --dry-run", "count: already released as", "next: `dvc repro` will spend: central")
+
+
+def test_a_full_disk_loses_no_charge(desk, killed_at):
+    desk.run_all("prepare sensitive", "prepare public", "plan")
+    for name in ("stages.count.save_counts", "sfumato.privacy.charge.Charge.close", "stages.runner.copy_directory"):
+        killed_at("count", name, end=OSError(errno.ENOSPC, "No space left on device"))
+        desk.run("plan")
+        shutil.rmtree("artifacts/count", ignore_errors=True)
+    desk.run("count", "put back")
+    assert desk.opened == ["count"]
+
+
+def test_a_version_that_is_not_prepared_yet_is_counted_and_back_is_back(desk):
+    desk.base = {key: desk.base[key] for key in ("profile", "data", "privacy")} | {"recipe": "dp-merf"}
+    desk.params(frequency={"size": 50})
+    desk.run_all("prepare sensitive", "prepare public", "plan", "count", "frequency", "plan")
+    params, card = Path("params.yaml").read_bytes(), Path("data/sensitive/card.json").read_bytes()
+    text = params.decode().replace("dataset_id: set", "dataset_id: set\n  version: '2027'")
+    Path("params.yaml").write_text(text.replace("epsilon: 5.0", "epsilon: 5.0\n  lifetime_epsilon: 11.0"))
+    said = desk.run("plan --dry-run", "not yet prepared as version 2027", "count: would re-spend")
+    assert "frequency" in said.split("`dvc repro` will spend:")[1]
+    desk.run_all("prepare sensitive", "plan")
+    Path("params.yaml").write_bytes(params)
+    desk.run("plan --dry-run", "count: already released as", "next: nothing to spend")
+    desk.run_all("prepare sensitive", "plan")
+    assert Path("data/sensitive/card.json").read_bytes() == card
+    assert desk.opened == ["count", "frequency"]
+
+
+def test_a_damaged_release_is_replaced_by_its_copy_and_nobody_is_told_to_pay(desk):
+    desk.run_all("prepare sensitive", "prepare public", "plan", "count")
+    file = Path("artifacts/count/counts.json")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    said = desk.run("central", "no longer has the bytes", "without DVC, `stage count` does", code=4)
+    assert "spend_again" not in said
+    desk.run("count", "put back, nothing is charged")
+    assert file.read_bytes() == whole and desk.opened == ["count"]
+    assert "spend_again" not in desk.run("count", "already released", "A copy is kept", code=3)
+
+
+UNITS = {"image": {}, "group": {"data": {"groups": {"pattern": r"^(p\d+)_"}}, "privacy": {"unit": "group"}}}
+
+
+@pytest.fixture(params=UNITS)
+def trained(desk, request, monkeypatch):
+    """All but DP-SGD is done, which has a checkpoint after each step."""
+    monkeypatch.setenv("SFUMATO_CHECKPOINT_EVERY", "1")
+    desk.params(**UNITS[request.param])
+    desk.run_all("prepare sensitive", "prepare public", "plan", "count", "central", "pretrain")
+    return desk
+
+
+def test_dp_sgd_goes_on_after_kills_at_all_moments_under_the_lifetime(trained, killed_at):
+    for moment, (name, times) in DP_SGD.items():
+        killed_at("finetune", name, times)
+        text = trained.run("plan --dry-run", "next: nothing to spend: `dvc repro`")
+        released = moment.startswith("before its") or moment.startswith("before it is")
+        assert ("finetune: already released as" in text) == released, moment
+        assert ("finetune: goes on at no further cost" in text) != released, moment
+        trained.run("plan")
+        if released:
+            break
+    trained.run("finetune", "put back, nothing is charged")
+    assert trained.opened == ["count", "central", "finetune"]
+    assert not list(Path("state/runs").glob("*/checkpoint-*"))
+
+
+def test_a_lost_checkpoint_is_paid_for_again_and_the_plan_says_so_first(trained, killed_at):
+    killed_at("finetune", "sfumato.dpsgd.run.step", 3)
+    trained.run("plan --dry-run", "finetune: goes on")
+    (checkpoint,) = Path("state/runs").glob("*/checkpoint-*")
+    replace_file(checkpoint, checkpoint.read_bytes()[:-1] + b"?")
+    trained.run("plan", "would be exceeded", code=3)
+    trained.run("finetune", "has lost its checkpoint", "would be exceeded", code=3)
+    assert trained.opened == ["count", "central", "finetune"]
