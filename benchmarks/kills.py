@@ -1,167 +1,398 @@
-"""Kill a small pipeline at random moments, and check that it cost what one quiet run costs.
+"""Kill, interrupt, starve and fill the disk of a project, and check that it costs what one quiet run costs.
 
-    python benchmarks/kills.py --kills 40 --seed 0
+    python benchmarks/kills.py --kills 100 --seed 0
 
-A copy of the project in a temporary folder, with a state directory of its own, runs `dvc repro` on scikit-learn's
-digits. DVC and the stage that it runs are killed (SIGKILL) at random moments. Where a kill leaves one of DVC's own
-files cut or empty, so that DVC cannot read it, `stage doctor` must say so, and what it says is done. After each run
-that comes to its end: one charge for each query, the ledger holds these charges and no others, every artifact is whole,
-and nothing is left behind. Then the images get another version, so that all queries run anew, until so many kills were
-made. A process that has imported the libraries forks for each stage, which saves most of the time.
+Projects as `stage init` writes them (the lifetime budget is ε) in a temporary folder: images or persons are protected,
+by one-shot queries or by DP-SGD. Faults are SIGKILL, SIGINT, a MemoryError and a full disk of the state directory
+(`tests/faults.py`): at four moments of every entry of the journal, and at random times of a whole `dvc repro`. The next
+`dvc repro` alone must end well. Then each query has one charge, the ledger holds these, ε is that of the plan, every
+artifact is whole, and nothing is left behind. Last, Python processes amid `Project.run` are killed: DVC and its stage
+must be gone within five seconds. A process that has imported the libraries forks for DVC and for each stage. Where
+a kill damaged one of DVC's own files, what `stage doctor` says is done, and counted.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import cycle, product
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import psutil
 import yaml
+from PIL import Image
+
+from sfumato.privacy.accountant import epsilon
+from sfumato.privacy.authorize import SpendingPolicy
+from sfumato.privacy.odometer import CLOSE, Odometer
+from sfumato.storage.artifacts import read_artifact
+from sfumato.storage.documents import read_json, validated
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 import forked_stages  # noqa: E402
+from faults import KINDS, MOMENTS, SIGNALS, fault  # noqa: E402
 
+NAME, PERSONS, EACH = "photos", 30, 2
 SOCKET = "stages.socket"
-QUERIES = ["central", "count", "finetune"]
+LONGEST = 600  # seconds of a run
+IN_A_ROW = 4  # runs that are hit before one is left alone
+AMID = 1.5  # seconds from the first entry of a run within which every other fault comes
+GONE = 5  # seconds until DVC and its stage are gone
+ENTRIES = "faults at the moments of the journal's entries: each kind in turn, or every kind at each"
 CURES = ("rm .dvc/tmp/rwlock", "cp .dvc/tmp/whole.lock dvc.lock")
-SMALL = {
-    "recipe": "dp-feta",
-    "profile": "digits",
-    "run": ["count", "central", "pretrain", "finetune", "synthesize"],
-    "privacy": {"lifetime_epsilon": "unlimited"},
-    "model": {"width": 8},
-    "pretrain": {"steps": 10, "batch": 16},
-    "finetune": {"steps": 12, "batch": 100, "draws": 1},
-    "synthesize": {"count": 50, "steps": 2},
+UNITS = {"image": ["--one-image-each"], "group": ["--groups", r"^(p\d+)_"]}
+RECIPES: dict[str, dict[str, Any]] = {  # what is laid over params.yaml, by the last query
+    "frequency": {
+        "recipe": "dp-merf",
+        "run": ["count", "frequency", "auxiliary", "synthesize"],
+        "frequency": {"size": 50},
+        "auxiliary": {"steps": 3, "images": 30, "width": 8},
+        "synthesize": {"count": 30},
+    },
+    "finetune": {
+        "recipe": "dpdm",
+        "run": ["pretrain", "finetune", "synthesize"],
+        "model": {"width": 8, "multipliers": [1, 1]},
+        "finetune": {"steps": 4, "batch": 20, "draws": 1},
+        "synthesize": {"count": 10, "steps": 2},
+    },
 }
 
 
-def make_project(folder: Path) -> dict[str, str]:
-    """A repository with the project's code and a small plan. Returns the environment of its commands."""
-    for name in ("sfumato", "stages", "pipelines"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
-        shutil.copy(ROOT / name, folder / name)
-    programs = forked_stages.client(folder / "bin", folder / SOCKET)
-    environment = os.environ | {
-        "SFUMATO_STATE": str(folder / ".sfumato"),
-        "SFUMATO_CHECKPOINT_EVERY": "2",
-        "PYTHONPATH": str(folder),
-        "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "1",
-    }
-    for words in (["git", "init", "-q"], ["dvc", "init", "-q"], ["dvc", "config", "core.analytics", "false"]):
-        subprocess.run(words, cwd=folder, env=environment, check=True)
-    return environment
+# --- a project --------------------------------------------------------------------------------------------------------
 
 
-# --- runs -------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Project:
+    """In `folder`: the project, its state directory, and the faults. query: the last; programs: `stage` and DVC."""
+
+    folder: Path
+    query: str
+    programs: Path
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "project"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return os.environ | {
+            "SFUMATO_STATE": str(self.state),
+            "SFUMATO_CHECKPOINT_EVERY": "2",
+            "DVC_SITE_CACHE_DIR": str(self.folder / "dvc"),
+            "DVC_NO_ANALYTICS": "1",
+            "COLUMNS": "200",
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{self.programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def start(self, *words: str, **more: str) -> subprocess.Popen[str]:
+        """A program of this folder. more: of its environment."""
+        out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(words, cwd=self.home, env=self.environment | more, text=True, **out)  # type: ignore[call-overload, no-any-return]
+
+    def run(self, *words: str, **more: str) -> tuple[int, str]:
+        """The same, to its end. Returns its exit code and what it said."""
+        process = self.start(*words, **more)
+        said = process.communicate(timeout=600)[0]
+        return process.returncode, said
+
+    def repro(self, *targets: str) -> tuple[str, ...]:
+        return (str(self.programs / "module"), "-P", "-m", "dvc", "repro", "-q", *targets)
+
+    @property
+    def odometer(self) -> Odometer:
+        return Odometer(self.state, NAME)
+
+    def keep(self, name: str) -> Path:
+        """A copy of all, as it is now."""
+        return shutil.copytree(self.folder, self.folder.with_name(f"{self.folder.name}.{name}"), symlinks=True)
+
+    def restore(self, kept: Path) -> None:
+        shutil.rmtree(self.folder)
+        shutil.copytree(kept, self.folder, symlinks=True)
 
 
-def write_params(folder: Path, version: int) -> None:
-    (folder / "params.yaml").write_text(yaml.safe_dump({**SMALL, "data": {"version": str(version)}}, sort_keys=False))
+def make_project(folder: Path, query: str, unit: str, programs: Path) -> Project:
+    """What `stage init` writes for small pictures of a few persons, with a small recipe of this query laid over it."""
+    project, random_numbers = Project(folder, query, programs), np.random.default_rng(0)
+    pictures = folder.with_name(f"{folder.name}.pictures") / NAME
+    for person in range(PERSONS):
+        kind = pictures / "abc"[person % 3]
+        kind.mkdir(parents=True, exist_ok=True)
+        for i in range(EACH):
+            pixels = random_numbers.integers(80 * (person % 3), 80 * (person % 3) + 80, (8, 8))
+            Image.fromarray(pixels.astype(np.uint8)).save(kind / f"p{person}_{i}.png")
+    project.home.mkdir(parents=True)
+    options = ["--epsilon", "5", "--size-hint", "20", "--minutes", "1", "--yes", *UNITS[unit]]
+    code, said = project.run("stage", "init", str(pictures), *options)
+    assert code == 0, said
+    file = project.home / "params.yaml"
+    own = yaml.safe_load(file.read_text(encoding="utf-8"))
+    assert "lifetime_epsilon" not in own["privacy"], own
+    kept = {key: own[key] for key in ("profile", "seed", "data", "privacy")}
+    file.write_text(yaml.safe_dump(kept | RECIPES[query], sort_keys=False), encoding="utf-8")
+    return project
 
 
-def run(folder: Path, environment: dict[str, str], seconds: float | None) -> bool:
-    """`dvc repro`, killed with all its processes after `seconds`, if it lasts that long. Returns whether it was.
-
-    Raises RuntimeError where it fails by itself.
-    """
-    with (folder / "log.txt").open("ab") as log:
-        process = subprocess.Popen(
-            ["dvc", "repro"], cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
-        )
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            forked_stages.end_stages(folder / SOCKET)
-            process.wait()
-            return True
-    if code != 0 and cure(folder, environment):
-        return run(folder, environment, seconds)
-    if code != 0:
-        raise RuntimeError(f"dvc repro ended with {code}:\n{(folder / 'log.txt').read_text()[-3000:]}")
-    return False
+# --- what must hold ---------------------------------------------------------------------------------------------------
 
 
-def cure(folder: Path, environment: dict[str, str]) -> bool:
-    """Do what `stage doctor` says where a kill left one of DVC's files damaged. Returns whether it says anything."""
-    told = subprocess.run(["stage", "doctor"], cwd=folder, env=environment, capture_output=True, text=True)
-    text = " ".join(told.stdout.replace("│", " ").split())
+def check(project: Project, *, whole: bool) -> None:
+    """Raise AssertionError unless all that was planned was charged once, and released. whole: to the ledger."""
+    plan = project.home / "artifacts/plan"
+    budget, policy = read_json(plan / "budget.json"), validated(SpendingPolicy, read_json(plan / "permission.json"))
+    charges = project.odometer.charges()
+    assert sorted(charge.record["stage"] for charge in charges) == sorted(budget["stages"]), charges
+    assert all(charge.end == CLOSE for charge in charges), charges
+    spent = epsilon(project.odometer.events(), policy.delta, policy.accountant, policy.adjacency)
+    assert abs(spent - budget["epsilon"]) < 1e-9, (spent, budget["epsilon"])
+    newest = {charge.record["stage"]: charge.record["id"] for charge in charges}
+    for stage, record in newest.items():
+        assert record in read_artifact(project.home / "artifacts" / stage, stage).records
+    left = [path for path in project.folder.rglob("*.tmp") if ".dvc" not in path.parts]
+    assert not left, left
+    kept = {path for path in project.state.glob("runs/*/*") if path.suffix != ".lock" and path.name != "lock"}
+    assert kept == {project.state / "runs" / charge.id / "released" for charge in charges}, kept
+    if whole:
+        ledger = read_json(project.home / "ledger.json")
+        assert {record["id"] for record in ledger["records"]} == {*newest.values()}
+        code, said = project.run("stage", "ledger", "check", "--artifacts", "--epsilon", "5")
+        assert code == 0, said
+
+
+def cure(project: Project) -> bool:
+    """Do what `stage doctor` says where a kill damaged one of DVC's files. Returns whether it says anything."""
+    text = " ".join(project.run("stage", "doctor")[1].replace("│", " ").split())
     found = [command for command in CURES if command in text]
     for command in found:
-        subprocess.run(command.split(), cwd=folder, check=True)
-        print(f"a kill left a file of DVC's damaged; stage doctor says {command!r}, which is done", flush=True)
+        subprocess.run(command.split(), cwd=project.home, check=True)
     return bool(found)
 
 
-def check(folder: Path, environment: dict[str, str], version: int) -> None:
-    """Raise AssertionError where the last run cost more than one charge a query, or left something behind."""
-    lines = (folder / ".sfumato/odometer/digits.jsonl").read_text().splitlines()
-    newest = {}  # run -> the record that it goes by since it was last resumed
-    for entry in map(json.loads, lines):
-        if entry["kind"] in ("open", "resume"):
-            newest[entry.get("id") or entry["record"]["id"]] = entry["record"]
-    mine = [record for record in newest.values() if record["data_version"] == str(version)]
-    assert sorted(record["stage"] for record in mine) == QUERIES, [record["stage"] for record in mine]
-    ledger = json.loads((folder / "ledger.json").read_text())
-    assert {record["id"] for record in ledger["records"]} == {record["id"] for record in mine}
-    whole = subprocess.run(
-        ["stage", "ledger", "check", "--artifacts"], cwd=folder, env=environment, capture_output=True, text=True
-    )
-    assert whole.returncode == 0, whole.stdout + whole.stderr
-    left = [path for part in ("artifacts", "data", ".sfumato") for path in (folder / part).rglob("*.tmp")]
-    assert not left, left
-    kept = [path for path in (folder / ".sfumato/runs").glob("*/*") if path.name not in ("lock", "copying.lock")]
-    assert {path.name for path in kept} == {"released"}, kept  # a copy of what the ledger holds, and no checkpoint
-    assert {path.parent.name for path in kept} == {run for run, record in newest.items() if record in mine}, kept
+# --- faults at every entry of the journal -----------------------------------------------------------------------------
+
+Run = Callable[..., tuple[int, str]]  # of a project, with a fault in its environment
+
+
+def repro(project: Project, **more: str) -> tuple[int, str]:
+    """DVC, as far as the last query."""
+    return project.run(*project.repro(project.query), **more)
+
+
+def moments_of(project: Project, kept: Path, run: Run) -> list[str]:
+    """The moments of a quiet run, from where `kept` is."""
+    project.restore(kept)
+    code, said = run(project, **fault(project.folder, project.state))
+    assert code == 0, said
+    check(project, whole=False)
+    moments = (project.folder / "moments").read_text(encoding="utf-8").split("\n")[:-1]
+    assert moments and len(moments) % len(MOMENTS) == 0, moments
+    return moments
+
+
+def strike_at(project: Project, kept: Path, run: Run, kind: str, number: int) -> tuple[int, int]:
+    """Run until the moment of this number, and then run again. Raises AssertionError if that does not end well.
+
+    Returns 1, for the fault, and 0, for no cure.
+    """
+    project.restore(kept)
+    failed, said = run(project, **fault(project.folder, project.state, kind, number))
+    assert kind == "kill" or "Traceback" not in said, said
+    assert failed or kind == "full", said  # the rest may need no room
+    (project.folder / "full").unlink(missing_ok=True)
+    code, said = run(project)
+    assert code == 0, said
+    check(project, whole=False)
+    return 1, 0
+
+
+def kinds_at(number: int, *, every: bool = False) -> tuple[str, ...]:
+    """The faults for a moment: so that each entry meets every kind, or each moment."""
+    entry, moment = divmod(number - 1, len(MOMENTS))
+    return KINDS if every else (KINDS[(entry + moment) % len(KINDS)],)
+
+
+# --- faults at random times -------------------------------------------------------------------------------------------
+
+
+def strike_after(project: Project, kind: str, seconds: float, *, amid: bool) -> tuple[bool, int]:
+    """`dvc repro`, hit after so long. Returns whether that stopped it, and how many files of DVC's were cured before.
+
+    amid: counted from its first entry of the journal. Raises AssertionError if it fails by itself.
+    """
+    for cured in range(len(CURES) + 1):
+        process = project.start(*project.repro(), **fault(project.folder, project.state, kind))
+        while amid and process.poll() is None and not (project.folder / "moments").exists():
+            time.sleep(0.01)
+        try:
+            said = process.communicate(timeout=seconds)[0]
+        except subprocess.TimeoutExpired:
+            if kind == "full":
+                (project.folder / "full").touch()
+            else:
+                forked_stages.end_stages(project.programs.parent / SOCKET, SIGNALS[kind])
+            process.communicate(timeout=600)
+            (project.folder / "full").unlink(missing_ok=True)
+            return process.returncode != 0, cured
+        if process.returncode == 0:
+            return False, cured
+        assert cure(project), said
+    raise AssertionError(said)
+
+
+def strike_often(project: Project, fresh: Path, kind: str, seconds: Sequence[float]) -> tuple[int, int]:
+    """Hit one run after the other, until one comes to its end; every other one amid a query, where it has one.
+
+    Returns how many were hit; and the cures.
+    """
+    project.restore(fresh)
+    hit = cured = 0
+    for turn, length in enumerate([*seconds, LONGEST]):
+        stopped, more = strike_after(project, kind, length, amid=turn % 2 == 0 and length < LONGEST)
+        hit, cured = hit + stopped, cured + more
+        if not stopped:
+            break
+    check(project, whole=True)
+    return hit, cured
+
+
+# --- processes that call Project.run ----------------------------------------------------------------------------------
+
+
+def kill_caller(project: Project, pause: float) -> tuple[int, int]:
+    """Kill a Python process amid `Project.run`, so long after a stage began.
+
+    Raises AssertionError unless all that it started is gone soon after.
+    """
+    words = [sys.executable, "-c", "import sfumato; sfumato.Project().run(progress=False)"]
+    caller = subprocess.Popen(words, cwd=project.home, env=project.environment)
+    started = psutil.Process(caller.pid)
+    while not any("stage" in words_of(child) for child in started.children(recursive=True)):
+        assert caller.poll() is None, "the run ended before a stage was seen"
+        time.sleep(0.05)
+    time.sleep(pause)
+    left = started.children(recursive=True)
+    caller.kill()
+    caller.wait()
+    _, left = psutil.wait_procs(left, timeout=GONE)
+    for process in left:
+        process.kill()
+    assert not left, f"{len(left)} processes live {GONE} s after the one that started them"
+    return 1, 0
+
+
+def words_of(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+class Figures:
+    """Faults that were tried, by kind, and where one did not end well. stop: at the first."""
+
+    def __init__(self, stop: bool) -> None:
+        self.tried, self.cured, self.failed, self.stop = Counter[str](), 0, list[str](), stop
+
+    def note(self, kind: str, where: str, strike: Callable[..., tuple[int, int]], *given: Any) -> int:
+        """Call `strike`, which returns how many faults it was and how many files of DVC's were cured."""
+        start, wrong = time.monotonic(), ""
+        try:
+            hit, cured = strike(*given)
+        except AssertionError as error:
+            if self.stop:
+                raise
+            hit, cured, wrong = 1, 0, f" FAILED: {' '.join(str(error).split())[-400:]}"
+            self.failed.append(f"{kind}, {where}")
+        self.tried[kind] += hit
+        self.cured += cured
+        print(f"{kind}, {where}: {hit} in {time.monotonic() - start:.0f} s{wrong}", flush=True)
+        return hit
+
+
+def at_every_entry(project: Project, which: str, figures: Figures, *, every: bool) -> None:
+    code, said = project.run(*project.repro("plan"))
+    assert code == 0, said
+    planned = project.keep("planned")
+    for number, name in enumerate(moments_of(project, planned, repro), start=1):
+        for kind in kinds_at(number, every=every):
+            figures.note(kind, f"{which}, moment {number} ({name})", strike_at, project, planned, repro, kind, number)
+
+
+def at_random_times(
+    project: Project, fresh: Path, which: str, most: int, draws: random.Random, figures: Figures
+) -> None:
+    """So many faults, each kind in turn, in runs that begin anew once one has come to its end."""
+    start = time.monotonic()
+    strike_often(project, fresh, "kill", [])
+    quiet = time.monotonic() - start
+    print(f"{which}: a quiet run takes {quiet:.0f} s", flush=True)
+    for kind in cycle(KINDS):
+        if most <= 0:
+            break
+        longest = [AMID if turn % 2 == 0 else 0.6 * quiet for turn in range(min(most, IN_A_ROW))]
+        seconds = [draws.uniform(0.02, 1) * length for length in longest]
+        most -= figures.note(kind, f"{which}, at random times", strike_often, project, fresh, kind, seconds)
+
+
+def kill_callers(project: Project, fresh: Path, number: int, draws: random.Random, figures: Figures) -> None:
+    """One process that calls `Project.run` after the other, and then a quiet run."""
+    project.restore(fresh)
+    for turn in range(number):
+        figures.note("caller", f"{turn}", kill_caller, project, draws.uniform(0, 3))
+    figures.note("caller", "a quiet run", strike_often, project, project.keep("called"), "kill", [])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--kills", type=int, default=40)
+    parser.add_argument("--kills", type=int, default=100, help="faults at random times, in all")
+    parser.add_argument("--entries", choices=("none", "turn", "every"), default="turn", help=ENTRIES)
+    parser.add_argument("--callers", type=int, default=10, help="processes amid Project.run that are killed")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--longest", type=float, default=0.6, help="a kill comes within this share of the time of a quiet run"
-    )
+    parser.add_argument("--stop", action="store_true", help="at the first fault that does not end well")
     arguments = parser.parse_args()
-    moments = random.Random(arguments.seed)
+    draws, figures, began = random.Random(arguments.seed), Figures(arguments.stop), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills-") as name:
-        folder, killed, version = Path(name), 0, 0
-        environment = make_project(folder)
-        stages = forked_stages.start(folder / SOCKET, environment)
-        write_params(folder, version)
-        start = began = time.perf_counter()
-        run(folder, environment, None)
-        quiet = time.perf_counter() - start
-        check(folder, environment, version)
-        print(f"a quiet run takes {quiet:.0f} s", flush=True)
-        while killed < arguments.kills:
-            version += 1
-            write_params(folder, version)
-            here = 0
-            while killed < arguments.kills and run(
-                folder, environment, moments.uniform(0.02, arguments.longest) * quiet
-            ):
-                killed, here = killed + 1, here + 1
-            run(folder, environment, None)
-            check(folder, environment, version)
-            print(
-                f"version {version}: {here} kills, {len(QUERIES)} charges, ledger and artifacts whole ({killed} kills)",
-                flush=True,
-            )
-        stages.kill()
-        print(f"{killed} kills over {version} versions in {time.perf_counter() - began:.0f} s: nothing lost or twice")
+        base = Path(name)
+        programs = forked_stages.client(base / "bin", base / SOCKET)
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        stages = forked_stages.start(base / SOCKET, environment)
+        try:
+            for unit, query in product(UNITS, RECIPES):
+                project = make_project(base / f"{unit}-{query}", query, unit, programs)
+                which, fresh = f"{unit}, {query}", project.keep("fresh")
+                if arguments.entries != "none":
+                    at_every_entry(project, which, figures, every=arguments.entries == "every")
+                at_random_times(project, fresh, which, arguments.kills // (len(UNITS) * len(RECIPES)), draws, figures)
+            kill_callers(project, fresh, arguments.callers, draws, figures)
+        finally:
+            stages.kill()
+            stages.wait()
+    tried = ", ".join(f"{kind} {number}" for kind, number in figures.tried.items())
+    print(f"{tried}; cures of DVC's own files: {figures.cured}; in {time.monotonic() - began:.0f} s")
+    print(f"not well ended, or charged twice: {len(figures.failed)}")
+    sys.exit(bool(figures.failed))
 
 
 if __name__ == "__main__":

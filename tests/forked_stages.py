@@ -20,10 +20,13 @@ import traceback
 from importlib import import_module
 from pathlib import Path
 
+from faults import SIGNALS, install
+
 CLIENT = """#!{python} -IS
-import json, os, socket, sys
+import json, os, signal, socket, sys
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stage gets it
     words = json.dumps([sys.argv, os.getcwd(), dict(os.environ)]).encode()
     socket.send_fds(server, [len(words).to_bytes(4, "big")], [0, 1, 2])
     server.sendall(words)
@@ -52,16 +55,24 @@ def start(address: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]
     return process
 
 
-def end_stages(address: Path) -> None:
-    """Kill every stage that runs, and wait until it is gone."""
+def end_stages(address: Path, number: int = signal.SIGKILL) -> None:
+    """Send a signal to all that runs, and wait, after a kill, until it is gone."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(str(address))
-        server.shutdown(socket.SHUT_WR)
+        server.sendall(number.to_bytes(4, "big"))
         server.recv(1)
 
 
+def send(process: int, number: int) -> None:
+    """A signal to a stage; one that ends it, to all that DVC started too."""
+    try:
+        (os.kill if number == SIGNALS["memory"] else os.killpg)(process, number)
+    except ProcessLookupError:  # it has not yet become the first of a group
+        os.kill(process, number)
+
+
 def serve(address: Path) -> None:
-    """Fork for each connection, and return the exit code. One without words ends all stages (SIGKILL)."""
+    """Fork for each connection, and return the exit code. One without files holds a signal for all."""
     for name in LIBRARIES:
         import_module(name)
     program = import_module("stages.cli").main
@@ -74,11 +85,17 @@ def serve(address: Path) -> None:
             for _ in waiting.select(0.01):
                 connection, _ = listening.accept()
                 size, files, _, _ = socket.recv_fds(connection, 4, 3)
-                if not size:
+                if not files:
+                    number = int.from_bytes(size, "big")
                     for process in running:
-                        os.kill(process, signal.SIGKILL)
-                        os.waitpid(process, 0)
-                    running.clear()
+                        send(process, number)
+                    if number == signal.SIGKILL:
+                        for process, asking in running.items():
+                            os.waitpid(process, 0)
+                            asking.close()
+                        running.clear()
+                        while waiting.select(0):  # those that were killed before they were heard
+                            listening.accept()[0].close()
                     connection.close()
                     continue
                 with connection.makefile("rb") as stream:
@@ -107,7 +124,10 @@ def run_stage(words: list[str], folder: str, environment: dict[str, str], files:
     try:
         sys.argv = words[words.index("-m") + 1 :] if words[0].endswith("/module") else words
         if sys.argv[0] == "dvc":
+            signal.signal(SIGNALS["memory"], signal.SIG_IGN)
             program = import_module("dvc.cli").main
+        elif "FAULT" in environment:
+            install(*json.loads(environment["FAULT"]))
         code = program() or 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

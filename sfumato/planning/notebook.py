@@ -23,6 +23,10 @@ REPORT = f"{ARTIFACTS}/report/index.html"
 ERRORS: dict[int, type[SfumatoError]] = {kind.exit_code: kind for kind in (ConfigError, BudgetError, DataError)}
 COLUMNS = ["noise_multiplier", "sample_rate", "releases", "epsilon", "share"]
 NOISE = ("Running stage", "Updating lock", "To track", "\tgit add", "To enable", "\tdvc config", "Use `dvc push`")
+# Becomes a program, and leaves a watcher in its process group, which ends with all of it unless a line comes to stdin.
+WATCHED = """exec 3<&0
+{ read -r line || { kill -INT 0; sleep 2; kill -KILL 0; }; } <&3 >/dev/null 2>&1 &
+exec "$@" 3<&- </dev/null"""
 
 
 class Project:
@@ -111,13 +115,17 @@ class Project:
 def run_program(words: list[str], folder: Path, *, shown: bool) -> None:
     """Run a program of this very environment in a folder, its `stage` first on the path. shown: print its lines.
 
+    If this process is killed or interrupted, all that the program started gets Ctrl-C, and a kill 2 seconds later.
     Raises the error of the stage that failed, in its own words.
     """
     place = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
     with subprocess.Popen(
-        [sys.executable, "-P", *words],  # nothing in the user's folder takes the place of a package
+        # -P: nothing in the user's folder takes the place of a package
+        [*(["sh", "-c", WATCHED, "sh"] if os.name == "posix" else []), sys.executable, "-P", *words],
         cwd=folder,
         env=os.environ | place,
+        start_new_session=True,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -129,6 +137,7 @@ def run_program(words: list[str], folder: Path, *, shown: bool) -> None:
             shown &= not line.startswith("error: ")  # it is raised below
             if shown and line.strip() and not line.startswith(NOISE):
                 print(line, end="", flush=True)
+        running.communicate("\n")  # the watcher leaves
     if running.returncode:
         text = "".join(lines)
         last = "\n".join(line.strip(" │\n") for line in lines[-5:] if "──" not in line)

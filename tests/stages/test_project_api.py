@@ -1,7 +1,12 @@
 """A project from Python. A whole run of one is in `test_init.py`, where its folder has a release already."""
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -63,3 +68,40 @@ def test_a_failure_is_the_error_of_the_stage(project, tmp_path):
         project.report()
     with pytest.raises(ConfigError, match="not a project"):
         sfumato.Project(tmp_path)
+
+
+SLOW = """
+import os, signal, sys, time
+if sys.argv[1] == "deaf":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+print(os.getsid(0), file=open("session", "w"), flush=True)
+try:
+    time.sleep(60)
+finally:
+    open("stopped", "w").close()
+"""
+
+
+@pytest.mark.parametrize(("stage", "end"), [("hears", signal.SIGKILL), ("deaf", signal.SIGINT)])
+def test_dvc_and_its_stage_end_with_the_process_that_called_run(tmp_path, monkeypatch, stage, end):
+    monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "dvc"))
+    subprocess.run(["dvc", "init", "-q", "--no-scm"], cwd=tmp_path, check=True)
+    (tmp_path / "params.yaml").touch()
+    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "dvc.yaml").write_text(f"stages: {{slow: {{cmd: {sys.executable} slow.py {stage}}}}}")
+    caller = subprocess.Popen([sys.executable, "-c", "import sfumato; sfumato.Project().run()"], cwd=tmp_path)
+    said = tmp_path / "session"
+    while not (said.exists() and said.read_text()):
+        assert caller.poll() is None
+        time.sleep(0.05)
+    session = int(said.read_text())
+    assert session != os.getsid(caller.pid)
+    caller.send_signal(end)
+    start = time.monotonic()
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() - start < 5:
+            os.killpg(session, 0)
+            time.sleep(0.05)
+    assert (tmp_path / "stopped").exists() == (stage == "hears")
+    caller.wait()

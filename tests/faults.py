@@ -1,0 +1,109 @@
+"""Faults in a stage that `forked_stages` runs: a kill, Ctrl-C, no memory or a full disk, at a chosen moment.
+
+The environment variable FAULT, which `fault` makes, asks for one. Moments are counted over all stages that see it: each
+entry of the journal has four. The project's code knows nothing of this.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import safetensors.torch
+
+from sfumato.storage.journal import Journal
+
+KINDS = ("kill", "interrupt", "memory", "full")
+MOMENTS = ("before", "within", "unanchored", "after")  # of an entry: half of it is written; its head is the old one
+SIGNALS = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT, "memory": signal.SIGUSR1}
+
+
+def fault(folder: Path, state: Path, kind: str = "", number: int = 0) -> dict[str, str]:
+    """The variable for a fault at the moment of this number, counted from 1; at 0 there is none.
+
+    folder: gets the file `moments`, a line for each. While it holds a file `full`, so is the disk of `state`.
+    """
+    for name in ("moments", "full"):
+        (folder / name).unlink(missing_ok=True)
+    return {"FAULT": json.dumps([str(folder), str(state), kind, number])}
+
+
+def install(folder: str, state: str, kind: str, number: int) -> None:
+    """Put the faults into this process, for as long as it lives."""
+    moments, full = Path(folder, "moments"), Path(folder, "full")
+    append, write, flush, save = Journal._append, os.write, os.fsync, safetensors.torch.serialize_file
+    cut = False  # the next line of the journal
+
+    def reached(name: str) -> bool:
+        with moments.open("a") as file:
+            file.write(f"{name}\n")
+        return len(moments.read_text().splitlines()) == number
+
+    def strike() -> None:
+        if kind == "full":
+            full.touch()
+        elif kind == "memory":
+            raise MemoryError
+        else:
+            signal.raise_signal(SIGNALS[kind])
+
+    def needs_room(path: str | Path) -> None:
+        if full.exists() and Path(path).absolute().is_relative_to(state):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    def append_entry(journal: Journal, salt: bytes, before: str, entry: str, fields: dict) -> None:
+        nonlocal cut
+        if reached(f"{entry} before"):
+            strike()
+        cut = reached(f"{entry} within")
+        append(journal, salt, before, entry, fields)
+        if reached(f"{entry} after"):
+            strike()
+
+    def write_bytes(descriptor: int, content: bytes) -> int:
+        nonlocal cut
+        needs_room(path_of(descriptor))
+        if cut:
+            cut, written = False, write(descriptor, content[: len(content) // 2])
+            strike()
+            return written
+        return write(descriptor, content)
+
+    def flush_file(descriptor: int) -> None:
+        needs_room(path_of(descriptor))
+        flush(descriptor)
+
+    def save_file(tensors: object, path: str, metadata: object = None) -> None:
+        try:
+            needs_room(path)
+        except OSError as error:  # as it says it
+            raise safetensors.SafetensorError(f"Error while serializing: I/O error: {error}") from error
+        save(tensors, path, metadata)
+
+    def listen(event: str, about: tuple) -> None:
+        if event == "os.rename" and str(about[1]).endswith(".journal") and reached("unanchored"):
+            strike()
+        if event == "os.mkdir" or (event == "open" and about[2] & os.O_CREAT and not isinstance(about[0], int)):
+            path = os.fsdecode(about[0])
+            if not os.path.exists(path):
+                needs_room(path)
+
+    def out_of_memory(*_: object) -> None:
+        raise MemoryError
+
+    Journal._append = append_entry
+    os.write, os.fsync, safetensors.torch.serialize_file = write_bytes, flush_file, save_file
+    sys.addaudithook(listen)
+    signal.signal(SIGNALS["memory"], out_of_memory)
+
+
+def path_of(descriptor: int) -> str:
+    """Of an open file; of none, where the system does not tell."""
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return os.devnull
