@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 import sys
 import time
@@ -54,6 +55,12 @@ def no_cuda() -> str:
     if said:
         print(f"no GPU is used: {said}", file=sys.stderr)
     return f"{built} here{f' ({said})' if said else ''}"
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module is; the CPU if it has no numbers."""
+    numbers = itertools.chain(module.parameters(), module.buffers())
+    return next((tensor.device for tensor in numbers), torch.device("cpu"))
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
