@@ -61,6 +61,7 @@ from sfumato.settings.training import Amp, Auxiliary, Classifier, Phase
 from sfumato.training.curriculum import warm_up
 from sfumato.training.public_classifier import train_public_classifier
 
+pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 CUDA, SHAPE, CLASSES = torch.device("cuda"), (1, 16, 16), 10
 EVEN = torch.full((CLASSES,), 1 / CLASSES).double()
 DRAWN = "privacy/charge.py Charge._noised"  # a sum comes to the CPU, where the noise is made
