@@ -88,8 +88,8 @@ class ProjectedFeatures(nn.Module):
 
         power: p; a direction of variance λ is scaled by λ^(−p/2), so that 0 keeps the variances and 1 makes them equal.
         """
-        parts = (part.to(self.mean.device) for part in images.split(BATCH))
-        rows = torch.cat([self.mapped(as_floats(part)) for part in parts]).cpu()
+        device = self.mean.device
+        rows = torch.cat([self.mapped(as_floats(part.to(device))) for part in images.split(BATCH)]).cpu()
         mean = rows.mean(0)
         spread = rows.std(0) if self.network is not None else torch.ones_like(mean)
         rows = (rows - mean) / spread.clamp(min=1e-6)

@@ -59,8 +59,7 @@ def no_cuda() -> str:
 
 def device_of(module: nn.Module) -> torch.device:
     """Where a module is; the CPU if it has no numbers."""
-    numbers = itertools.chain(module.parameters(), module.buffers())
-    return next((tensor.device for tensor in numbers), torch.device("cpu"))
+    return next((part.device for part in itertools.chain(module.parameters(), module.buffers())), torch.device("cpu"))
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -132,7 +131,9 @@ def is_faster(step: Callable[[bool], object], key: Hashable, device: torch.devic
 
 def fast_bfloat16(device: str) -> bool:
     """Whether the device has bfloat16 arithmetic. It is not timed, so that one machine always does the same."""
-    return device == "cuda" or bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+    if device == "cuda":
+        return torch.cuda.get_device_capability() >= (8, 0)  # an older GPU imitates it, slowly
+    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
 def prefers_bfloat16(model: nn.Module) -> bool:
