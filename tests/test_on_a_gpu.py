@@ -52,6 +52,7 @@ from sfumato.queries.histogram import query_histogram
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
 from sfumato.release.variation import vary
+from sfumato.runtime import compute
 from sfumato.settings.baselines import Adversarial, Evolve
 from sfumato.settings.dpsgd import Finetune, Saliency
 from sfumato.settings.noise_levels import LogNormal, TimestepMixture
@@ -87,7 +88,8 @@ def part(*waits: str | set[str]) -> Callable[[Callable[[], object]], Callable[[]
 @pytest.fixture(autouse=True)
 def untimed(monkeypatch) -> None:
     """Nothing is timed: what is slow on no card is not known."""
-    monkeypatch.setattr(gradients, "is_faster", lambda step, key, device: False)
+    for module in (compute, gradients):
+        monkeypatch.setattr(module, "is_faster", lambda step, key, device: False)
     monkeypatch.setattr(downstream, "MIN_STEPS", 2)
 
 
