@@ -64,6 +64,7 @@ from sfumato.training.public_classifier import train_public_classifier
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 CUDA, SHAPE, CLASSES = torch.device("cuda"), (1, 16, 16), 10
+ONE_LEVEL = {"multipliers": (1,), "attention": (0,)}  # of a network whose layers do not matter
 EVEN = torch.full((CLASSES,), 1 / CLASSES).double()
 DRAWN = "privacy/charge.py Charge._noised"  # a sum comes to the CPU, where the noise is made
 TRIED = "features/batch_invariant.py place_matters"  # once before a charge: whether an image's place matters
@@ -190,9 +191,9 @@ def dp_sgd_of_adapters() -> None:
     merge(model)
 
 
-def state(**options: Any) -> State:
-    config = Finetune(**{"draws": 2, "max_grad_norm": 1.0, "steps": 3, "microbatch_size": 16})
-    return State(unet(**options), config, public_batch=40.0, autocast=True)
+def state() -> State:
+    config = Finetune(draws=2, max_grad_norm=1.0, steps=3, microbatch_size=16)
+    return State(unet(**ONE_LEVEL), config, public_batch=40.0, autocast=True)
 
 
 @part(DRAWN, "dpsgd/run.py update", "dpsgd/run.py State.tensors", "dpsgd/trainable.py check_trained")
@@ -208,7 +209,7 @@ def dp_sgd_resumed() -> None:
 
 @part("queries/saliency.py query_saliency")
 def query_of_saliency() -> None:
-    model = unet()
+    model = unet(**ONE_LEVEL)
     query_saliency(charge(images()), model, candidates(model, "qkv"), Saliency(draws=2), 40.0)
 
 
@@ -357,16 +358,17 @@ def dp_gan() -> None:
 
 
 @part()
-def warm_up_on_images_and_memory_maps() -> None:
+def warm_up_in_phases() -> None:
     known = torch.rand(20, *SHAPE), torch.arange(20) % CLASSES
-    warm_up(unet(), [Phase(sources={"central": 1.0}, steps=2, batch=16, augment=2, amp=Amp())], {"central": known}, 0)
+    phase = Phase(sources={"central": 1.0}, steps=2, batch=16, augment=2, amp=Amp())
+    warm_up(unet(**ONE_LEVEL), [phase], {"central": known}, 0)
 
 
 @part("diffusion/sampler.py sample")
 def samples_with_and_without_guidance() -> None:
     labels, random = torch.arange(20) % CLASSES, torch.Generator().manual_seed(0)
-    sample(unet(), labels, 3, 0.5, random, True)
-    sample(unet(), labels, 3, 0.0, random, True, guide_by(teacher(), 1.0))
+    sample(unet(**ONE_LEVEL), labels, 2, 0.5, random, True)
+    sample(unet(**ONE_LEVEL), labels, 2, 0.0, random, True, guide_by(teacher(), 1.0))
 
 
 @part(LABELLED)

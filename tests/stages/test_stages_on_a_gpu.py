@@ -21,7 +21,7 @@ SMALL = {
     "profile": None,
     "data": {"dataset_id": "small", "source": "npz", "path": "source.npz"},
     "privacy": {"epsilon": 10, "size_hint": 40, "unit": "image"},
-    "model": {"width": 8, "multipliers": [1, 1], "unshuffle": 1},
+    "model": {"width": 8, "multipliers": [1], "attention": [0], "unshuffle": 1},
     "public": {"per_class": 4},
     "frequency": {"size": 100},
     "classifier": {"steps": 2, "width": 8},
