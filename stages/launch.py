@@ -4,13 +4,14 @@ That is `torchrun` with its options, say. `dvc.yaml` and the commands stay as th
 """
 
 import os
+import secrets
 import shlex
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from sfumato.errors import ConfigError, SfumatoError, explained
+from sfumato.storage.state_directory import state_dir
 
 LAUNCH = "SFUMATO_LAUNCH"
 EXIT_CODE = "SFUMATO_EXIT_CODE"  # names the file in which the first process leaves its exit code
@@ -24,19 +25,22 @@ def asked() -> bool:
 def again() -> int:
     """Run this very command once more, in many processes. Returns its exit code.
 
-    The first process writes its exit code to a file, since `torchrun` turns every exit code into 1.
+    The first process leaves its exit code in the shared state directory, since `torchrun` turns every one into 1.
     """
     launcher = f"{LAUNCH}={os.environ[LAUNCH]!r}"
     if EXIT_CODE in os.environ:
         raise ConfigError(f"{launcher} starts no group of processes: name `torchrun` and its options")
-    with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder) / "code"
+    said = state_dir() / "launches" / secrets.token_hex(8)
+    said.parent.mkdir(0o700, parents=True, exist_ok=True)
+    try:
         with explained(ConfigError, lambda error: f"{launcher} does not start: {error}"):
             words = [*shlex.split(os.environ[LAUNCH]), "-m", "stages.cli", *sys.argv[1:]]
             done = subprocess.run(words, env={**os.environ, EXIT_CODE: str(said)}, check=False)
         if not said.is_file():
             raise SfumatoError(f"{launcher} ended with {done.returncode}, and the first process did not come to an end")
         return int(said.read_text(encoding="utf-8"))
+    finally:
+        said.unlink(missing_ok=True)
 
 
 def speaks() -> bool:

@@ -6,7 +6,7 @@ Source: Dockhorn et al. 2023 (DPDM) for the K draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.per_image import PerImage
 from sfumato.runtime import distributed
-from sfumato.runtime.compute import is_faster
+from sfumato.runtime.compute import fast_bfloat16, is_faster
 from sfumato.settings.noise_levels import NoiseLevels
 
 
@@ -185,10 +185,10 @@ def choose_precision(
     draws_per_pass: int | None = None,
     autocast: bool | None = None,
 ) -> bool:
-    """Choose how gradients are taken on this machine: returns whether in bfloat16, and sets `model.use_unfold`.
+    """Whether gradients are taken in bfloat16 on this machine.
 
-    Each choice is timed on blank images: neither the answer nor the time depends on data. The first process chooses for
-    all, and gives them its weights: no image's gradient may depend on which process takes it.
+    It is timed on blank images: neither the answer nor the time depends on data. The first process chooses for all, and
+    gives them its weights: no image's gradient may depend on which process takes it.
     autocast: the answer if it is given; None to measure.
     """
     device = next(iter(parameters.values())).device
@@ -197,16 +197,10 @@ def choose_precision(
     draws = draw(images).of_each(slice(draws_per_pass))
     network = (device, images.shape, draws.levels.shape, sum(value.numel() for value in parameters.values()))
 
-    def pays(step: Callable[[bool], object], *what: Hashable) -> bool:
-        return distributed.broadcast_object(is_faster(step, (*what, *network), device))
-
     def gradients(half: bool) -> None:
         per_image_gradients(model, parameters, images, labels, draws, half)
 
-    def unfolding(use_unfold: bool) -> None:
-        model.use_unfold = use_unfold
-        gradients(autocast is not False)
-
     distributed.agree(model.state_dict().values())
-    model.use_unfold = device.type == "cuda" and model.supports_ghost_layers and pays(unfolding, "unfolded", autocast)
-    return pays(gradients, "per-image") if autocast is None else autocast
+    if autocast is not None or (device.type == "cuda" and not fast_bfloat16("cuda")):
+        return bool(autocast)
+    return distributed.broadcast_object(is_faster(gradients, ("per-image", *network), device))

@@ -1,5 +1,6 @@
 """How many images a step takes at a time: a setting of the machine, from public numbers and blank images."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -16,6 +17,8 @@ COPIES = 8  # float32 copies of the trained parameters beside the model: average
 SMALL, LARGE, FILLED = 64, 128, 16  # images on a CPU; the more for a batch that fills so many microbatches
 CPU_PASSES = 256  # of the network, more at a time is not faster
 GPU_IMAGES, GPU_PASSES = 512, 4096
+# in the messages of CUDA, cuBLAS and cuDNN where memory does not suffice or no kernel is for this size
+DOES_NOT_FIT = ("out of memory", "CUBLAS_STATUS_", "CUDNN_STATUS_", "cuDNN algorithm", "find an engine")
 VMAP_IMAGES = 32  # for a network without ghost layers
 
 
@@ -24,16 +27,39 @@ def choose_microbatch(
 ) -> tuple[int, int]:
     """Images whose gradients are taken at a time, and how many of the K draws of each. Call it before a charge opens.
 
-    On a GPU it is halved until a trial fits. The same for all processes. batch: expected images of a step; wanted:
-    images at a time, as the user asked.
+    On a GPU each way is halved until a trial fits, and the faster one is set (`model.use_unfold`); all processes agree.
+    batch: expected images of a step; wanted: images at a time, as the user asked. Raises MemoryError if no trial fits.
     """
     device = device_of(parameters)
-    if wanted is not None:
-        return distributed.all_min(wanted), draws
-    images, some = fitting(model, parameters, draws, batch, device)
-    while device.type == "cuda" and images * some > 1 and not fits(model, parameters, images, some):
-        images, some = max(1, images // 2), some if images > 1 else some // 2
-    return distributed.all_min(images), distributed.all_min(some)
+    first = (wanted, draws) if wanted else fitting(model, parameters, draws, batch, device)
+    if device.type != "cuda":
+        return distributed.all_min(first[0]), distributed.all_min(first[1])
+    sizes = {}  # of each way that fits
+    for unfold in (False, True) if model.supports_ghost_layers else (False,):
+        model.use_unfold = unfold
+        images, some = first
+        while images and not fits(model, parameters, images, some):
+            images, some = (1, some // 2) if images == 1 < some else (images // 2, some)
+        if images := distributed.all_min(images):
+            sizes[unfold] = images, distributed.all_min(some)
+    if not sizes:
+        raise MemoryError("the gradient of one image does not fit into the GPU")
+    model.use_unfold = unfolding_pays(model, parameters, sizes) if len(sizes) == 2 else True in sizes
+    return sizes[model.use_unfold]
+
+
+def unfolding_pays(model: Denoiser, parameters: Mapping[str, Tensor], sizes: Mapping[bool, tuple[int, int]]) -> bool:
+    """Whether the same passes of blank images are faster if these are unfolded, each way at its own size."""
+    passes = max(map(math.prod, sizes.values()))
+
+    def gradients(unfold: bool) -> None:
+        model.use_unfold = unfold
+        blank = blanks(model, parameters, *sizes[unfold])
+        for _ in range(passes // math.prod(sizes[unfold])):
+            per_image_gradients(model, parameters, *blank, compute.fast_bfloat16("cuda"))
+
+    key = "unfolded", str(sizes), sum(value.numel() for value in parameters.values())
+    return distributed.broadcast_object(compute.is_faster(gradients, key, device_of(parameters)))
 
 
 def fitting(
@@ -109,8 +135,10 @@ def fits(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: 
     """Whether the gradients of so many blank images, each drawn so often, and their clip fit into the GPU."""
     try:
         clipped_sum(per_image_gradients(model, parameters, *blanks(model, parameters, images, draws)), 1.0)
-    except torch.cuda.OutOfMemoryError:
-        return False
+    except RuntimeError as error:  # cuDNN and cuBLAS have no type of their own
+        if isinstance(error, torch.cuda.OutOfMemoryError) or any(words in str(error) for words in DOES_NOT_FIT):
+            return False
+        raise
     finally:
         torch.cuda.empty_cache()
     return True

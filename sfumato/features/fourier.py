@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.features import FEATURES
 from sfumato.features.scattering import averaged
+from sfumato.runtime.compute import device_of
 from sfumato.settings.queries import FeatureMap
 
 PLAIN = ("linear", "squared")  # the kernels whose features are the map itself
@@ -73,7 +74,7 @@ class FourierFeatures(nn.Module):
         for index, feature in enumerate(features):
             image_map = OfBlocks(maps[feature.map], shape, feature.block)
             with torch.no_grad():
-                width = image_map(torch.zeros(1, *shape)).shape[1]
+                width = image_map(torch.zeros(1, *shape, device=device_of(image_map))).shape[1]
             self.maps.append(image_map)
             self.widths.append(width)
             if feature.kernel in PLAIN:

@@ -13,7 +13,7 @@ from sfumato.data.images import Shape, as_floats
 from sfumato.features import FEATURES
 from sfumato.features.own_network import OWN, OwnFeatures
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
-from sfumato.runtime.compute import fast_bfloat16
+from sfumato.runtime.compute import device_of, fast_bfloat16
 from sfumato.settings.queries import OwnNetwork
 
 # the maps of a trained network: the input of its head, and its last feature map; all others are in FEATURES
@@ -69,12 +69,12 @@ class ProjectedFeatures(nn.Module):
     def through(
         cls, network: PublicNetwork | None, feature: str, shape: Shape, dimension: int, flip: bool = False
     ) -> ProjectedFeatures:
-        """The same map, which looks at images through the trained `network`, if there is one."""
+        """The same map, which looks at images through the trained `network`, if there is one, on its device."""
         if network is None:
             return cls(feature, shape, dimension, flip=flip)
         features = cls(feature, shape, dimension, arguments_of(network), flip)
         features.map = ClassifierFeatures(network, feature == CELLS).eval()
-        return features
+        return features.to(device_of(network))
 
     def mapped(self, images: Tensor) -> Tensor:
         """The map's output, or the mean of it and of that of the mirror images."""
@@ -89,7 +89,8 @@ class ProjectedFeatures(nn.Module):
 
         power: p; a direction of variance λ is scaled by λ^(−p/2), so that 0 keeps the variances and 1 makes them equal.
         """
-        rows = torch.cat([self.mapped(as_floats(part)) for part in images.split(BATCH)])
+        device = self.mean.device
+        rows = torch.cat([self.mapped(as_floats(part.to(device))) for part in images.split(BATCH)]).cpu()
         mean = rows.mean(0)
         spread = rows.std(0) if self.network is not None else torch.ones_like(mean)
         rows = (rows - mean) / spread.clamp(min=1e-6)

@@ -72,7 +72,7 @@ PARALLEL = 0.5  # n threads are about n to this power times as fast as one
 
 def now() -> float:
     """Seconds of processor time if one thread does the work, so that other programs count little; else wall time."""
-    if torch.cuda.is_available():
+    if device().type == "cuda":
         torch.cuda.synchronize()
         return time.perf_counter()
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
@@ -80,7 +80,7 @@ def now() -> float:
 
 def gain(threads: int) -> float:
     """How many times as fast so many threads should be as one."""
-    return 1.0 if torch.cuda.is_available() else threads**PARALLEL
+    return 1.0 if device().type == "cuda" else threads**PARALLEL
 
 
 class Machine:
@@ -88,7 +88,7 @@ class Machine:
 
     def __init__(self, state: Path) -> None:
         self.path, found = state / FILE, dict[str, Any]()
-        name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+        name = torch.cuda.get_device_name() if device().type == "cuda" else platform.machine()
         identity = [platform.node(), name, THREADS, torch.__version__, "idle"]
         with suppress(*UNREADABLE):
             found = dict(read_json(self.path))

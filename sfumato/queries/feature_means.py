@@ -30,7 +30,7 @@ from sfumato.features.teacher_network import TeacherNetwork, relabelled, spannin
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.resolved import StagePlan
 from sfumato.privacy.rows import Rows, label_rows
-from sfumato.runtime.compute import to_device
+from sfumato.runtime.compute import device_of, to_device
 from sfumato.settings.fields import Strict
 from sfumato.settings.queries import FeatureMap
 from sfumato.settings.training import Classifier
@@ -47,10 +47,6 @@ DIMENSION, POWER = 512, 0.5  # of its features: principal directions, scaled by 
 
 
 Features = FourierFeatures | CosineMoments  # φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most
-
-
-def device_of(features: Features) -> torch.device:
-    return next(features.buffers()).device
 
 
 def feature_rows(features: Features, images: Tensor, labels: Tensor, classes: int, one_by_one: bool = True) -> Rows:

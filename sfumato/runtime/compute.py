@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 import sys
 import time
@@ -54,6 +55,11 @@ def no_cuda() -> str:
     if said:
         print(f"no GPU is used: {said}", file=sys.stderr)
     return f"{built} here{f' ({said})' if said else ''}"
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module is; the CPU if it has no numbers."""
+    return next((part.device for part in itertools.chain(module.parameters(), module.buffers())), torch.device("cpu"))
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -125,7 +131,9 @@ def is_faster(step: Callable[[bool], object], key: Hashable, device: torch.devic
 
 def fast_bfloat16(device: str) -> bool:
     """Whether the device has bfloat16 arithmetic. It is not timed, so that one machine always does the same."""
-    return device == "cuda" or bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+    if device == "cuda":
+        return torch.cuda.get_device_capability() >= (8, 0)  # an older GPU imitates it, slowly
+    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
 def prefers_bfloat16(model: nn.Module) -> bool:

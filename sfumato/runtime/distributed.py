@@ -27,12 +27,20 @@ PATIENCE = timedelta(hours=24)  # the others may wait long while the first proce
 
 
 def join() -> None:
-    """Join the processes that `torchrun` started with this one, if it did."""
+    """Join the processes that `torchrun` started with this one, if it did.
+
+    Raises ConfigError in the first process of a host with fewer GPUs than processes; the others end, and say nothing.
+    """
     if not launched() or dist.is_initialized():
         return
     gpus = compute.device().type == "cuda"
     if gpus:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        place, cards = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if (count := int(os.environ["LOCAL_WORLD_SIZE"])) > cards:
+            if place > 0:
+                raise SystemExit(0)
+            raise ConfigError(f"SFUMATO_LAUNCH starts {count} processes for {cards} GPUs: say --nproc-per-node={cards}")
+        torch.cuda.set_device(place)
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=PATIENCE)
 
 

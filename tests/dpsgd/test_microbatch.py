@@ -1,8 +1,11 @@
 """How much of a draw is computed at a time: what fits, and that no released number depends on it but by rounding."""
 
+from functools import partial
+
 import pytest
 import torch
 from peak_memory import peak_memory
+from pretended_gpu import GIB, pretended_gpu
 from small_network import OneDraw, network
 from torch import Tensor
 
@@ -12,6 +15,7 @@ from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.gradients import choose_precision, clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.microbatch import activation_bytes, choose_microbatch, needed, plain_microbatch
 from sfumato.dpsgd.run import State, gradient_sum
+from sfumato.runtime import compute
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal
 
@@ -112,23 +116,81 @@ def test_what_the_user_asks_is_taken_and_a_network_without_ghost_layers_takes_fe
     assert choose_microbatch(model, dict(model.named_parameters()), 1, 1e6) == (32, 1)
 
 
-@pytest.mark.parametrize(
-    ("largest", "expected"), [(10**6, (512, 8)), (100, (8, 8)), (12, (1, 8)), (3, (1, 2)), (0, (1, 1))]
-)
-def test_on_a_gpu_the_choice_is_halved_until_a_trial_on_blanks_fits(monkeypatch, model, largest, expected):
-    """largest: passes that fit. On a CPU, with a stand-in for the device."""
-    parameters, gpu = dict(model.named_parameters()), torch.device("cuda")
-    monkeypatch.setattr(microbatch, "device_of", lambda parameters: gpu)
+def chosen_on_a_gpu(monkeypatch, largest: dict[bool, int], faster: bool = False, wanted: int | None = None):
+    """What is chosen where so many passes fit, unfolded or not, and which passes were tried, and timed.
+
+    On a CPU, with stand-ins for the device and its clock.
+    """
+    model, tried, timed = network((1,)), [], []
+    monkeypatch.setattr(microbatch, "device_of", lambda parameters: torch.device("cuda"))
     monkeypatch.setattr(microbatch, "fitting", lambda *asked: (512, 8))
-    tried = []
+    monkeypatch.setattr(compute, "fast_bfloat16", lambda kind: True)
+    monkeypatch.setattr(microbatch, "blanks", lambda model, parameters, images, draws: (images * draws,))
 
-    def fits(model, parameters, images, draws):
-        tried.append(images * draws)
-        return images * draws <= largest
+    def fits(model, parameters, images, draws) -> bool:
+        tried.append((model.use_unfold, images * draws))
+        return images * draws <= largest[model.use_unfold]
 
+    def is_faster(step, *about) -> bool:
+        for unfold in (False, True):
+            step(unfold)
+        return faster
+
+    monkeypatch.setattr(microbatch, "per_image_gradients", lambda *given: timed.append((model.use_unfold, given[2])))
     monkeypatch.setattr(microbatch, "fits", fits)
-    assert choose_microbatch(model, parameters, 8, 1e6) == expected
-    assert tried[0] == 4096 and sorted(tried, reverse=True) == tried
+    monkeypatch.setattr(compute, "is_faster", is_faster)
+    found = choose_microbatch(model, dict(model.named_parameters()), 8, 1e6, wanted)
+    return (model.use_unfold, *found), tried, timed
+
+
+@pytest.mark.parametrize(("largest", "expected"), [(10**6, (512, 8)), (100, (8, 8)), (12, (1, 8)), (3, (1, 2))])
+def test_on_a_gpu_the_choice_is_halved_until_a_trial_on_blanks_fits(monkeypatch, largest, expected):
+    found, tried, timed = chosen_on_a_gpu(monkeypatch, {False: largest, True: 0})
+    assert found == (False, *expected) and not timed
+    assert tried[0] == (False, 4096) and sorted(tried, key=lambda trial: (trial[0], -trial[1])) == tried
+
+
+def test_where_no_size_fits_images_are_unfolded_and_where_that_does_not_fit_either_is_an_error(monkeypatch):
+    """cuDNN may have no kernel for the grouped convolution of any number of images."""
+    assert chosen_on_a_gpu(monkeypatch, {False: 0, True: 1000})[0] == (True, 64, 8)
+    with pytest.raises(MemoryError, match="one image does not fit into the GPU"):
+        chosen_on_a_gpu(monkeypatch, {False: 0, True: 0})
+
+
+@pytest.mark.parametrize("faster", [False, True])
+def test_unfolding_is_timed_at_the_size_that_fits_it_over_as_many_passes(monkeypatch, faster):
+    found, _, timed = chosen_on_a_gpu(monkeypatch, {False: 5000, True: 1100}, faster)
+    assert found == ((True, 128, 8) if faster else (False, 512, 8))
+    assert timed == [(False, 4096), *[(True, 1024)] * 4]
+
+
+def test_what_the_user_asks_is_the_most_that_a_gpu_takes(monkeypatch):
+    assert chosen_on_a_gpu(monkeypatch, {False: 10**6, True: 0}, wanted=5)[0] == (False, 5, 8)
+    assert chosen_on_a_gpu(monkeypatch, {False: 20, True: 0}, wanted=5)[0] == (False, 2, 8)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.",
+        "Unable to find a valid cuDNN algorithm to run convolution",
+        "GET was unable to find an engine to execute this computation",
+    ],
+)
+def test_a_library_without_memory_or_a_kernel_says_so_in_words_and_a_mistake_of_ours_is_none(
+    monkeypatch, model, message
+):
+    def refused(*given):
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(microbatch, "per_image_gradients", refused)
+    text, parameters = message, dict(model.named_parameters())
+    assert not microbatch.fits(model, parameters, 3, 2)
+    text = "Expected all tensors to be on the same device"
+    with pytest.raises(RuntimeError, match=text):
+        microbatch.fits(model, parameters, 3, 2)
 
 
 def test_a_trial_sees_only_blanks_and_notices_that_memory_does_not_suffice(monkeypatch, model):
@@ -212,4 +274,21 @@ def test_the_precision_is_what_was_said_or_what_blanks_show(model, monkeypatch, 
     answer = choose_precision(model, dict(model.named_parameters()), 4, lambda images: drawn.rows(slice(4)), 3, said)
     assert answer == (faster if said is None else said)
     assert tried == ([(True, 4, 3, False), (False, 4, 3, False)] if said is None else [])
-    assert model.use_unfold is False  # of a CPU
+
+
+def test_no_precision_is_timed_that_a_gpu_only_imitates(monkeypatch, model):
+    monkeypatch.setattr(gradients, "is_faster", lambda *what: pytest.fail("timed"))
+    with pretended_gpu():
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (7, 5))
+        there = network((1,)).to("cuda")
+        fresh = partial(draw, there, draws=4, law=LogNormal(), generator=torch.Generator("cuda"))
+        assert choose_precision(there, dict(there.named_parameters()), 4, fresh) is False
+
+
+@pytest.mark.parametrize("gib", [0.01, 0.05, 80])
+def test_what_fits_into_a_small_gpu_is_what_its_memory_holds(gib):
+    with pretended_gpu(int(gib * GIB)) as card:
+        there = network((1,)).to("cuda")
+        parameters = dict(there.named_parameters())
+        fits = microbatch.fits(there, parameters, 128, 8)
+    assert fits == (gib == 80) and card.peak > min(gib, 0.05) * GIB

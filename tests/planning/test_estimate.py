@@ -1,6 +1,7 @@
 """Expected times: in proportion to the work, corrected by past runs, without a look at the images."""
 
 import json
+import platform
 import stat
 import time
 from dataclasses import replace
@@ -15,6 +16,7 @@ from sfumato.planning import estimate
 from sfumato.planning.cost import Cost, cost_of
 from sfumato.planning.estimate import FILE, FRAME, OFF, WORK, expected_seconds, products_per_second, remember, timed
 from sfumato.privacy.resolved import StagePlan
+from sfumato.runtime import compute
 from sfumato.settings.stages import STAGES
 
 SMALL = {
@@ -129,6 +131,22 @@ def test_the_estimate_is_of_an_idle_machine_whatever_number_of_threads_is_fastes
     monkeypatch.setattr(estimate, "THREADS", 1)
     alone = expected(tmp_path)[1]
     assert alone["auxiliary"] - alone["plan"] == pytest.approx(work * 4**estimate.PARALLEL, rel=0.05)
+
+
+def test_the_minutes_are_of_the_device_that_will_be_used_not_of_a_gpu_that_will_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: waits.append(1))
+    waits = []
+    found = {}
+    for asked in ("cpu", "cuda"):
+        monkeypatch.setenv("SFUMATO_DEVICE", asked)
+        compute.no_cuda.cache_clear()
+        estimate.now()
+        found[asked] = (estimate.Machine(tmp_path).content["machine"][1], estimate.gain(4), len(waits))
+    compute.no_cuda.cache_clear()
+    assert found == {"cpu": (platform.machine(), 4**estimate.PARALLEL, 0), "cuda": ("a GPU", 1.0, 1)}
 
 
 def test_the_speed_is_measured_in_processor_time(monkeypatch):

@@ -9,7 +9,15 @@ import torch
 
 from sfumato.errors import ConfigError
 from sfumato.runtime import compute
-from sfumato.runtime.compute import configure_processor, device, is_faster, no_cuda, passes_per_second
+from sfumato.runtime.compute import (
+    configure_processor,
+    device,
+    device_of,
+    fast_bfloat16,
+    is_faster,
+    no_cuda,
+    passes_per_second,
+)
 from stages.runner import ready_processor
 
 
@@ -103,6 +111,19 @@ def test_a_driver_that_is_too_old_is_said_in_one_line_and_once(monkeypatch, caps
     assert device().type == device().type == "cpu"
     no_cuda.cache_clear()
     assert capsys.readouterr().err == "no GPU is used: The NVIDIA driver on your system is too old\n"
+
+
+@pytest.mark.parametrize(("capability", "known"), [((7, 0), False), ((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_a_gpu_before_ampere_has_no_bfloat16(monkeypatch, capability, known):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: capability)
+    assert fast_bfloat16("cuda") is known
+
+
+def test_a_module_is_where_its_numbers_are_and_on_the_cpu_without_any():
+    with torch.device("meta"):
+        norm = torch.nn.BatchNorm2d(3, affine=False)
+    assert device_of(norm).type == "meta" and device_of(torch.nn.ReLU()).type == "cpu"
+    assert device_of(torch.nn.Linear(2, 2, device="meta")).type == "meta"
 
 
 def test_the_faster_way_is_chosen_and_measured_once():

@@ -2,11 +2,18 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from sfumato.errors import ConfigError, SfumatoError
 from stages import launch
+
+
+@pytest.fixture(autouse=True)
+def state(monkeypatch, tmp_path) -> Path:
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    return tmp_path / "state"
 
 
 def test_a_launcher_that_starts_the_command_itself_ends_at_the_first_level(monkeypatch):
@@ -40,3 +47,19 @@ def test_the_exit_code_is_that_of_the_first_process(monkeypatch):
     text = f"import os; open(os.environ['{launch.EXIT_CODE}'], 'w').write('3'); raise SystemExit(1)"
     monkeypatch.setenv(launch.LAUNCH, f'{sys.executable} -c "{text}"')
     assert launch.again() == 3
+
+
+def test_the_exit_code_comes_by_the_state_directory_which_all_hosts_share_under_an_id_of_its_own(monkeypatch, state):
+    """Rank 0 may be on another host, where no temporary folder of this one is."""
+    files = []
+
+    def run(words, env, check):
+        files.append(Path(env[launch.EXIT_CODE]))
+        files[-1].write_text("0")
+        return subprocess.CompletedProcess(words, 1)
+
+    monkeypatch.setenv(launch.LAUNCH, "srun torchrun")
+    monkeypatch.setattr(subprocess, "run", run)
+    assert launch.again() == launch.again() == 0
+    assert {file.parent for file in files} == {state / "launches"} and len(set(files)) == 2
+    assert not any(file.exists() for file in files)

@@ -1,0 +1,67 @@
+"""The stages of recipes on a pretended GPU, from 40 digits to a release, by the program's commands."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from pretended_gpu import pretended_gpu
+
+from sfumato.dpsgd import gradients
+from sfumato.evaluation import detector, downstream, extractors
+from sfumato.runtime import compute
+from sfumato.settings.stages import QUERIES, STAGES
+from stages import finetune
+
+PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
+EVALUATED = ["teacher-generator", "feta-pro", "full", "teacher-public"]
+OTHERS = ["dp-mepf", "teacher-gaussian", "sapf-pixel", "pe", "dp-gan"]  # the other stages
+SMALL = {
+    "profile": None,
+    "data": {"dataset_id": "small", "source": "npz", "path": "source.npz"},
+    "privacy": {"epsilon": 10, "size_hint": 40, "unit": "image"},
+    "model": {"width": 8, "multipliers": [1], "attention": [0], "unshuffle": 1},
+    "public": {"per_class": 4},
+    "frequency": {"size": 100},
+    "classifier": {"steps": 2, "width": 8},
+    "evolve": {"rounds": 1, "population": 40, "images": 40},
+    "adversarial": {"steps": 2, "batch": 20, "images": 40},
+    "auxiliary": {"steps": 2, "batch": 40, "images": 40},
+    "embedding": {"size": 100, "learned": {"steps": 2}},
+    "refine": {"steps": 2, "batch": 40, "images": 40},
+    "pretrain": {"steps": 3, "batch": 16},
+    "finetune": {"steps": 2, "batch": 20, "draws": 1},
+    "synthesize": {"count": 40, "steps": 2},
+    "evaluate": {"classifiers": ["lr", "cnn"], "seeds": [0], "steps": 2},
+}
+
+
+def recipe_of(name: str) -> dict:
+    return yaml.safe_load((PIPELINES / f"{name}.yaml").read_text())
+
+
+def test_every_stage_is_in_some_recipe_here():
+    assert {stage for name in EVALUATED + OTHERS for stage in recipe_of(name)["run"]} == set(STAGES)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize("name", EVALUATED + OTHERS)
+def test_every_stage_of_a_recipe_runs_on_a_gpu(desk, digits, monkeypatch, name):
+    monkeypatch.setenv("SFUMATO_DEVICE", "cuda")
+    for module in (compute, gradients):
+        monkeypatch.setattr(module, "is_faster", lambda step, key, device: True)
+    monkeypatch.setattr(finetune, "check_trained", lambda *weights: None)  # those that come back are made up
+    monkeypatch.setattr(downstream, "MIN_STEPS", 2)
+    monkeypatch.setattr(detector, "STEPS", 2)
+    monkeypatch.setitem(extractors.DRAWN_PER_CLASS, "glyphs", 4)
+    np.savez("source.npz", images=digits.images[:40], labels=digits.labels[:40], classes=np.array(digits.classes))
+    run = [stage for stage in recipe_of(name)["run"] if stage != "evaluate" or name in EVALUATED]
+    desk.base = SMALL
+    select = {"ratio": 0.2} if "histogram" in run else {"images": 240}
+    desk.params(recipe=name, run=run, select=select)
+    with pretended_gpu():
+        desk.run_all("prepare sensitive", "prepare public", "plan", *STAGES, "ledger write")
+    assert np.load("artifacts/synthesize/images.npy").shape == (40, 8, 8, 1)
+    records = json.loads(Path("ledger.json").read_text())["records"]
+    assert {record["stage"] for record in records} == set(run) & set(QUERIES)

@@ -1,0 +1,406 @@
+"""Each part of the pipeline on a pretended GPU: nothing mixes devices, and only known places wait for the card.
+
+A place that is new here costs speed: the card idles while the program waits. Take the wait away, or add the place to
+the part that has it.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pretended_gpu import pretended_gpu
+from small_network import draw_images
+from torch import Tensor
+
+from sfumato.baselines.dp_gan import AdversarialState, Discriminator
+from sfumato.baselines.feta_sampler import new_sampled
+from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, query_votes
+from sfumato.data.images import ImageSet, Shape
+from sfumato.data.store import LatentSet
+from sfumato.diffusion.sampler import sample
+from sfumato.diffusion.unet import UNet
+from sfumato.dpsgd import gradients
+from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
+from sfumato.dpsgd.lora import merge
+from sfumato.dpsgd.run import State, step
+from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable
+from sfumato.evaluation import downstream
+from sfumato.evaluation.classifiers import CLASSIFIERS
+from sfumato.evaluation.extractors import embedded_extractor
+from sfumato.features.fourier import FourierFeatures
+from sfumato.features.projection import ProjectedFeatures
+from sfumato.features.public_network import build_network
+from sfumato.features.teacher_network import TeacherNetwork, classify, fit_features, guide_by, relabelled
+from sfumato.generators.gaussian import GaussianGenerator
+from sfumato.generators.one_step import Match, fit_generator, new_generator
+from sfumato.privacy.charge import Charge
+from sfumato.privacy.events import Mechanism
+from sfumato.privacy.noise import NoiseSource
+from sfumato.queries.feature_means import (
+    cosine_moments,
+    encoding_alone,
+    learned_features,
+    moment_features,
+    query_feature_means,
+    train_feature_network,
+)
+from sfumato.queries.histogram import query_histogram
+from sfumato.queries.saliency import query_saliency
+from sfumato.queries.teacher import query_teacher
+from sfumato.release.variation import vary
+from sfumato.runtime import compute
+from sfumato.settings.baselines import Adversarial, Evolve
+from sfumato.settings.dpsgd import Finetune, Saliency
+from sfumato.settings.noise_levels import LogNormal, TimestepMixture
+from sfumato.settings.queries import FeatureMap, Teacher
+from sfumato.settings.release import Synthesize
+from sfumato.settings.training import Amp, Auxiliary, Classifier, Phase
+from sfumato.training.curriculum import warm_up
+from sfumato.training.public_classifier import train_public_classifier
+
+pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+CUDA, SHAPE, CLASSES = torch.device("cuda"), (1, 16, 16), 10
+ONE_LEVEL = {"multipliers": (1,), "attention": (0,)}  # of a network whose layers do not matter
+EVEN = torch.full((CLASSES,), 1 / CLASSES).double()
+DRAWN = "privacy/charge.py Charge._noised"  # a sum comes to the CPU, where the noise is made
+TRIED = "features/batch_invariant.py place_matters"  # once before a charge: whether an image's place matters
+SUMMED = {"privacy/charge.py Charge.sum", "privacy/rows.py bounded_sum"}
+LABELLED = "features/teacher_network.py probabilities_of"
+STOPPING = "generators/one_step.py EarlyStopping.observe"
+SETTLED = {f"generators/network.py {name}.forward" for name in ("Widen", "Residual", "Generator")}  # plain means
+PARTS: dict[str, tuple[Callable[[], object], set[str]]] = {}
+
+
+def part(*waits: str | set[str]) -> Callable[[Callable[[], object]], Callable[[], object]]:
+    """Enter a part into the table. waits: the places that wait for the card, no more and no less."""
+
+    def entered(function: Callable[[], object]) -> Callable[[], object]:
+        known = {place for entry in waits for place in ({entry} if isinstance(entry, str) else entry)}
+        PARTS[function.__name__] = function, known
+        return function
+
+    return entered
+
+
+@pytest.fixture(autouse=True)
+def untimed(monkeypatch) -> None:
+    """Nothing is timed: what is slow on no card is not known."""
+    for module in (compute, gradients):
+        monkeypatch.setattr(module, "is_faster", lambda step, key, device: False)
+    monkeypatch.setattr(downstream, "MIN_STEPS", 2)
+
+
+# --- what the parts run on --------------------------------------------------------------------------------------------
+
+
+def images(count: int = 40, shape: Shape = SHAPE) -> ImageSet:
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (count, *shape[1:], shape[0]), dtype=np.uint8)
+    return ImageSet(pixels, np.arange(count) % CLASSES, tuple(map(str, range(CLASSES))))
+
+
+def charge(drawn: ImageSet | LatentSet, max_norm: float = 1.0, uses: int = 3) -> Charge:
+    """A charge on images in memory; no budget is asked."""
+    mechanism = Mechanism(noise_multiplier=1.0, sample_rate=1.0, uses=uses)
+    record = {"stage": "count", "max_norm": max_norm, "event": mechanism.to_json()}
+    return Charge(record, drawn, odometer=None, noise=NoiseSource(0), run=Path(), lock=ExitStack())
+
+
+def unet(several: bool = False, **options: Any) -> UNet:
+    torch.manual_seed(0)
+    chosen = {"width": 8, "multipliers": (1, 2), "attention": (1,), **options}
+    return UNet(SHAPE[1], SHAPE[0], CLASSES, **chosen, several=several).to(CUDA)
+
+
+def maps(*features: FeatureMap, shape: Shape = SHAPE) -> FourierFeatures:
+    return FourierFeatures(shape, features, 120, seed=0)
+
+
+def teacher() -> TeacherNetwork:
+    features = ProjectedFeatures("deep-scattering", SHAPE, 32)
+    return TeacherNetwork.of(features, torch.zeros(features.dimension, CLASSES)).to(CUDA)
+
+
+def latents(features: Any, function: Callable[[Tensor], Tensor]) -> LatentSet:
+    """What a map on the card makes of the images, as a charge draws it."""
+    drawn = images()
+    rows = encoding_alone(function, SHAPE, CUDA)(drawn.batch(np.arange(len(drawn)))[0])
+    return LatentSet(rows.cpu().half().numpy(), drawn.labels)
+
+
+# --- DP-SGD -----------------------------------------------------------------------------------------------------------
+
+
+def gradient_sum_of(model: UNet, *, groups: bool = False, autocast: bool = False, law: Any = None, **more: Any) -> None:
+    """A sum of clipped gradients in two chunks, the draws of each in two parts."""
+    shape, labels_shape = ((6, 4), (6, 4)) if groups else ((6,), (6,))
+    shown = torch.rand(*shape, *SHAPE, device=CUDA)
+    labels = torch.zeros(*labels_shape, *[CLASSES] * model.several, dtype=torch.int64, device=CUDA)
+    drawn = draw(model, shown, 4, law or LogNormal(), torch.Generator(CUDA), label_dropout=0.1)
+    parameters = more.pop("parameters", None) or dict(model.named_parameters())
+    total = clipped_gradient_sum(model, parameters, shown, labels, drawn, 1.0, 4, autocast, 2)
+    assert total.device.type == "cuda"
+
+
+@part()
+def dp_sgd_in_float32() -> None:
+    gradient_sum_of(unet())
+
+
+@part()
+def dp_sgd_in_bfloat16() -> None:
+    gradient_sum_of(unet(), autocast=True)
+
+
+@part()
+def dp_sgd_at_the_times_of_a_public_model() -> None:
+    gradient_sum_of(unet(), law=TimestepMixture(weights=(0.5, 0.5), bounds=(0, 200, 1000)))
+
+
+@part()
+def dp_sgd_unfolded() -> None:
+    model = unet()
+    model.use_unfold = True
+    gradient_sum_of(model, autocast=True)
+
+
+@part()
+def dp_sgd_in_small_groups_of_channels() -> None:
+    gradient_sum_of(unet(width=24, unshuffle=2, blocks=2))
+
+
+@part()
+def dp_sgd_of_groups_of_images() -> None:
+    gradient_sum_of(unet(), groups=True)
+
+
+@part()
+def dp_sgd_of_several_labels() -> None:
+    gradient_sum_of(unet(several=True))
+
+
+@part()
+def dp_sgd_of_adapters() -> None:
+    model = unet()
+    names = choose_trainable(model, Finetune(trainable="attention-lora"), None, 0)
+    gradient_sum_of(model, autocast=True, parameters={name: model.get_parameter(name) for name in names})
+    merge(model)
+
+
+def state() -> State:
+    config = Finetune(draws=2, max_grad_norm=1.0, steps=3, microbatch_size=16)
+    return State(unet(**ONE_LEVEL), config, public_batch=40.0, autocast=True)
+
+
+@part(DRAWN, "dpsgd/run.py update", "dpsgd/run.py State.tensors", "dpsgd/trainable.py check_trained")
+def dp_sgd_resumed() -> None:
+    run = state()
+    before = {name: value.to("cpu", copy=True) for name, value in run.model.state_dict().items()}
+    drawn = charge(images())
+    step(run, drawn)
+    run.load(run.tensors())
+    step(run, drawn)
+    check_trained(before, run.model, [name for name, _ in run.model.named_parameters()])
+
+
+@part("queries/saliency.py query_saliency")
+def query_of_saliency() -> None:
+    model = unet(**ONE_LEVEL)
+    query_saliency(charge(images()), model, candidates(model, "qkv"), Saliency(draws=2), 40.0)
+
+
+def test_a_step_waits_twice_and_copies_only_the_noise():
+    with pretended_gpu() as card:
+        run, drawn = state(), charge(images(100))
+        card.waits.clear()
+        card.copies.clear()
+        step(run, drawn)
+    assert {place: count for (place, _, _), count in card.waits.items()} == {DRAWN: 1, "dpsgd/run.py update": 1}
+    assert card.copying == {DRAWN}
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def fitted(generator: Any, *features: Any, several: bool = False, **more: Any) -> Any:
+    matches = [Match(torch.zeros(each.size, CLASSES + several).to(CUDA), each) for each in features]
+    return fit_generator(generator, matches, Auxiliary(steps=2, batch=20), EVEN, 0, **more)
+
+
+def small_generator(shape: Shape = SHAPE, several: bool = False) -> Any:
+    return new_generator(shape, CLASSES, 8, 8, 0, several)
+
+
+@part(STOPPING, SETTLED, "generators/one_step.py drawing")
+def fit_to_fourier_features() -> None:
+    chosen = FeatureMap(length_scales=(0.3, 0.1)), FeatureMap(map="scattering"), FeatureMap(map="moduli")
+    found = fitted(small_generator(), maps(*chosen))
+    assert draw_images(found, 30, EVEN)[0].device.type == "cpu"
+
+
+@part(STOPPING, SETTLED)
+def fit_to_plain_and_local_maps() -> None:
+    plain = FeatureMap(map="tangent", kernel="linear"), FeatureMap(map="moduli", kernel="squared")
+    fitted(small_generator(), maps(*plain, FeatureMap(map="patches"), FeatureMap(kernel="rational-quadratic")))
+
+
+@part(STOPPING, SETTLED, {f"generators/network.py {name}.forward" for name in ("Enlarge", "Level")})
+def fit_coarse_to_fine() -> None:
+    shape = (1, 64, 64)
+    fitted(small_generator(shape), maps(FeatureMap(), FeatureMap(block=2), shape=shape))
+
+
+@part(STOPPING, SETTLED)
+def fit_to_several_labels() -> None:
+    shares = torch.full((CLASSES + 1,), 0.3).double()
+    fitted(small_generator(several=True), maps(FeatureMap()), several=True, row_means=shares)
+
+
+@part(STOPPING, SETTLED)
+def fit_under_a_teacher() -> None:
+    fitted(small_generator(), maps(FeatureMap()), teacher=teacher(), agreement=0.01)
+
+
+@part(STOPPING, SETTLED)
+def fit_to_moments_of_public_networks() -> None:
+    for kind in ("residual", "whitened"):
+        fitted(small_generator(), moment_features(build_network(kind, SHAPE, CLASSES, 8).eval()))
+
+
+@part(STOPPING)
+def fit_of_a_sampler() -> None:
+    fitted(new_sampled(SHAPE, CLASSES, 8, 0), maps(FeatureMap()))
+
+
+@part("generators/gaussian.py GaussianGenerator.forward", "generators/one_step.py drawing")
+def drawing_of_gaussians() -> None:
+    shape = (3, 32, 32)
+    features = cosine_moments(shape, True)
+    for details in (0, 20):
+        draw_images(GaussianGenerator(features.arguments, CLASSES, details).to(CUDA), 20)
+
+
+# --- queries ----------------------------------------------------------------------------------------------------------
+
+
+@part(SUMMED, TRIED)
+def query_of_fourier_features() -> None:
+    features = maps(FeatureMap(map="deep-scattering"), FeatureMap(map="patches")).to(CUDA)
+    query_feature_means(charge(images()), features, CLASSES, 40.0)
+
+
+@part(SUMMED, TRIED)
+def query_of_kept_features() -> None:
+    features = maps(FeatureMap(map="deep-scattering")).to(CUDA)
+    query_feature_means(charge(latents(features, features.vectors)), features, CLASSES, 40.0, cached=True)
+
+
+@part(SUMMED, TRIED)
+def query_of_covariances() -> None:
+    shape = (3, 32, 32)
+    query_feature_means(charge(images(shape=shape)), cosine_moments(shape, True).to(CUDA), CLASSES, 40.0)
+
+
+@part(TRIED, "queries/histogram.py query_histogram")
+def query_of_votes() -> None:
+    model = build_network("residual", SHAPE, CLASSES, 8).to(CUDA).eval()
+    query_histogram(charge(images()), model, 1, CLASSES)
+
+
+@part(TRIED, LABELLED, "features/teacher_network.py TeacherNetwork.of")
+def query_of_a_teacher() -> None:
+    settings = Teacher(steps=2, dimension=32, feature="deep-scattering")
+    features, spread = fit_features(settings, SHAPE, None, images(), 0)
+    rows = latents(features.to(CUDA), features)
+    drawn = charge(rows, settings.max_norm)
+    weights = query_teacher(drawn, settings, CLASSES, 40.0, spread, lambda done, total: None)
+    relabelled(TeacherNetwork.of(features, weights).to(CUDA), images())
+
+
+def test_features_learned_on_a_gpu_are_queried_there():
+    with pretended_gpu() as card:
+        known = teacher()
+        network = train_feature_network(images(300), known, 2, 0, lambda done, total: None)
+        features = learned_features(known.features, network, 100, 0)
+        query_feature_means(charge(images()), features.to(CUDA), CLASSES, 40.0)
+    fitted_there = {LABELLED, "training/supervised.py apply", "features/projection.py ProjectedFeatures.fit"}
+    assert card.waiting == SUMMED | {TRIED} | fitted_there
+
+
+@part(TRIED)
+def query_of_evolution() -> None:
+    generator = RendererGenerator("glyphs", SHAPE)
+    embedding = embedding_of(Evolve(population=40, images=40), SHAPE, None, generator, 0).to(CUDA)
+    rows = latents(embedding, embedding)
+    query_votes(charge(rows), torch.rand(40, rows.latents.shape[1]), torch.arange(40) % CLASSES, CLASSES)
+
+
+@part(
+    *(DRAWN, SETTLED, "dpsgd/run.py State.tensors"),
+    *(f"baselines/dp_gan.py AdversarialState.{name}" for name in ("generated", "step", "tensors")),
+)
+def dp_gan() -> None:
+    settings, judge = Adversarial(steps=2, max_grad_norm=1.0), Discriminator(28, 1, CLASSES, 8).to(CUDA)
+    generator, shape = small_generator((1, 28, 28)), (1, 28, 28)
+    run = AdversarialState(judge, generator, settings, EVEN, 0, public_batch=40.0, autocast=True)
+    drawn = charge(images(shape=shape))
+    run.step(drawn)
+    run.load(run.tensors())
+    run.step(drawn)
+    run.result()
+
+
+# --- training, drawing, evaluation ------------------------------------------------------------------------------------
+
+
+@part()
+def warm_up_in_phases() -> None:
+    known = torch.rand(20, *SHAPE), torch.arange(20) % CLASSES
+    phase = Phase(sources={"central": 1.0}, steps=2, batch=16, augment=2, amp=Amp())
+    warm_up(unet(**ONE_LEVEL), [phase], {"central": known}, 0)
+
+
+@part("diffusion/sampler.py sample")
+def samples_with_and_without_guidance() -> None:
+    labels, random = torch.arange(20) % CLASSES, torch.Generator().manual_seed(0)
+    sample(unet(**ONE_LEVEL), labels, 2, 0.5, random, True)
+    sample(unet(**ONE_LEVEL), labels, 2, 0.0, random, True, guide_by(teacher(), 1.0))
+
+
+@part(LABELLED)
+def labels_of_a_teacher() -> None:
+    pixels = torch.randint(0, 256, (100, *SHAPE), dtype=torch.uint8)
+    settings = Synthesize(count=100, relabel=True, distorted=0.4, mixed=0.2)
+    vary(pixels, torch.arange(100) % CLASSES, settings, teacher(), 0)
+    classify(teacher(), images(300))
+
+
+@part("training/supervised.py apply")
+def public_classifiers() -> None:
+    for kind in ("residual", "whitened"):
+        settings = Classifier(network=kind, steps=2, batch=20, width=8)
+        train_public_classifier(images(100), settings, 0)
+
+
+@part("training/supervised.py apply")
+def classifiers_of_the_evaluation() -> None:
+    for name in CLASSIFIERS:
+        schedule = downstream.schedule_of(name, 40, 1, steps=2)
+        downstream.evaluate_classifier(name, images(), images(), schedule, {}, 0)
+
+
+@part("training/supervised.py apply", "evaluation/extractors.py embedded_extractor")
+def features_of_the_evaluation() -> None:
+    embedded_extractor(images(), "glyphs")(images(20).images)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_runs_on_a_gpu_and_waits_only_where_it_is_known_to(name):
+    run, waits = PARTS[name]
+    with pretended_gpu() as card:
+        run()
+    assert card.waiting == waits
