@@ -20,9 +20,10 @@ from sfumato.data.survey import survey
 from sfumato.planning import estimate, notebook
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.odometer import Odometer
+from sfumato.settings.data import Groups
 from sfumato.settings.recipes import load_params
 from stages import plan
-from stages.init import show_local_facts
+from stages.init import show_local_facts, show_understood
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDE, EACH = 10, 60
@@ -142,7 +143,7 @@ ANSWERS = {  # what is answered, whether names look like persons -> privacy, dat
         {"pattern": r"^(\d+\.)"},
     ),
     "names of persons": (
-        "clinic 2 - - - y",
+        "clinic 2 - - - - y",
         True,
         {"size_hint": 10, "unit": "group"},
         {"pattern": r"^([A-Za-z]+-?\d+)_\d+\."},
@@ -158,7 +159,7 @@ def test_what_is_not_given_is_asked_and_whose_the_images_are(desk, quick, projec
     for file in sorted(root.rglob("*.png")) if named else ():
         file.rename(file.with_name(f"p{int(file.stem) // 4 + 1:04}_{int(file.stem) % 4}.png"))
     desk.answers = "".join("\n" if word == "-" else f"{word}\n" for word in answers.split())  # -: the default
-    desk.run(f"init {root}", *(["p0123_2.png"] if named else []))
+    desk.run(f"init {root}", *(["repeat their beginnings", r"^([A-Za-z]+-?\d+)_\d+\."] if named else []))
     assert own()["data"]["dataset_id"] == "clinic" and own()["data"].get("groups") == groups
     assert own()["privacy"] == {"epsilon": 2.0, **privacy}
 
@@ -189,9 +190,9 @@ def test_the_time_of_reading_private_images_is_not_in_the_parameters(init, tmp_p
     write_shapes(tmp_path / "in")
     clock, wait = [0.0], [0.0]
 
-    def slow(*arguments):
+    def slow(*arguments, **options):
         clock[0] += wait[0]
-        return survey(*arguments)
+        return survey(*arguments, **options)
 
     monkeypatch.setattr("sfumato.data.survey.survey", slow)
     monkeypatch.setattr("time.process_time", lambda: clock[0])
@@ -261,11 +262,16 @@ def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_their_size(pr
     for number in range(1, 10):
         (root / "disc" / f"{number}.png").unlink()
     found = survey(root)
+    show_understood(replace(found, groups=Groups(column="patient"), persons=9))
+    assert [line.strip() for line in said] == [
+        "local    27 images in 3 classes, by folders, or as labelled",
+        *("├─ cross: 12", "├─ disc: 3, too few to learn from", "├─ stripe: 12", "├─ 9 persons, by column patient"),
+        "└─ hold-out: drawn by a key",
+    ]
+    said.clear()
     show_local_facts(found, 32)
     assert said[0].startswith("local    sides of about 40 pixels become 32")
-    classes, held_out = [line.strip() for line in said[1:-1]], said[-1].strip()
-    assert classes == ["cross: 12", "disc: 3, too few to learn from", "stripe: 12"]
-    assert held_out == "hold-out: about 5, too few for a verdict, which needs 10 of each class"
+    assert said[1].strip() == "hold-out: about 5, too few for a verdict, which needs 10 of each class"
     said.clear()
     show_local_facts(replace(found, held_out=30), 32)
     assert not any("hold-out" in line for line in said)

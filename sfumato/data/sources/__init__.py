@@ -16,7 +16,7 @@ from sfumato.data.sources.imagefolder import read_imagefolder
 from sfumato.data.sources.npz import read_imagenet32, read_npz
 from sfumato.data.sources.source import Example, Request, Source
 from sfumato.errors import ConfigError, DataError, explained, nearest
-from sfumato.settings.data import SEVERAL, Data, Public
+from sfumato.settings.data import OUTER, SEVERAL, Data, Public
 from sfumato.storage.documents import class_name
 
 __all__ = ["SOURCES", "Example", "Source", "read_public", "read_source"]
@@ -49,7 +49,8 @@ def read_source(data: Data, raw: Path) -> Source:
     size = None if data.size is None else (data.size, data.size)
     asked = {name: getattr(data, name) for name in ("path", "channels", "groups", "range", "classes", "label_column")}
     several = data.labels == SEVERAL
-    if data.classes is None and (data.label_column is not None or data.source == "webdataset"):
+    outer = data.groups is not None and data.groups.folder == OUTER
+    if data.classes is None and (data.label_column is not None or data.source == "webdataset" or outer):
         # if the labels were collected, the list would depend on the images
         raise ConfigError("data.classes is missing: name the classes, [a, b, …]; `stage init` writes those that occur")
     request = Request(section="data", name=data.source, size=size, pad=data.fit == "pad", several=several, **asked)

@@ -3,19 +3,20 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sfumato.data.groups import ids_of_files
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, readable, shown
-from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
-from sfumato.data.sources.tabled import TABLES, TEST, TRAIN, list_labels, list_metadata, list_shards
-from sfumato.data.tables import place_of
-from sfumato.errors import DataError, PrivateError
-from sfumato.settings.data import Groups
+from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit, refuse_in_both
+from sfumato.data.sources.splits import TRAIN, split_of, visible
+from sfumato.data.sources.tabled import list_labels, list_metadata, list_shards, rows_of
+from sfumato.data.tables import FILE, TABLES
+from sfumato.errors import DataError
+from sfumato.settings.data import OUTER, Groups
 
-LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # in any case; hidden files are ignored too
 NAMED = 200  # bad files that one refusal names at most
 # Formats of plain pictures. Left out are those that hold programs, such as PostScript, which other programs would run.
 FORMATS = "AVIF BMP DIB GIF ICO JPEG JPEG2000 PCX PNG PPM QOI SGI TGA TIFF WEBP"
@@ -24,7 +25,7 @@ FORMATS = "AVIF BMP DIB GIF ICO JPEG JPEG2000 PCX PNG PPM QOI SGI TGA TIFF WEBP"
 def read_imagefolder(request: Request, raw: Path) -> Source:
     """A folder with one folder of pictures per class, in the order of their names; hidden files are ignored.
 
-    If a folder holds only `train/` and `test/`, `test/` is the hold-out. With labels in a table, or in tar files, the
+    Folders that are named after parts are those, as `split_of` says. With labels in a table, or in tar files, the
     classes are those of `request`; with several labels, `list_labels` names them. Raises DataError, here or while
     the pictures are decoded, that names every file that cannot be used; with groups, by its place: names may be ids.
     """
@@ -38,15 +39,14 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
         raise refusal([*found.problems, *problems_of(found.files, request)])
     files = [file for file, _ in found.files]
     ids = None if groups is None else ids_of_files(groups, files, path, found.ids)
-    if ids is not None and {*ids[: len(found.train)]} & {*ids[len(found.train) :]} - {None}:
-        raise PrivateError(
-            f"data.groups: somebody has pictures in both {TRAIN} and {TEST} of {path}, and no guarantee covers the "
-            "hold-out: move all pictures of a person into one of them"
-        )
+    if ids is not None:
+        refuse_in_both(ids, len(found.train), str(path))
     shapes: list[tuple[int, ...]] = []  # of the first picture, for both parts
     train = pictures_of(found.train, found.files, request, shapes)
     test = None if found.test is None else pictures_of(found.test, found.files, request, shapes)
-    return Source(found.classes, train, test, len(files), ids, [file.name for file in files])
+    labels = [label for _, label in found.files]
+    names = [file.name for file in files]
+    return Source(found.classes, train, test, len(files), ids, names, labels, len(found.test or ()))
 
 
 def list_pictures(request: Request) -> Listing:
@@ -58,30 +58,43 @@ def list_pictures(request: Request) -> Listing:
         return list_shards(path, request.label_column, column, request.classes)
     if request.label_column is not None:
         return list_metadata(path, request.label_column, column, request.classes)
-    return list_folder(path, f"{request.section}.path", request.groups)
+    return list_folder(path, f"{request.section}.path", request.groups, request.classes)
 
 
-def list_folder(path: Path, option: str = "data.path", groups: Groups | None = None) -> Listing:
-    """The pictures of a folder by class and split. Raises DataError if it has no class."""
+def list_folder(
+    path: Path, option: str = "data.path", groups: Groups | None = None, named: Sequence[str] | None = None
+) -> Listing:
+    """The pictures of a folder by class and split. named: the classes, if the outer folders are persons'.
+
+    Raises DataError if it has no class.
+    """
     if not path.is_dir():
         raise DataError(f"{option}={path} is not a folder: expected one folder of pictures per class.")
-    parts = parts_of(path)
-    classes = [entry.name for entry in visible(parts[0]) if entry.is_dir()]
+    parts = split_of(path)
+    folders = [folder for part in parts[0] for folder in class_entries(part, groups) if folder.is_dir()]
+    outer = groups is not None and groups.folder == OUTER
+    classes = [*(named or ())] if outer else sorted({folder.name for folder in folders})
     problems: list[str] = []
-    train, *test = [list_part(part, path, classes, groups, problems) for part in parts]
+    train, test = ([p for one in part for p in list_part(one, path, classes, groups, problems)] for part in parts)
     if not classes:
         has = "pictures, but no folder of a class: move each into a folder named after its class"
         has = has if problems else "no pictures: expected one folder of pictures per class, or a table of labels"
         hint = " For labels.csv, set data.labels: several." if (path / TABLES[0]).is_file() else ""
         raise DataError(f"{option}={path} holds {has}.{hint}")
-    return Listing(tuple(classes), train, test[0] if test else None, problems)
+    listing = Listing(tuple(classes), train, test if parts[1] else None, problems)
+    if groups is None or groups.column is None or problems:
+        return listing
+    rows: dict[Any, list[str]] = dict(rows_of(path, (FILE, groups.column)))
+    return replace(listing, ids=[rows[file][0] if file in rows else "" for file, _ in listing.files])
 
 
-def parts_of(path: Path) -> list[Path]:
-    """`train/` and `test/` of a folder that holds no other folders, and in them folders, no pictures; else itself."""
-    folders = {entry.name: entry for entry in visible(path) if entry.is_dir()}
-    inner = (any(entry.is_dir() for entry in visible(folder)) for folder in folders.values())
-    return [path / TRAIN, path / TEST] if {*folders} == {TRAIN, TEST} and all(inner) else [path]
+def class_entries(path: Path, groups: Groups | None) -> list[Path]:
+    """The folders of classes in one part of a set, and whatever lies beside them; by name."""
+    entries = visible(path)
+    if groups is not None and groups.folder == OUTER:  # one level deeper: all folders of a class, person by person
+        inner = [visible(entry) if entry.is_dir() else [entry] for entry in entries]
+        entries = sorted((entry for own in inner for entry in own), key=lambda entry: (entry.name, str(entry)))
+    return entries
 
 
 def list_part(
@@ -90,7 +103,8 @@ def list_part(
     """The pictures of one part of the folder `root`, by class; `problems` takes what cannot be used."""
     from PIL.Image import registered_extensions
 
-    entries, nested = visible(path), groups is not None and groups.folder
+    entries, nested = class_entries(path, groups), groups is not None and groups.folder is True
+    outer = groups is not None and groups.folder == OUTER
     problems += [
         f"{entry if groups is None else f'A picture in {path}'} lies outside a class: "
         "move it into a folder named after its class."
@@ -99,16 +113,18 @@ def list_part(
     ]
     files: list[Place] = []
     for folder in (entry for entry in entries if entry.is_dir()):
-        wrong = misplaced(folder, root, str(folder))
+        shown = path if outer else folder  # a person's folder is not named
+        wrong = misplaced(folder, root, f"A folder of {path}" if outer else str(folder))
         if wrong is None and folder.name not in classes:
-            wrong = f"{folder} is a class that {root / TRAIN} does not have: add it there, or remove it."
+            where = "data.classes does not name" if outer else f"{root / TRAIN} does not have"
+            wrong = f"{f'A folder of {path}' if outer else folder} is a class that {where}: add it there, or remove it."
         if wrong is not None:
             problems.append(wrong)
             continue
         label = classes.index(folder.name)
         # A folder without pictures is a class all the same: a refusal would reveal that its last picture is gone.
         for picture in pictures_in(folder, nested):
-            name = str(picture) if groups is None else f"An entry of {folder}"
+            name = str(picture) if groups is None else f"An entry of {shown}"
             if picture.is_dir():
                 fix = "pictures must lie directly in their class's folder"
                 fix += ", or, if it is one person's, set data.groups: {folder: true}" if groups is None else ""
@@ -136,27 +152,27 @@ def pictures_in(folder: Path, nested: bool) -> list[Path]:
     return [entry for entries in inner for entry in entries]
 
 
-def called(path: Path | Member, request: Request, number: int) -> str:
-    """The name of a picture in messages: its file, or, if that may name a person, its place.
+def names_in_messages(files: Sequence[Place], request: Request) -> Iterator[str]:
+    """The name of each picture in messages: its file, or, if that may name a person, its place.
 
-    number: among the files of the request; with a folder for each class, the place is that in the class's folder.
+    With a folder for each class, the place is that in the class's folder; otherwise among the files of the request.
     """
-    if request.groups is None and isinstance(path, Path):
-        return str(path)
-    if request.several:
-        return f"picture {number} of {request.path}, in the order of names,"
-    if request.label_column or isinstance(path, Member):
-        return f"picture {number} of {request.path}, in the order of its table,"
-    assert request.groups is not None
-    root = request.required_path()
-    folder = root.joinpath(*path.relative_to(root).parts[: len(parts_of(root))])
-    return f"{place_of(path, pictures_in(folder, request.groups.folder), folder)},"
-
-
-def visible(folder: Path) -> list[Path]:
-    """The entries of a folder, by name, without hidden files and those of operating systems."""
-    entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
-    return [e for e in entries if not e.name.startswith(".") and e.name.lower() not in LEFT_BY_SYSTEMS]
+    root, groups = request.required_path(), request.groups
+    depth = 1 if split_of(root)[0] == [root] else 2  # of a class's folder
+    places: dict[Path, dict[Path, int]] = {}  # in the folders of classes, each of which is listed once
+    for number, (path, _) in enumerate(files, 1):
+        if groups is None and isinstance(path, Path):
+            yield str(path)
+        elif not request.several and (request.label_column or isinstance(path, Member)):
+            yield f"picture {number} of {root}, in the order of its table,"
+        elif request.several or groups is None or groups.folder == OUTER or isinstance(path, Member):
+            yield f"picture {number} of {root}, in the order of names,"
+        else:
+            folder = root.joinpath(*path.relative_to(root).parts[:depth])
+            if folder not in places:
+                entries = pictures_in(folder, groups.folder is True)
+                places[folder] = {entry: place for place, entry in enumerate(entries, 1)}
+            yield f"picture {places[folder][path]} of {folder}, in the order of names,"
 
 
 def pictures_of(
@@ -183,8 +199,7 @@ def problems_of(files: Sequence[Place], request: Request) -> list[str]:
     """One sentence for each file that cannot be used, and one for all whose size or channels differ."""
     problems: list[str] = []
     shapes: dict[str, tuple[int, ...]] = {}  # by the name in messages
-    for number, (path, _) in enumerate(files, 1):
-        name = called(path, request, number)
+    for (path, _), name in zip(files, names_in_messages(files, request), strict=True):
         try:
             shapes[name] = fit(decode(path, name, request.range), request, name).shape
         except DataError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError, DataError, PrivateError
 from sfumato.settings.data import Groups
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ Example = tuple[np.ndarray, int | np.ndarray]  # (H, W, C) uint8 and its label, 
 class Source:
     """A labelled source. `train` and `test` are read once; `test` is None without an official or a requested split.
 
-    groups: the id of each image's person, or None, in the order of `train` and then `test`; names: of their files.
+    groups: the id of each image's person, or None, in the order of `train` and then `test`; names: of their files;
+    labels: theirs, of which the last `held_out` are of `test`. Only the owner's own sources have these.
     """
 
     classes: tuple[str, ...]
@@ -35,6 +36,8 @@ class Source:
     size: int  # images in all, for a progress bar; private for sensitive images
     groups: list[str | None] | None = None
     names: Sequence[str] = ()  # private: they may be ids
+    labels: Iterable[int | np.ndarray] = ()
+    held_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,15 @@ class Request:
         if self.path is None:
             raise ConfigError(f"{self.section}.path is missing: {self.section}.source={self.name} needs it.")
         return Path(self.path).expanduser()
+
+
+def refuse_in_both(ids: Sequence[str | None], trained: int, what: str) -> None:
+    """Raise PrivateError if a person has images among the first `trained` and among the others, the hold-out."""
+    if shared := {*ids[:trained]} & {*ids[trained:]} - {None}:
+        raise PrivateError(
+            f"data.groups: {len(shared)} person(s) have pictures in both train and test of {what}, and no guarantee "
+            "covers the hold-out: move all pictures of a person into one of them, or join the two"
+        )
 
 
 def examples(images: Iterable[np.ndarray], labels: Iterable, request: Request, name: str) -> Iterator[Example]:
