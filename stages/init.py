@@ -89,7 +89,8 @@ def init(
     if fit not in ("crop", "pad"):
         raise ConfigError(f"--fit={fit}: give crop or pad")
     ask, said = Questions(yes), {"groups": groups, "alone": alone, "label": label_column, "classes": classes}
-    found = look(folder, said | {"span": shown}, ask)
+    said["span"] = shown
+    found = look(folder, said, ask)
     if found.groups is not None and one_image_each:
         raise ConfigError("--one-image-each says that no two images are of one person, and --groups or FOLDER who is")
     if size is not None and size > max(found.side, 8):
@@ -104,7 +105,8 @@ def init(
         if found.named:
             say(f"{NAMED}, which {found.named} finds")
         if ask.agreed("Can two images be of one person?", bool(found.named)):
-            found = look(folder, said | {"groups": ask.text(GROUPS_QUESTION, None, found.named)}, ask)
+            said["groups"] = ask.text(GROUPS_QUESTION, None, found.named)
+            found = look(folder, said, ask)
         else:
             one_image_each = not yes
     time = ask.number("Minutes that a run may take on this machine", minutes, MINUTES)

@@ -34,7 +34,7 @@ FILING = re.compile(
     rf"{'|'.join(PARTS)}|(im(a)?g(e)?|picture|photo|scan|mask|label|annotation|segmentation)s?|data|raw"
 )
 LONG = re.compile(r"\d{3}")  # in ids; grades and stages have less
-MANY, FEW, LEAST = 10, 10, 4  # more classes than MANY with fewer pictures than FEW, or any with fewer than LEAST
+MANY, FEW, LEAST = 20, 50, 10  # more classes than MANY with fewer pictures than FEW, or any with fewer than LEAST
 ALL = ("all",)  # the owner's word that none of the classes found is a person's
 
 
@@ -179,7 +179,7 @@ def check_names(names: Sequence[str], counts: Sequence[int]) -> None:
     reasons = {
         "some are those of parts or kinds of files": any(FILING.fullmatch(meaning(name)) for name in names),
         "some hold long numbers, as ids do": any(LONG.search(name) for name in names),
-        "they are many, and numbered": len(names) > 2 * MANY and likeness(names) > 0,
+        "they are many, and numbered": len(names) > MANY and likeness(names) > 0,
         "they have few pictures each, as persons do": np.median(counts) < (FEW if len(names) > MANY else LEAST),
     }
     if why := [reason for reason, holds in reasons.items() if holds]:

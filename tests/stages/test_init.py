@@ -278,14 +278,14 @@ def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_their_size(pr
 
 
 def test_persons_and_one_image_each_do_not_go_together(init, tmp_path):
-    write_shapes(tmp_path / "in", each=4)
+    write_shapes(tmp_path / "in", each=10)
     init(r"--one-image-each --groups ^(\d+\.)", "--one-image-each says", code=2)
     init("--one-image-each")
     init("--force --groups (a)(b)", "2 groups in parentheses", code=2)
 
 
 def test_a_bad_picture_of_a_person_is_named_by_its_place(init, tmp_path):
-    root = write_shapes(tmp_path / "in", each=4)
+    root = write_shapes(tmp_path / "in", each=10)
     for file in sorted(root.rglob("*.png")):
         (file.parent / f"Smith{file.stem}").mkdir()
         file.rename(file.parent / f"Smith{file.stem}" / file.name)

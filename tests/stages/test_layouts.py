@@ -87,7 +87,7 @@ CELLS = {
 
 
 def pairs(columns: str) -> list[tuple[str, str]]:
-    """"Patient ID=id, label=kind" -> the names and what is in them."""
+    """ "Patient ID=id, label=kind" -> the names and what is in them."""
     return [tuple(pair.split("=")) for pair in columns.split(", ")]
 
 
@@ -163,7 +163,14 @@ ROWS: dict[str, tuple] = {
         "folder",
         False,
     ),
-    "<class>/train, test": (folders("{kind}/{person}/{i}.png", people=["train", "test"]), "which are", "-", None, None, 0),
+    "<class>/train, test": (
+        folders("{kind}/{person}/{i}.png", people=["train", "test"]),
+        "which are",
+        "-",
+        None,
+        None,
+        0,
+    ),
     "<id>/": (folders("{person}/{kind}{i}.png"), ASKED, "-", None, None, False),
     "<name>/": (folders("{person}/{kind}{i}.png", people=NAMES), ASKED, "-", None, None, False),
     "<name>/, nine": (folders("{person}/{i}.png", each=18, people=NAMES[:9], kinds=("a",)), ASKED, "-", None, None, 0),
@@ -251,7 +258,14 @@ ROWS: dict[str, tuple] = {
         "column",
         False,
     ),
-    "a table without heads": (lambda root: table(root, {f"{IDS[0]}.png": draw(root, ["a.png"])}), "no column", "-", 0, 0, 0),
+    "a table without heads": (
+        lambda root: table(root, {f"{IDS[0]}.png": draw(root, ["a.png"])}),
+        "no column",
+        "-",
+        0,
+        0,
+        0,
+    ),
     "Hugging Face's parts": (
         tabled("label=kind, Patient ID=id", parts=("train", "validation", "test")),
         None,
@@ -260,7 +274,14 @@ ROWS: dict[str, tuple] = {
         "column",
         True,
     ),
-    "a table above parts": (tabled("label=kind", form="{kind}/{i}.png", classes=("train", "test")), 0, WHOLE, KINDS, 0, 1),
+    "a table above parts": (
+        tabled("label=kind", form="{kind}/{i}.png", classes=("train", "test")),
+        0,
+        WHOLE,
+        KINDS,
+        0,
+        1,
+    ),
     "several labels": (tabled("mass=bit, nodule=other, MRN=id"), None, PERSONS, ("mass", "nodule"), "column", False),
     "labels in a list": (tabled("found=both, patient=id", "labels.csv"), None, PERSONS, KINDS, "column", False),
     "folders and a table": (
@@ -274,10 +295,24 @@ ROWS: dict[str, tuple] = {
     "folders and a like table": (tabled("label=kind", form="{kind}/{i}.png"), None, WHOLE, KINDS, None, False),
     "folders and persons": (beside, None, PERSONS, KINDS, "column", False),
     **{
-        f"names such as {form}": (folders("{kind}/" + form), "repeat their beginnings", "- - - - - y", KINDS, "pattern", 0)
+        f"names such as {form}": (
+            folders("{kind}/" + form),
+            "repeat their beginnings",
+            "- - - - - y",
+            KINDS,
+            "pattern",
+            0,
+        )
         for form in ("{person}_{i}.png", "{person}-left-{i}.png", "{person}_{i}_x.png")
     },
-    "names of persons": (folders("{kind}/{person}_{i}.png", people=NAMES), "repeat", "- - - - - y", KINDS, "pattern", 0),
+    "names of persons": (
+        folders("{kind}/{person}_{i}.png", people=NAMES),
+        "repeat",
+        "- - - - - y",
+        KINDS,
+        "pattern",
+        0,
+    ),
     "names, but for two": (odd_names, "repeat", "- - - alone - - y", KINDS, "pattern", False),
     "names, another pattern": (odd_names, "repeat", "- - ^(X) ^([a-zA-Z]+\\d*) - - y", KINDS, "pattern", False),
     "tar files": (shards("a.tar"), None, PERSONS, KINDS, "column", False),
@@ -296,7 +331,9 @@ def quick(monkeypatch):
     found = {name: 1.0 for name in estimate.FRAME}
     monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: found)
     real = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda call, **more: real(["true"], **more) if "dvc" in call else real(call, **more))
+    monkeypatch.setattr(
+        subprocess, "run", lambda call, **more: real(["true"], **more) if "dvc" in call else real(call, **more)
+    )
 
 
 def committed() -> str:

@@ -159,7 +159,9 @@ def test_every_bad_file_of_either_split_is_named_in_one_run(tmp_path):
         assert any(f"/{name} " in line for line in lines), name
 
 
-@pytest.mark.parametrize("names", [("train", "test"), ("Training", "VAL", "Testing"), ("TRAIN", "valid", "dev", "test")])
+@pytest.mark.parametrize(
+    "names", [("train", "test"), ("Training", "VAL", "Testing"), ("TRAIN", "valid", "dev", "test")]
+)
 def test_parts_are_known_in_any_case_and_validation_joins_training(tmp_path, names):
     for i, name in enumerate(names):
         write_folder(tmp_path / "in" / name, classes=("cat", "dog", *(["bird"] if i == 1 < len(names) - 1 else [])))

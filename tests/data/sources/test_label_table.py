@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 from writers import write_npz
 
-from sfumato.data.sources import read_source
 from sfumato.data.layout import Unclear, layout_of
+from sfumato.data.sources import read_source
 from sfumato.errors import ConfigError, DataError, PrivateError, SfumatoError
 from sfumato.settings.data import Data
 

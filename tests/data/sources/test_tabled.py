@@ -10,8 +10,8 @@ from PIL import Image
 from pydantic import ValidationError
 from writers import read_all
 
-from sfumato.data.sources import read_source
 from sfumato.data.layout import ALL, Unclear, layout_of
+from sfumato.data.sources import read_source
 from sfumato.data.survey import survey
 from sfumato.errors import ConfigError, DataError, PrivateError
 from sfumato.settings.data import Data
