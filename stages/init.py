@@ -88,8 +88,8 @@ def init(
         raise ConfigError("--epsilon is missing: it is the owner's decision, and has no default (docs: choose ε)")
     if fit not in ("crop", "pad"):
         raise ConfigError(f"--fit={fit}: give crop or pad")
-    ask, said = Questions(yes), {"groups": groups, "alone": alone, "label": label_column, "classes": classes}
-    said["span"] = shown
+    ask = Questions(yes)
+    said = {"groups": groups, "alone": alone, "label": label_column, "classes": classes, "span": shown}
     found = look(folder, said, ask)
     if found.groups is not None and one_image_each:
         raise ConfigError("--one-image-each says that no two images are of one person, and --groups or FOLDER who is")
@@ -197,10 +197,12 @@ def groups_of(text: str | None) -> Groups | None:
         return Groups(csv=str(Path(text).expanduser().resolve()))
     if re.fullmatch(r"[\w -]+", text):
         return Groups(column=text)
+    from sfumato.data.layout import Unclear
+
     try:
         return Groups(pattern=text)
     except ValidationError as error:
-        raise ConfigError(f"--groups={text}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+        raise Unclear(f"--groups={text}: {error.errors()[0]['msg'].removeprefix('Value error, ')}", "groups") from error
 
 
 def classes_of(text: str | None) -> tuple[str, ...] | None:
@@ -294,8 +296,8 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
 def show_understood(found: Survey) -> None:
     """What the folder was taken for, as a small tree with counts: private, and so on a terminal only."""
     if sys.stderr.isatty():
-        by = f"column {found.data['label_column']}" if "label_column" in found.data else "folders, or as labelled"
-        say(f"local    {found.images} images in {len(found.classes)} classes, by {by}")
+        by = f", by column {found.data['label_column']}" if "label_column" in found.data else ""
+        say(f"local    {found.images} images in {len(found.classes)} classes{by}")
         for name, count in zip(found.classes, found.counts, strict=True):
             say(f"         ├─ {name}: {count}{', too few to learn from' if count < FEWEST else ''}")
         if found.groups is not None:

@@ -30,9 +30,7 @@ PERSONS = re.compile(
     r"|groups?(ids?)?|mrns?|pids?|(medicalrecord|hospital|nhs|mrn)(id|no|nr|number)|ssn"
 )
 LABELS = re.compile(r"(label|class|classname|category|target|diagnosis|dx|disease|pathology|finding|findinglabel)s?")
-FILING = re.compile(
-    rf"{'|'.join(PARTS)}|(im(a)?g(e)?|picture|photo|scan|mask|label|annotation|segmentation)s?|data|raw"
-)
+FILING = re.compile("|".join([*PARTS, "(image|img|picture|photo|scan|mask|label|annotation|segmentation)s?|data|raw"]))
 LONG = re.compile(r"\d{3}")  # in ids; grades and stages have less
 MANY, FEW, LEAST = 20, 50, 10  # more classes than MANY with fewer pictures than FEW, or any with fewer than LEAST
 ALL = ("all",)  # the owner's word that none of the classes found is a person's
@@ -81,10 +79,10 @@ def layout_of(
         alike = any({*cells_in(table, name)} == folders for name in meant)
         if classes is None and not alike and (meant or several):
             text = (
-                f"{path} has folders beside {table.name}, and either may hold the classes: --label-column COLUMN takes "
+                f"{path} has folders beside {table.name}, and either may hold the classes: --label-column COLUMN takes"
             )
-            text += f"the table, or {TABLES[0]} as its name if images have several labels; --classes takes the folders"
-            raise Unclear(f"{text}, and is asked for", "classes")
+            text += f" the table (with several labels, the name {TABLES[0]} does); --classes a,b,c or all, the folders"
+            raise Unclear(text, "classes")
         return folder_layout(path, groups, classes)
     if not columns:
         raise ConfigError(f"{table} has no column of labels, only persons' ids: add one, or folders of classes")

@@ -264,7 +264,7 @@ def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_their_size(pr
     found = survey(root)
     show_understood(replace(found, groups=Groups(column="patient"), persons=9))
     assert [line.strip() for line in said] == [
-        "local    27 images in 3 classes, by folders, or as labelled",
+        "local    27 images in 3 classes",
         *("├─ cross: 12", "├─ disc: 3, too few to learn from", "├─ stripe: 12", "├─ 9 persons, by column patient"),
         "└─ hold-out: drawn by a key",
     ]

@@ -15,7 +15,7 @@ from sfumato.data.sources.idx import read_idx_set
 from sfumato.data.sources.imagefolder import read_imagefolder
 from sfumato.data.sources.npz import read_imagenet32, read_npz
 from sfumato.data.sources.source import Example, Request, Source
-from sfumato.errors import ConfigError, DataError, explained, nearest
+from sfumato.errors import ConfigError, DataError, PrivateError, explained, nearest
 from sfumato.settings.data import OUTER, SEVERAL, Data, Public
 from sfumato.storage.documents import class_name
 
@@ -86,4 +86,10 @@ def open_source(request: Request, raw: Path) -> Source:
     if len(source.classes) < 2:
         only = f"one class only ({source.classes[0]})"
         raise DataError(f"{request.section}.source={request.name} has {only}: give two or more.")
+    ids, trained = source.groups or [], source.size - source.held_out
+    if shared := {*ids[:trained]} & {*ids[trained:]} - {None}:
+        raise PrivateError(
+            f"data.groups: {len(shared)} person(s) have pictures in both train and test of {request.path}, and no "
+            "guarantee covers the hold-out: move all pictures of a person into one of them, or join the two"
+        )
     return source

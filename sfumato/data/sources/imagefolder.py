@@ -10,8 +10,8 @@ import numpy as np
 from sfumato.data.groups import ids_of_files
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, readable, shown
-from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit, refuse_in_both
-from sfumato.data.sources.splits import TRAIN, split_of, visible
+from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
+from sfumato.data.sources.splits import TRAIN, folders_in, split_of, visible
 from sfumato.data.sources.tabled import list_labels, list_metadata, list_shards, rows_of
 from sfumato.data.tables import FILE, TABLES
 from sfumato.errors import DataError
@@ -39,8 +39,6 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
         raise refusal([*found.problems, *problems_of(found.files, request)])
     files = [file for file, _ in found.files]
     ids = None if groups is None else ids_of_files(groups, files, path, found.ids)
-    if ids is not None:
-        refuse_in_both(ids, len(found.train), str(path))
     shapes: list[tuple[int, ...]] = []  # of the first picture, for both parts
     train = pictures_of(found.train, found.files, request, shapes)
     test = None if found.test is None else pictures_of(found.test, found.files, request, shapes)
@@ -70,31 +68,25 @@ def list_folder(
     """
     if not path.is_dir():
         raise DataError(f"{option}={path} is not a folder: expected one folder of pictures per class.")
-    parts = split_of(path)
-    folders = [folder for part in parts[0] for folder in class_entries(part, groups) if folder.is_dir()]
-    outer = groups is not None and groups.folder == OUTER
-    classes = [*(named or ())] if outer else sorted({folder.name for folder in folders})
+    trained, held_out = split_of(path)
+    has_test = bool(held_out)
+    classes = sorted({folder.name for part in trained for folder in folders_in(part)})
+    if groups is not None and groups.folder == OUTER:  # the folders of a person are laid out as a part is
+        trained, held_out = ([person for one in part for person in folders_in(one)] for part in (trained, held_out))
+        classes = [*(named or ())]
     problems: list[str] = []
-    train, test = ([p for one in part for p in list_part(one, path, classes, groups, problems)] for part in parts)
+    train = [place for part in trained for place in list_part(part, path, classes, groups, problems)]
+    test = [place for part in held_out for place in list_part(part, path, classes, groups, problems)]
     if not classes:
         has = "pictures, but no folder of a class: move each into a folder named after its class"
         has = has if problems else "no pictures: expected one folder of pictures per class, or a table of labels"
         hint = " For labels.csv, set data.labels: several." if (path / TABLES[0]).is_file() else ""
         raise DataError(f"{option}={path} holds {has}.{hint}")
-    listing = Listing(tuple(classes), train, test if parts[1] else None, problems)
+    listing = Listing(tuple(classes), train, test if has_test else None, problems)
     if groups is None or groups.column is None or problems:
         return listing
     rows: dict[Any, list[str]] = dict(rows_of(path, (FILE, groups.column)))
     return replace(listing, ids=[rows[file][0] if file in rows else "" for file, _ in listing.files])
-
-
-def class_entries(path: Path, groups: Groups | None) -> list[Path]:
-    """The folders of classes in one part of a set, and whatever lies beside them; by name."""
-    entries = visible(path)
-    if groups is not None and groups.folder == OUTER:  # one level deeper: all folders of a class, person by person
-        inner = [visible(entry) if entry.is_dir() else [entry] for entry in entries]
-        entries = sorted((entry for own in inner for entry in own), key=lambda entry: (entry.name, str(entry)))
-    return entries
 
 
 def list_part(
@@ -103,28 +95,29 @@ def list_part(
     """The pictures of one part of the folder `root`, by class; `problems` takes what cannot be used."""
     from PIL.Image import registered_extensions
 
-    entries, nested = class_entries(path, groups), groups is not None and groups.folder is True
+    entries, nested = visible(path), groups is not None and groups.folder is True
     outer = groups is not None and groups.folder == OUTER
+    where = root if outer else path  # a person's folder is not named
     problems += [
-        f"{entry if groups is None else f'A picture in {path}'} lies outside a class: "
+        f"{entry if groups is None else f'A picture in {where}'} lies outside a class: "
         "move it into a folder named after its class."
         for entry in entries
         if not entry.is_dir() and entry.suffix.lower() in registered_extensions()
     ]
     files: list[Place] = []
     for folder in (entry for entry in entries if entry.is_dir()):
-        shown = path if outer else folder  # a person's folder is not named
-        wrong = misplaced(folder, root, f"A folder of {path}" if outer else str(folder))
+        name = f"A folder in {root}" if outer else str(folder)
+        wrong = misplaced(folder, root, name)
         if wrong is None and folder.name not in classes:
-            where = "data.classes does not name" if outer else f"{root / TRAIN} does not have"
-            wrong = f"{f'A folder of {path}' if outer else folder} is a class that {where}: add it there, or remove it."
+            known = "data.classes" if outer else root / TRAIN
+            wrong = f"{name} is a class that {known} does not have: add it there, or remove it."
         if wrong is not None:
             problems.append(wrong)
             continue
         label = classes.index(folder.name)
         # A folder without pictures is a class all the same: a refusal would reveal that its last picture is gone.
         for picture in pictures_in(folder, nested):
-            name = str(picture) if groups is None else f"An entry of {shown}"
+            name = str(picture) if groups is None else f"An entry of {root if outer else folder}"
             if picture.is_dir():
                 fix = "pictures must lie directly in their class's folder"
                 fix += ", or, if it is one person's, set data.groups: {folder: true}" if groups is None else ""
@@ -158,21 +151,19 @@ def names_in_messages(files: Sequence[Place], request: Request) -> Iterator[str]
     With a folder for each class, the place is that in the class's folder; otherwise among the files of the request.
     """
     root, groups = request.required_path(), request.groups
+    tabled = request.label_column is not None or request.name == "webdataset"
+    by_class = not (tabled or request.several or groups is None or groups.folder == OUTER)
     depth = 1 if split_of(root)[0] == [root] else 2  # of a class's folder
-    places: dict[Path, dict[Path, int]] = {}  # in the folders of classes, each of which is listed once
+    places: dict[Path, dict[Any, int]] = {}  # in the folders of classes, each of which is listed once
     for number, (path, _) in enumerate(files, 1):
-        if groups is None and isinstance(path, Path):
-            yield str(path)
-        elif not request.several and (request.label_column or isinstance(path, Member)):
-            yield f"picture {number} of {root}, in the order of its table,"
-        elif request.several or groups is None or groups.folder == OUTER or isinstance(path, Member):
-            yield f"picture {number} of {root}, in the order of names,"
-        else:
-            folder = root.joinpath(*path.relative_to(root).parts[:depth])
-            if folder not in places:
-                entries = pictures_in(folder, groups.folder is True)
-                places[folder] = {entry: place for place, entry in enumerate(entries, 1)}
-            yield f"picture {places[folder][path]} of {folder}, in the order of names,"
+        folder = root.joinpath(*path.relative_to(root).parts[:depth]) if isinstance(path, Path) else root
+        if by_class and folder not in places:
+            entries = pictures_in(folder, groups is not None and groups.folder is True)
+            places[folder] = {entry: place for place, entry in enumerate(entries, 1)}
+        place, what = (places[folder][path], folder) if by_class else (number, root)
+        order = "its table" if tabled and not request.several else "names"
+        named = groups is None and isinstance(path, Path)
+        yield str(path) if named else f"picture {place} of {what}, in the order of {order},"
 
 
 def pictures_of(

@@ -15,7 +15,7 @@ import numpy as np
 
 from sfumato.data.groups import checked, ids_of_array
 from sfumato.data.images import GROUPS_REFUSED, check_labels
-from sfumato.data.sources.source import Example, Request, Source, examples, refuse_in_both
+from sfumato.data.sources.source import Example, Request, Source, examples
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained
 
 IMAGENET_CLASSES = 1000
@@ -70,7 +70,6 @@ def read_npz(request: Request, raw: Path) -> Source:
     ids = None
     if request.groups is not None and groups is not None:
         ids = checked(ids_of_array(groups, count, f"{path}: `{owners}`"), request.groups)
-        refuse_in_both(ids, count - held_out, str(path))
     train = examples_in(path, [part for part in parts if part != "test_"], request)
     test = examples_in(path, ["test_"], request) if "test_" in parts and request.sensitive else None
     return Source(classes, train, test, count, ids, labels=labels_in(path, parts, request), held_out=held_out)
@@ -90,8 +89,7 @@ def archive_layout(path: Path) -> tuple[dict[str, Any], list[str]]:
         if "classes.npy" not in headers and labels:
             count = labels[0].shape[-1] if several else 1 + int(max(part.max() for part in labels))
             form["classes"] = tuple(map(str, range(count)))
-    names = [re.sub(r"^(train|val|test)_|\.npy$", "", name) for name in headers]
-    return form, [*dict.fromkeys(names)]
+    return form, sorted({re.sub(r"^(train|val|test)_|\.npy$", "", name) for name in headers})
 
 
 def check_arrays(path: Path, headers: Mapping[str, Header], part: str, classes: tuple[str, ...], several: bool) -> int:

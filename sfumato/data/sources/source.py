@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sfumato.errors import ConfigError, DataError, PrivateError
+from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Groups
 
 if TYPE_CHECKING:
@@ -104,15 +104,6 @@ class Request:
         if self.path is None:
             raise ConfigError(f"{self.section}.path is missing: {self.section}.source={self.name} needs it.")
         return Path(self.path).expanduser()
-
-
-def refuse_in_both(ids: Sequence[str | None], trained: int, what: str) -> None:
-    """Raise PrivateError if a person has images among the first `trained` and among the others, the hold-out."""
-    if shared := {*ids[:trained]} & {*ids[trained:]} - {None}:
-        raise PrivateError(
-            f"data.groups: {len(shared)} person(s) have pictures in both train and test of {what}, and no guarantee "
-            "covers the hold-out: move all pictures of a person into one of them, or join the two"
-        )
 
 
 def examples(images: Iterable[np.ndarray], labels: Iterable, request: Request, name: str) -> Iterator[Example]:
