@@ -78,10 +78,8 @@ def layout_of(
     if label is None and len(folders) > 1:
         alike = any({*cells_in(table, name)} == folders for name in meant)
         if classes is None and not alike and (meant or several):
-            text = (
-                f"{path} has folders beside {table.name}, and either may hold the classes: --label-column COLUMN takes"
-            )
-            text += f" the table (with several labels, the name {TABLES[0]} does); --classes a,b,c or all, the folders"
+            text = f"{path} has folders and {table.name}, and either may hold the classes: --label-column COLUMN takes "
+            text += f"the table (with several labels, the name {TABLES[0]} does); --classes a,b,c or all, the folders"
             raise Unclear(text, "classes")
         return folder_layout(path, groups, classes)
     if not columns:

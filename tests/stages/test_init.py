@@ -16,7 +16,9 @@ import yaml
 from PIL import Image
 
 import sfumato
+from sfumato.data.sources import imagefolder
 from sfumato.data.survey import survey
+from sfumato.errors import DataError
 from sfumato.planning import estimate, notebook
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.odometer import Odometer
@@ -275,6 +277,46 @@ def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_their_size(pr
     said.clear()
     show_local_facts(replace(found, held_out=30), 32)
     assert not any("hold-out" in line for line in said)
+
+
+def test_the_looking_is_kept_for_the_next_call_until_a_file_changes(tmp_path, monkeypatch):
+    decoded = []
+    real = imagefolder.decode
+    monkeypatch.setattr(
+        imagefolder, "decode", lambda path, *rest, **more: decoded.append(path) or real(path, *rest, **more)
+    )
+    root, state = write_shapes(tmp_path / "in", each=10, side=12), tmp_path / "state"
+    found = survey(root, state=state)
+    assert len(decoded) == 30 and (state / "looked.json").stat().st_mode & 0o077 == 0
+    again = survey(root, Groups(pattern=r"^(\d\.)"), state=state)
+    assert len(decoded) == 30 and replace(again, groups=None, persons=None) == found and again.persons == 10
+    Image.new("RGB", (40, 40)).save(root / "disc" / "1.png")
+    assert survey(root, state=state).side == 12 and len(decoded) == 60
+    survey(root, span=(0, 99), state=state)
+    assert len(decoded) == 90, "shown otherwise"
+
+
+def test_a_pattern_that_misses_some_names_says_how_many_and_shows_one_on_a_terminal(init, tmp_path, desk):
+    root = write_shapes(tmp_path / "in", each=10)
+    (root / "disc" / "9.png").rename(root / "disc" / "Smith.png")
+    asked = r"--groups ^(\d+\.)"
+    said = init(asked, "The reason", code=4)
+    assert "Smith" not in said and " 1 of" not in said
+    desk.terminal = True
+    init(asked, "misses 1 of 30, such as Smith.png", "--alone", code=4)
+    desk.terminal = False
+    init(asked + " --alone", "and each image without one for itself")
+    assert own()["data"]["groups"] == {"pattern": r"^(\d+\.)", "alone": True}
+
+
+def test_a_bad_picture_among_many_lists_each_folder_once(tmp_path, monkeypatch):
+    root, listed = write_shapes(tmp_path / "in", each=40), []
+    real = imagefolder.visible
+    monkeypatch.setattr(imagefolder, "visible", lambda folder: listed.append(folder) or real(folder))
+    (root / "disc" / "7.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match="picture 38 of .*disc, in the order of names, cannot be read"):
+        survey(root, Groups(pattern=r"^(\d+\.)"))
+    assert len(listed) < 20, "not once a picture"
 
 
 def test_persons_and_one_image_each_do_not_go_together(init, tmp_path):

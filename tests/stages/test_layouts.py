@@ -314,7 +314,7 @@ ROWS: dict[str, tuple] = {
         0,
     ),
     "names, but for two": (odd_names, "repeat", "- - - alone - - y", KINDS, "pattern", False),
-    "names, another pattern": (odd_names, "repeat", "- - ^(X) ^([a-zA-Z]+\\d*) - - y", KINDS, "pattern", False),
+    "names, another pattern": (odd_names, "repeat", "- - (a)(b) ^(X) ^([a-zA-Z]+\\d*) - - y", KINDS, "pattern", False),
     "tar files": (shards("a.tar"), None, PERSONS, KINDS, "column", False),
     "tar files, parts": (shards("x-train-0.tar", "x-val-0.tar", "x-test-0.tar"), None, PERSONS, KINDS, "column", True),
     "tar files of names": (shards("people.tar"), ASKED, "-", None, None, False),
@@ -323,7 +323,7 @@ ROWS: dict[str, tuple] = {
     "MedMNIST's, persons": (archive(True, subject=np.arange(48) + 1), None, PERSONS, ("0", "1"), "column", True),
     "MedMNIST's, in both": (archive(True, subject=np.arange(48) % 9 + 1), "do not go with", "-", None, None, True),
 }
-SECRET = [*IDS, *NAMES]
+SECRET = [*IDS, *NAMES, "lost"]
 
 
 @pytest.fixture
@@ -355,6 +355,7 @@ def test_no_layout_makes_a_class_of_a_person(desk, quick, tmp_path, monkeypatch,
 
     def check(said: str, prepared: bool) -> None:
         assert not [word for word in public if word in said + committed()]
+        assert "├─" not in said and "└─" not in said, "counts are of a terminal"
         if not prepared:
             return
         own = yaml.safe_load(Path("params.yaml").read_text())
