@@ -144,18 +144,17 @@ def init(
 
 def look(folder: Path, said: dict[str, Any], ask: Questions) -> Survey:
     """What the folder holds. said: the options of `survey`. What only the owner can decide is asked, and joins them."""
-    from sfumato.data.groups import PatternMisses
-    from sfumato.data.layout import Unclear
-    from sfumato.data.sources.deep import RangeMissing
+    from sfumato.data.layout import ASKED
     from sfumato.data.survey import survey
 
     while True:
         try:
-            read = {"groups": groups_of(said["groups"]), "classes": classes_of(said["classes"])}
-            found = survey(folder, **said | read | {"span": range_of(said["span"])}, state=state_dir())
+            classes = said["classes"] and tuple(part.strip() for part in said["classes"].split(","))
+            read = {"groups": groups_of(said["groups"]), "classes": classes, "span": range_of(said["span"])}
+            found = survey(folder, **said | read, state=state_dir())
             show_understood(found)
             return found
-        except (RangeMissing, PatternMisses, Unclear) as unclear:
+        except ASKED as unclear:
             if ask.yes:
                 raise
             say(str(unclear))
@@ -195,7 +194,7 @@ def groups_of(text: str | None) -> Groups | None:
         return Groups(folder=OUTER if text == "person/class" else True)
     if Path(text).expanduser().is_file() or text.lower().endswith(".csv"):
         return Groups(csv=str(Path(text).expanduser().resolve()))
-    if re.fullmatch(r"[\w -]+", text):
+    if "(" not in text:  # it is no pattern around an id
         return Groups(column=text)
     from sfumato.data.layout import Unclear
 
@@ -203,10 +202,6 @@ def groups_of(text: str | None) -> Groups | None:
         return Groups(pattern=text)
     except ValidationError as error:
         raise Unclear(f"--groups={text}: {error.errors()[0]['msg'].removeprefix('Value error, ')}", "groups") from error
-
-
-def classes_of(text: str | None) -> tuple[str, ...] | None:
-    return None if text is None else tuple(part.strip() for part in text.split(","))
 
 
 def range_of(text: str | None) -> tuple[float, float] | None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.data.groups import PatternMisses
 from sfumato.data.images import GROUPS
 from sfumato.data.sources import tabled
-from sfumato.data.sources.deep import is_dicom
+from sfumato.data.sources.deep import RangeMissing, is_dicom
 from sfumato.data.sources.npz import archive_layout
 from sfumato.data.sources.splits import PARTS, folders_in, split_of, visible
 from sfumato.data.tables import BETWEEN, TABLES, columns_of, read_table, table_in, table_of
@@ -37,14 +38,14 @@ ALL = ("all",)  # the owner's word that none of the classes found is a person's
 
 
 class Unclear(ConfigError):
-    """What may be read in two ways, of which one could publish the name of a person. Its owner decides.
-
-    option: of `survey`, that does; proposed: its value, or None; local: what only a terminal may show.
-    """
+    """What only the owner can decide. option: of `survey`, that does; proposed: its value; local: for a terminal."""
 
     def __init__(self, text: str, option: str, proposed: str | None = None, local: str = "") -> None:
         super().__init__(f"{text}. {local}" if local and sys.stderr.isatty() else text)
         self.option, self.proposed = option, proposed
+
+
+ASKED = (Unclear, PatternMisses, RangeMissing)  # each has an option that decides, and maybe a proposal
 
 
 def layout_of(
@@ -140,6 +141,13 @@ def folder_layout(path: Path, groups: Groups | None, classes: Sequence[str] | No
     elif groups is None and nested:
         groups = Groups(folder=OUTER if persons_are_outer(path, outer, inner) else True)
     if groups is None or groups.folder != OUTER:
+        names, held_out = ({folder.name for part in parts for folder in folders_in(part)} for parts in (train, test))
+        if classes is None:  # before a message names a folder
+            check_names(sorted(names | held_out))
+        if classes is None and len(held_out - names) > len(held_out) / 2:
+            raise Unclear(
+                f"the folders in {path} have other names in training than in test, as persons have", "classes"
+            )
         return FOLDERS, groups
     found = sorted({entry.name for entry in inner})
     return FOLDERS | {"classes": found if classes in (None, ALL) else classes}, groups
@@ -167,16 +175,16 @@ def likeness(names: Collection[str]) -> int:
     return 2 if long else int(all(re.search(r"\d", name) for name in names))
 
 
-def check_names(names: Sequence[str], counts: Sequence[int]) -> None:
+def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
     """Raise Unclear if names that would be published as those of classes may be persons', or kinds of files.
 
-    counts: pictures of each.
+    counts: pictures of each, if they are known.
     """
     reasons = {
         "some are those of parts or kinds of files": any(FILING.fullmatch(meaning(name)) for name in names),
         "some hold long numbers, as ids do": any(LONG.search(name) for name in names),
         "they are many, and numbered": len(names) > MANY and likeness(names) > 0,
-        "they have few pictures each, as persons do": np.median(counts) < (FEW if len(names) > MANY else LEAST),
+        "they have few pictures each, as persons do": np.median(counts or FEW) < (FEW if len(names) > MANY else LEAST),
     }
     if why := [reason for reason, holds in reasons.items() if holds]:
         text = f"the names found for classes would be published, and {why[0]}: --classes a,b,c names the classes, or "

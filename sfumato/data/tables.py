@@ -85,11 +85,8 @@ def plain_path(text: str) -> str:
 
 
 def columns_of(table: Path) -> list[str]:
-    """The names of the columns but FILE; of JSON lines, the keys of the first. Raises as `cells_of`.
-
-    And DataError without FILE: then the first line may be no heads, but somebody's row.
-    """
-    if FILE not in (heads := cells_of(table, (), str(table))[0]):
+    """The names of the columns but FILE; of JSON lines, the keys of the first. Raises as `cells_of`."""
+    if FILE not in (heads := cells_of(table, (), str(table))[0]):  # the first line may be somebody's row
         raise DataError(f"{table} has no column {FILE}: name the columns in its first line")
     return [name for name in heads if name != FILE]
 

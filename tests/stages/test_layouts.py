@@ -174,6 +174,7 @@ ROWS: dict[str, tuple] = {
     "<id>/": (folders("{person}/{kind}{i}.png"), ASKED, "-", None, None, False),
     "<name>/": (folders("{person}/{kind}{i}.png", people=NAMES), ASKED, "-", None, None, False),
     "<name>/, nine": (folders("{person}/{i}.png", each=18, people=NAMES[:9], kinds=("a",)), ASKED, "-", None, None, 0),
+    "one person": (folders(kinds=("Smith",)), "one class only", "-", None, None, False),
     "numbered persons": (folders("{person}/{i}.png", 300, ("a",), list(range(30))), ASKED, "-", None, None, False),
     "ids that are classes": (
         folders(kinds=("BIRADS100", "BIRADS200")),
@@ -318,6 +319,18 @@ ROWS: dict[str, tuple] = {
     "tar files": (shards("a.tar"), None, PERSONS, KINDS, "column", False),
     "tar files, parts": (shards("x-train-0.tar", "x-val-0.tar", "x-test-0.tar"), None, PERSONS, KINDS, "column", True),
     "tar files of names": (shards("people.tar"), ASKED, "-", None, None, False),
+    "splits, <id>/": (splits("Train", "Test", form="{person}/{i}{kind}.png"), ASKED, "-", None, None, 0),
+    "splits, <name>/": (
+        lambda root: [
+            draw(root / part, [f"{NAMES[5 * n + i % 5]}/{i}.png" for i in range(60)])
+            for n, part in enumerate(("train", "test"))
+        ],
+        "other names in training",
+        "-",
+        None,
+        None,
+        False,
+    ),
     "an archive": (archive(), None, WHOLE, KINDS, None, False),
     "an archive, persons": (archive(Patient_IDs=np.array(IDS * 3)[:48]), None, PERSONS, KINDS, "column", False),
     "MedMNIST's, persons": (archive(True, subject=np.arange(48) + 1), None, PERSONS, ("0", "1"), "column", True),
@@ -355,7 +368,7 @@ def test_no_layout_makes_a_class_of_a_person(desk, quick, tmp_path, monkeypatch,
 
     def check(said: str, prepared: bool) -> None:
         assert not [word for word in public if word in said + committed()]
-        assert "├─" not in said and "└─" not in said, "counts are of a terminal"
+        assert "local " not in said and "hold-out: " not in said, "counts are of a terminal"
         if not prepared:
             return
         own = yaml.safe_load(Path("params.yaml").read_text())

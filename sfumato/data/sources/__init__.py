@@ -84,8 +84,7 @@ def open_source(request: Request, raw: Path) -> Source:
         for name in source.classes:
             class_name(name)
     if len(source.classes) < 2:
-        only = f"one class only ({source.classes[0]})"
-        raise DataError(f"{request.section}.source={request.name} has {only}: give two or more.")
+        raise DataError(f"{request.section}.source={request.name} has one class only: give two or more.")
     ids, trained = source.groups or [], source.size - source.held_out
     if shared := {*ids[:trained]} & {*ids[trained:]} - {None}:
         raise PrivateError(
