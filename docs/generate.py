@@ -100,7 +100,7 @@ def type_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
         return NAMED[annotation]
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
-        return " or ".join([type_of(part, metadata) for part in inside if part is not NoneType] + ["`null`"])
+        return " or ".join("`null`" if part is NoneType else type_of(part, metadata) for part in inside)
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in inside)
     if origin is tuple:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from sfumato import __version__
 from sfumato.errors import ConfigError, explained
-from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data, Groups
+from sfumato.settings.data import GROUP, IMAGE, OUTER, SEVERAL, Data, Groups
 from sfumato.settings.params import Params
 from sfumato.storage.files import replace_file
 from stages.plan import show_budget, show_minutes, show_risk, show_settings_for_ever
@@ -30,17 +30,26 @@ if TYPE_CHECKING:
 MINUTES = 30.0
 FEWEST = 10  # pictures of a class, to learn from or held out, below which it is pointed out
 GROUPS_QUESTION = "Which are whose (a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file)"
-NAMED_QUESTION = "The names look like several pictures of one person (p0123_2.png). Protect persons with all theirs?"
+QUESTIONS = {  # by the option that the answer is of
+    "groups": "Which are whose, as --groups says it; or `alone`",
+    "classes": "The classes, as a,b,c; or `all` that were found",
+    "label": "The column of the labels",
+    "span": "Values shown as black and white, such as 0,4095",
+}
+NAMED = "the names of files repeat their beginnings, as several pictures of one person do"
 FOLDER_HELP = (
-    "Folder of images: one folder a class, or train/ and test/, each laid out so; or a table labels.csv, metadata.csv, "
-    ".jsonl or .parquet beside them; or tar files (WebDataset); or an .npz, such as MedMNIST's."
+    "Folder of images: one folder a class, or train/, val/ (joins train/) and test/, each laid out so; or a table "
+    "labels.csv, metadata.csv, .jsonl or .parquet beside them; or tar files (WebDataset); or an .npz, as MedMNIST's."
 )
 LABEL_HELP = "The column of the labels in metadata.csv, .jsonl or .parquet; of tar files, the key in .json."
+CLASSES_HELP = "The classes, which are published: a,b,c; or `all` that are found, your word that none is a person."
+ALONE_HELP = "Your word that each image without an id is the only one of its person."
 SIDE_HELP = "Pixels a side that images are stored and released with, at most their own. Default: as the minutes allow."
 SIZE_HELP = "Public, rounded number of images. Default: their number to one digit, which is published."
 GROUPS_HELP = (
     "Protect persons with all their images: a pattern whose one group in parentheses is the id in a file's name, a "
-    "CSV file with the columns file and group, or a column beside the labels."
+    "CSV file with the columns file and group, a column beside the labels (an array of the .npz), class/person or "
+    "person/class for folders in folders."
 )
 RANGE_HELP = "Values of black and white, if pictures have more than 8 bits (16-bit grey, DICOM): 0,4095, say. Public."
 SINGLE_HELP = "Your word that no two images are of one person; reports quote it."
@@ -52,9 +61,11 @@ def init(
     folder: Annotated[Path, typer.Argument(help=FOLDER_HELP)],
     epsilon: Annotated[float | None, typer.Option(min=0.0, help="The privacy budget, the owner's decision.")] = None,
     groups: Annotated[str | None, typer.Option(help=GROUPS_HELP)] = None,
+    alone: Annotated[bool, typer.Option("--alone", help=ALONE_HELP)] = False,
     one_image_each: Annotated[bool, typer.Option("--one-image-each", help=SINGLE_HELP)] = False,
     shown: Annotated[str | None, typer.Option("--range", help=RANGE_HELP)] = None,
     label_column: Annotated[str | None, typer.Option(help=LABEL_HELP)] = None,
+    classes: Annotated[str | None, typer.Option(help=CLASSES_HELP)] = None,
     fit: Annotated[str, typer.Option(help=FIT_HELP, metavar="crop|pad")] = "crop",
     minutes: Annotated[float | None, typer.Option(min=0.0, help="Time there is, on this machine.")] = None,
     size: Annotated[int | None, typer.Option(min=8, help=SIDE_HELP)] = None,
@@ -66,9 +77,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace files of an earlier project.")] = False,
 ) -> None:
     """Local: look at a folder of images, and write a project whose parameters fit them, ε and the minutes."""
-    from sfumato.data.sources.deep import RangeMissing
     from sfumato.data.sources.imagefolder import list_folder
-    from sfumato.data.survey import survey
     from sfumato.planning.project import project_files
     from sfumato.planning.proposal import Known, read_table, rounded_size, sides_of
 
@@ -79,19 +88,9 @@ def init(
         raise ConfigError("--epsilon is missing: it is the owner's decision, and has no default (docs: choose ε)")
     if fit not in ("crop", "pad"):
         raise ConfigError(f"--fit={fit}: give crop or pad")
-    ask, span = Questions(yes), range_of(shown)
-
-    def look(groups: str | None) -> Survey:
-        return survey(folder, groups_of(groups), span, label_column)
-
-    try:
-        found = look(groups)
-    except RangeMissing as missing:
-        if yes:
-            raise
-        say(str(missing))
-        span = range_of(ask.text("Values shown as black and white, such as 0,4095", None, None))
-        found = look(groups)
+    ask = Questions(yes)
+    said = {"groups": groups, "alone": alone, "label": label_column, "classes": classes, "span": shown}
+    found = look(folder, said, ask)
     if found.groups is not None and one_image_each:
         raise ConfigError("--one-image-each says that no two images are of one person, and --groups or FOLDER who is")
     if size is not None and size > max(found.side, 8):
@@ -100,10 +99,14 @@ def init(
     name = ask.text("Name of the dataset, for ever", dataset_id, plain or "images")
     budget = ask.number("Privacy budget ε", epsilon, None)
     if found.groups is None and not one_image_each:
-        if found.named and ask.agreed(NAMED_QUESTION):
-            found = look(found.named)
-        elif ask.agreed("Can two images be of one person?", False):
-            found = look(ask.text(GROUPS_QUESTION, None, None))
+        if found.named and yes:
+            words = f"--groups '{found.named}' protects persons; --one-image-each is your word that it is not so"
+            raise ConfigError(f"{NAMED}: {words}")
+        if found.named:
+            say(f"{NAMED}, which {found.named} finds")
+        if ask.agreed("Can two images be of one person?", bool(found.named)):
+            said["groups"] = ask.text(GROUPS_QUESTION, None, found.named)
+            found = look(folder, said, ask)
         else:
             one_image_each = not yes
     time = ask.number("Minutes that a run may take on this machine", minutes, MINUTES)
@@ -122,7 +125,7 @@ def init(
         minutes=time,
         unit=GROUP if found.groups is not None else IMAGE if one_image_each else None,
         groups=found.groups.model_dump(exclude_defaults=True) if found.groups else None,
-        data=found.data | ({"range": list(span)} if span else {}) | ({"fit": "pad"} if fit == "pad" else {}),
+        data=found.data | ({"fit": "pad"} if fit == "pad" else {}),
         public=str(public) if public else None,
         public_images=len(list_folder(public, "--public").train) if public else 0,
     )
@@ -137,6 +140,26 @@ def init(
     write(project_files(proposed.own, notes(size_hint is None), proposed.seconds / 60, __version__), out, force)
     begin_repository(out)
     say(f"\nwritten to {out}. Next: {'' if out == Path.cwd() else f'cd {out} && '}dvc repro")
+
+
+def look(folder: Path, said: dict[str, Any], ask: Questions) -> Survey:
+    """What the folder holds. said: the options of `survey`. What only the owner can decide is asked, and joins them."""
+    from sfumato.data.layout import ASKED
+    from sfumato.data.survey import survey
+
+    while True:
+        try:
+            classes = said["classes"] and tuple(part.strip() for part in said["classes"].split(","))
+            read = {"groups": groups_of(said["groups"]), "classes": classes, "span": range_of(said["span"])}
+            found = survey(folder, **said | read, state=state_dir())
+            show_understood(found)
+            return found
+        except ASKED as unclear:
+            if ask.yes:
+                raise
+            say(str(unclear))
+            answer = ask.text(QUESTIONS[unclear.option], None, unclear.proposed)
+            said |= {"alone": True} if answer == "alone" else {unclear.option: answer}
 
 
 # --- what the owner is asked ------------------------------------------------------------------------------------------
@@ -164,17 +187,21 @@ class Questions:
 
 
 def groups_of(text: str | None) -> Groups | None:
-    """Which images are whose, as `--groups` says: a CSV file, or a pattern."""
+    """Which images are whose, as `--groups` says: a CSV file, a column, the order of folders, or a pattern."""
     if text is None:
         return None
+    if text in ("class/person", "person/class"):
+        return Groups(folder=OUTER if text == "person/class" else True)
     if Path(text).expanduser().is_file() or text.lower().endswith(".csv"):
         return Groups(csv=str(Path(text).expanduser().resolve()))
-    if re.fullmatch(r"\w+", text):
+    if "(" not in text:  # it is no pattern around an id
         return Groups(column=text)
+    from sfumato.data.layout import Unclear
+
     try:
         return Groups(pattern=text)
     except ValidationError as error:
-        raise ConfigError(f"--groups={text}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+        raise Unclear(f"--groups={text}: {error.errors()[0]['msg'].removeprefix('Value error, ')}", "groups") from error
 
 
 def range_of(text: str | None) -> tuple[float, float] | None:
@@ -220,6 +247,7 @@ def proposals_for(known: Known, sides: Sequence[int], classes: int) -> tuple[lis
 
 def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float | None], counted: bool) -> None:
     """What was seen, what is proposed and why, what it costs in ε and minutes, and what becomes public."""
+    from sfumato.data.sources.splits import VALIDATION, split_of
     from sfumato.planning.proposal import WORTH, proposed_card
     from sfumato.planning.resolve import make_plan, warnings_of
     from sfumato.privacy.odometer import Odometer
@@ -231,6 +259,8 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     say(f"images   {'colour' if found.colour else 'grey'}, stored as {side}×{side}, {len(found.classes)} {named}")
     show_local_facts(found, side)
     say(f"hold-out {split}")
+    if joined := [part.name for part in split_of(Path(known.path))[0] if part.name.casefold() in VALIDATION]:
+        say(f"         {', '.join(joined)}/ joins the training images: nothing is chosen by it")
     say(f"protects {protected(known)}")
     say(f"recipe   {params.recipe}: {proposed.row}; {proposed.grown:.0%} of the way to what was measured")
     public = f"that the dataset exists, its class names ({', '.join(found.classes[:5])}"
@@ -258,12 +288,23 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
         say(f"warning: dataset {known.dataset_id!r} has a history here already: what was spent on it counts on")
 
 
-def show_local_facts(found: Survey, side: int) -> None:
-    """What is private, on a terminal only: a log may be read by others."""
+def show_understood(found: Survey) -> None:
+    """What the folder was taken for, as a small tree with counts: private, and so on a terminal only."""
     if sys.stderr.isatty():
-        say(f"local    sides of about {found.side} pixels become {side}; pictures of each class:")
+        by = f", by column {found.data['label_column']}" if "label_column" in found.data else ""
+        say(f"local    {found.images} images in {len(found.classes)} classes{by}")
         for name, count in zip(found.classes, found.counts, strict=True):
-            say(f"         {name}: {count}{', too few to learn from' if count < FEWEST else ''}")
+            say(f"         ├─ {name}: {count}{', too few to learn from' if count < FEWEST else ''}")
+        if found.groups is not None:
+            say(f"         ├─ {found.persons} persons, by {way_of(found.groups)}")
+        held = "drawn by a key" if found.held_out is None else f"test/, {found.held_out} images"
+        say(f"         └─ hold-out: {held}")
+
+
+def show_local_facts(found: Survey, side: int) -> None:
+    """The same for what will be stored."""
+    if sys.stderr.isatty():
+        say(f"local    sides of about {found.side} pixels become {side}")
         held = round(Data().holdout_fraction * found.images) if found.held_out is None else found.held_out
         if held < FEWEST * len(found.classes):
             say(f"         hold-out: about {held}, too few for a verdict, which needs {FEWEST} of each class")
@@ -272,13 +313,18 @@ def show_local_facts(found: Survey, side: int) -> None:
 def protected(known: Known) -> str:
     """The unit of privacy, in words."""
     if known.groups:
-        (way, value), *_ = known.groups.items()
-        known_ways = {"folder": "a folder each, in each class", "array": "`groups` beside the images"}
-        where = (known_ways | {"dicom": "DICOM's PatientID"}).get(way, f"{way} {value}")
-        return f"each person with all their images, whose ids are found by: {where}"
+        return f"each person with all their images, whose ids are found by: {way_of(Groups(**known.groups))}"
     if known.unit == IMAGE:
         return "each image; it is your word that no two are of one person"
     return "each image; a person with several is not protected as one (--groups, or --one-image-each if none has)"
+
+
+def way_of(groups: Groups) -> str:
+    """Where ids of persons are found, in words."""
+    (way, value), *_ = groups.model_dump(exclude_defaults=True).items()
+    folder = "a folder each, with those of classes inside" if value == OUTER else "a folder each, in each class"
+    ways = {"folder": folder, "array": "`groups` beside the images", "dicom": "DICOM's PatientID"}
+    return ways.get(way, f"{way} {value}") + (", and each image without one for itself" if groups.alone else "")
 
 
 def notes(counted: bool) -> dict[str, str]:

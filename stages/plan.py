@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sfumato.errors import BudgetError, ConfigError, reading_sensitive
-from sfumato.settings.data import OF_THE_OWNER
+from sfumato.settings.data import OF_THE_OWNER, SEVERAL
 from sfumato.settings.dpsgd import RANKED
 from sfumato.settings.fields import REST
 from sfumato.settings.params import Params
@@ -134,6 +134,7 @@ def plan(
 def unprepared(params: Params) -> Card:
     """The card that images in a folder will have. Raises DataError for another source: prepare them first."""
     from sfumato.data.sources.imagefolder import list_folder
+    from sfumato.data.sources.splits import split_of
     from sfumato.data.store import read_card
     from sfumato.planning.proposal import proposed_card
 
@@ -144,7 +145,7 @@ def unprepared(params: Params) -> Card:
     path = Path(data.path).expanduser()
     classes = data.classes or list_folder(path).classes
     say("the images are not prepared yet: what follows is for those in the folder")
-    return proposed_card(params, classes, (path / "test").is_dir())
+    return proposed_card(params, classes, bool(split_of(path)[1]) and data.labels != SEVERAL)
 
 
 def show_changes(params: Params) -> None:

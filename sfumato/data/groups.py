@@ -2,6 +2,7 @@
 
 import functools
 import re
+import sys
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,8 @@ import numpy as np
 
 from sfumato.data.images import load_array
 from sfumato.data.tables import rows_by_file
-from sfumato.errors import ConfigError, DataError, PrivateError
-from sfumato.settings.data import Groups
+from sfumato.errors import DataError, PrivateError
+from sfumato.settings.data import OUTER, Groups
 
 # what tables hold where nothing is known, in several languages, as `plain` has it
 UNKNOWN = (
@@ -39,6 +40,17 @@ COLUMNS = ("file", "group")
 Ids = list[str | None]
 
 
+class PatternMisses(PrivateError):
+    """A pattern that finds no id in the names of some files. How many, and one of them, a terminal shows alone."""
+
+    option, proposed = "groups", None  # of `survey`, that decides
+
+    def __init__(self, pattern: str, missed: list[str], total: int) -> None:
+        local = f" It misses {len(missed)} of {total}, such as {missed[0]}." if sys.stderr.isatty() else ""
+        fix = "or say data.groups.alone: true (--alone) where each such image is the only one of its person"
+        super().__init__(f"data.groups.pattern={pattern} finds no id in some file names: change it, {fix}.{local}")
+
+
 class GroupIndex:
     """The images of each group. groups: (N,) int64, the number of each image's group.
 
@@ -63,14 +75,17 @@ class GroupIndex:
 def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequence[str] | None = None) -> Ids:
     """The id of each picture, by its name, its folder, a table or groups.npy. files: below `root`, in their order.
 
-    given: those of the column, where the labels are in a table. Raises ConfigError if they are not; DataError where a
+    given: those of the column, from a table. Raises ConfigError if they are not; DataError where a
     table is none; PrivateError where it does not fit the files, or as `checked`.
     """
     if groups.pattern is not None:
         matches = [re.search(groups.pattern, file.name) for file in files]
-        if not any(matches):
-            raise PrivateError(f"data.groups.pattern={groups.pattern} matches no file name: change it")
+        missed = [file.name for file, match in zip(files, matches, strict=True) if match is None]
+        if missed and (not groups.alone or len(missed) == len(files)):
+            raise PatternMisses(groups.pattern, missed, len(files))
         return checked([match and match[1] for match in matches], groups)
+    if groups.folder == OUTER:
+        return checked([file.parents[1].name for file in files], groups)
     if groups.folder:
         return checked([file.parent.name if file.parent.parent != root else None for file in files], groups)
     if groups.dicom:
@@ -80,9 +95,7 @@ def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequen
     if groups.array:
         return checked(ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy")), groups)
     if groups.column is not None:
-        if given is None:
-            raise ConfigError(f"data.groups.column={groups.column} needs labels in a table too, and {root} has folders")
-        return checked(given, groups)
+        return checked(given or (), groups)
     rows = rows_by_file(Path(str(groups.csv)).expanduser(), f"data.groups.csv={groups.csv}", COLUMNS, files, root)
     return checked([rows[file][0] for file in files], groups)
 

@@ -3,32 +3,39 @@
 All of it is private, except for what its owner decides to publish.
 """
 
+import hashlib
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sfumato.data.images import GROUPS, per_class
+from sfumato.data.images import per_class
+from sfumato.data.layout import ALL, FOLDERS, check_names, layout_of
+from sfumato.data.listing import statuses
 from sfumato.data.prepare import progress
-from sfumato.data.sources import open_source, tabled
-from sfumato.data.sources.deep import Span, is_dicom
-from sfumato.data.sources.imagefolder import parts_of, visible
-from sfumato.data.sources.npz import archive_layout
-from sfumato.data.sources.source import Example, Request
-from sfumato.data.sources.tabled import LABEL, TABLES, TEST, TRAIN
-from sfumato.data.tables import BETWEEN, columns_of, read_table, table_in
-from sfumato.errors import ConfigError, DataError, PrivateError, reading_sensitive
+from sfumato.data.sources import Source, open_source
+from sfumato.data.sources.deep import Span
+from sfumato.data.sources.source import Request
+from sfumato.data.sources.splits import TEST
+from sfumato.errors import UNREADABLE, ConfigError, DataError, reading_sensitive
 from sfumato.settings.data import SEVERAL, Groups
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import replace_private
 
-PERSON = r"^([A-Za-z]+-?\d+)_\d+\."  # in the name of a picture: a person's id, then a number of the picture
-# columns that hold the ids of persons
-PERSONS = {"group", "person", "person_id", "patient", "patient_id", "patientid", "subject", "subject_id", "participant"}
-FOLDERS: dict[str, Any] = {"name": "imagefolder"}  # the layout of class folders
-Layout = tuple[dict[str, Any], Groups | None]  # keys of the Request, and where the ids of persons are
+# in the names of pictures: a person's id, then what tells the pictures of a person apart
+PATTERNS = (
+    r"^([A-Za-z]+-?\d+)_\d+\.",  # person23_4.png
+    r"^([A-Za-z]*[-_ ]?\d+)[-_ ]",  # P0001_left.png, 00012_003.png, IM-0115-0001.jpeg
+    r"^([^\W\d_]+(?:[-_ ,]+[^\W\d_]+)*)[-_ ]*\d+\.",  # Smith-John_2.png
+)
+MOST_MATCH = 0.9  # of the names, for a pattern to be proposed
+LOOKED = "looked.json"  # in the state directory: what the last folder's pictures looked like
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +44,8 @@ class Survey:
 
     images, held_out: how many; side: the median of the shorter sides; colour: most pictures have some; groups: where
     the ids of persons are found; persons: how many of them are not held out; counts: pictures of each class that are
-    not held out; named: the pattern that finds persons if all names look like p0123_2.png; data: keys of the section
-    `data` that say where the labels are.
+    not held out; named: a pattern that finds persons, if names of files repeat their beginnings; data: keys of the
+    section `data` that say where the labels are.
     """
 
     classes: tuple[str, ...]
@@ -53,111 +60,83 @@ class Survey:
     data: dict[str, Any]
 
 
-def survey(path: Path, groups: Groups | None = None, span: Span | None = None, label: str | None = None) -> Survey:
+def survey(
+    path: Path,
+    groups: Groups | None = None,
+    span: Span | None = None,
+    label: str | None = None,
+    classes: tuple[str, ...] | None = None,
+    alone: bool = False,
+    state: Path | None = None,
+) -> Survey:
     """Look at every picture of a folder, of tar files or of an archive, whose sizes and channels may differ.
 
-    groups: None for those of the layout; label: the column of a table, None for that of the layout.
-    Raises RangeMissing if a picture has more than 8 bits and there is no `span`; else DataError that names every file
-    that cannot be used; with groups, by its place.
+    groups: None for those of the layout; label: the column of a table, None for that of the layout;
+    classes: as the owner names them, ALL for those found; alone: images without an id are their persons' only ones;
+    state: where the looking is kept for the next call. Raises Unclear for what only the owner can decide, before any
+    picture is decoded; RangeMissing if a picture has more than 8 bits and there is no `span`; else DataError that names
+    every file that cannot be used; with groups, by its place.
     """
     reading_sensitive()
-    form, shown = layout_of(path, label)
-    request = Request(section="data", path=str(path), groups=groups or shown, range=span, mixed=True, **form)
+    form, groups = layout_of(path, label, groups, classes)
+    groups = groups and groups.model_copy(update={"alone": groups.alone or alone})
+    request = Request(section="data", path=str(path), groups=groups, range=span, mixed=True, **form)
     source = open_source(request, path)
-
-    def look(images: Iterable[Example]) -> list[tuple[Any, int, bool]]:
-        return [(label, min(image.shape[:2]), bool((image != image[..., :1]).any())) for image, label in images]
-
-    train, test = look(progress(source.train, source.size, "looking")), look(source.test or ())
-    if not train + test:
+    labels, trained = np.array([*source.labels], int), source.size - source.held_out
+    if classes is None:
+        check_names(source.classes, per_class(labels, len(source.classes)).tolist())
+    elif classes != ALL and {*classes} != {*source.classes}:
+        raise ConfigError(f"--classes={','.join(classes)}, but {path} holds others: name all of its classes")
+    if not source.size:
         raise DataError(f"{path} has {len(source.classes)} classes and no pictures: give some of each.")
-    if source.test is not None and not test:
+    if source.test is not None and not source.held_out:
         raise DataError(f"{path} has no pictures in its hold-out: add some, or remove {TEST}/ for one drawn by a key.")
-    labels, sides, coloured = zip(*train, *test, strict=True)
-    ids = None if source.groups is None else source.groups[: len(train)]
-    found = [match and match[1] for match in (re.match(PERSON, name) for name in source.names)]
+    side, colour = looked(source, path, span, state)
+    ids = None if source.groups is None else source.groups[:trained]
     data: dict[str, Any] = {} if form == FOLDERS else {"source": request.name}
     data |= {"classes": [*source.classes]} if data and (request.name != "npz" or request.classes) else {}
     data |= {"labels": SEVERAL} if request.several else {}
     data |= {"label_column": request.label_column} if request.label_column is not None else {}
+    data |= {"range": list(span)} if span else {}
     return Survey(
         classes=source.classes,
-        images=len(train),
-        held_out=None if source.test is None else len(test),
-        side=int(np.median(sides)),
-        colour=2 * sum(coloured) > len(coloured),
-        groups=request.groups,
+        images=trained,
+        held_out=None if source.test is None else source.held_out,
+        side=side,
+        colour=colour,
+        groups=groups,
         persons=None if ids is None else len({*ids} - {None}) + ids.count(None),
-        counts=tuple(per_class(np.array(labels[: len(train)]), len(source.classes)).tolist()),
-        named=PERSON if None not in found and 1 < len({*found}) < len(found) else None,
+        counts=tuple(per_class(labels[:trained], len(source.classes)).tolist()),
+        named=pattern_in(source.names, len(source.classes)),
         data=data,
     )
 
 
-def layout_of(path: Path, label: str | None) -> Layout:
-    """How `path` looks: the keys of a Request that say where labels are, and where persons' ids are, if it shows.
+def looked(source: Source, path: Path, span: Span | None, state: Path | None) -> tuple[int, bool]:
+    """The median of the shorter sides, and whether most pictures have colours; as kept in `state`, if nothing changed.
 
-    label: the column that the owner names. Class folders win over a table but labels.csv, unless a column is named.
-    Raises ConfigError for a column of persons' ids, and if a table does not tell which column holds the labels.
+    Raises as the decoding of `source` does.
     """
-    if label is not None and label.lower() in PERSONS:
-        what = f"--label-column={label} looks like persons' ids, which would be published as names of classes"
-        raise ConfigError(f"{what}: name the column of the labels, or rename this one")
-    if path.suffix == ".npz":
-        return archive_layout(path)
-    folders = {entry.name for entry in visible(path) if entry.is_dir()} if path.is_dir() else set()
-    by_folder = label is None and len(folders) > 1
-    table = tabled.table_of(path)
-    if table and (not by_folder or table.name == TABLES[0]) and (several := several_in(table, label)):
-        return several
-    table = table_in(path) or table_in(path / TRAIN)
-    if path.is_file() or (table is None and [*path.glob("*.tar")]):
-        return {"name": "webdataset", "label_column": label}, groups_in(tabled.keys_of(path))
-    if label is None and (table is None or (by_folder and folders != {TRAIN, TEST})):
-        return FOLDERS, groups_shown(path)
-    heads = columns_of(table) if table else []
-    groups = groups_in(heads)
-    left = [name for name in heads if groups is None or name != groups.column]
-    label = label or (LABEL if LABEL in heads else left[0] if len(left) == 1 else None)
-    if label is None:
-        raise ConfigError(f"{table} has the columns {', '.join(heads)}: name that of the labels by --label-column")
-    return FOLDERS | {"label_column": label}, groups
+    about = [str(path), span, source.size, [(name, s.st_size, s.st_ino, s.st_ctime_ns) for name, s in statuses(path)]]
+    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
+    with suppress(*UNREADABLE):
+        side, colour = read_json(state / LOOKED)[key]  # type: ignore[operator]  # without `state` there is none
+        return int(side), bool(colour)
+    sides, coloured = [], 0
+    for image, _ in progress(chain(source.train, source.test or ()), source.size, "looking"):
+        sides.append(min(image.shape[:2]))
+        coloured += bool((image != image[..., :1]).any())
+    found = int(np.median(sides)), 2 * coloured > len(sides)
+    if state is not None:
+        with suppress(OSError):
+            replace_private(state / LOOKED, json.dumps({key: found}).encode())
+    return found
 
 
-def several_in(table: Path, label: str | None) -> Layout | None:
-    """The layout of a folder whose table gives its pictures several labels each; None if it does not.
-
-    Two columns of 0 and 1 at least; or one whose cells list labels, such as "effusion|mass". label: that column, if the
-    owner names it. The names follow from the images where they are listed: only an owner may make them public.
-    """
-    cells, groups = dict[str, list[str]](), groups_in(columns_of(table))
-    for name in columns_of(table):
-        with suppress(PrivateError):  # of a column that is of no use here, such as an age
-            if groups is None or name != groups.column:
-                cells[name] = [cell for _, (cell,) in read_table(table, [name], str(table))]
-    binary = tuple(name for name, own in cells.items() if {*own} <= {*tabled.VALUES})
-    if label is None and len(binary) > 1 and LABEL not in cells:
-        return FOLDERS | {"several": True, "classes": binary}, groups
-    listing = [name for name, own in cells.items() if label in (None, name) and any(BETWEEN in cell for cell in own)]
-    if len(listing) != 1:
-        return None
-    names = tabled.classes_in([part for cell in cells[listing[0]] for part in tabled.labels_listed(cell)])
-    return FOLDERS | {"several": True, "classes": names, "label_column": listing[0]}, groups
-
-
-def groups_in(heads: Iterable[str]) -> Groups | None:
-    """The column that holds persons' ids, by its name."""
-    return next((Groups(column=name) for name in heads if name.lower() in PERSONS), None)
-
-
-def groups_shown(path: Path) -> Groups | None:
-    """The groups of a folder as it shows them: `groups.npy`, DICOM's patients, a folder for each person; or None."""
-    if (path / GROUPS).exists():
-        return Groups(array=True)
-    parts = parts_of(path) if path.is_dir() else []
-    classes = [entry for part in parts for entry in visible(part) if entry.is_dir()]
-    inner = [entry for folder in classes for entry in visible(folder)]
-    if inner and all(entry.is_file() and is_dicom(entry) for entry in inner):
-        return Groups(dicom=True)
-    nested = inner and all(entry.is_dir() and not entry.is_symlink() for entry in inner)
-    return Groups(folder=True) if nested else None
+def pattern_in(names: Sequence[str], classes: int) -> str | None:
+    """The pattern that finds the same id in several names of files, and more ids than there are classes."""
+    for pattern in PATTERNS:
+        found = [match[1] for match in map(re.compile(pattern).match, names) if match]
+        if len(found) >= MOST_MATCH * len(names) and classes < len({*found}) < len(found):
+            return pattern
+    return None

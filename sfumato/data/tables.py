@@ -3,7 +3,7 @@
 import csv
 import io
 import unicodedata
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from sfumato.errors import UNREADABLE, ConfigError, DataError, PrivateError, exp
 from sfumato.storage.documents import parse_json, read_text
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # as Hugging Face's `imagefolder` has them
+TABLES = ("labels.csv", *METADATA)  # of several labels: a column of 0 and 1 for each, or one that lists them
 BETWEEN = "|"  # labels in a cell that lists several
 FILE = "file_name"  # the column that names the picture, by its path from the table's folder
 
@@ -24,6 +25,10 @@ def table_in(folder: Path) -> Path | None:
     if len(found) > 1:
         raise DataError(f"{folder} holds {' and '.join(file.name for file in found)}: keep one of them.")
     return found[0] if found else None
+
+
+def table_of(root: Path) -> Path | None:
+    return next((root / name for name in TABLES if (root / name).is_file()), None)
 
 
 def read_table(table: Path, columns: Sequence[str], what: str) -> Rows:
@@ -69,14 +74,9 @@ def rows_by_file(
         found[file] = cells
     if left := next((path for path in files if path not in found), None):
         folder = root / left.relative_to(root).parts[0] if left.parent != root else root
-        raise PrivateError(f"{called} lacks {place_of(left, files, folder)}: give each file a row")
+        place = [path for path in files if path.is_relative_to(folder)].index(left) + 1
+        raise PrivateError(f"{called} lacks picture {place} of {folder}, in the order of names: give each file a row")
     return found
-
-
-def place_of(file: Path, files: Collection[Path], folder: Path) -> str:
-    """A picture without its file's name: its place among the `files` in `folder`."""
-    inside = [path for path in files if path.is_relative_to(folder)]
-    return f"picture {inside.index(file) + 1} of {folder}, in the order of names"
 
 
 def plain_path(text: str) -> str:
@@ -86,7 +86,9 @@ def plain_path(text: str) -> str:
 
 def columns_of(table: Path) -> list[str]:
     """The names of the columns but FILE; of JSON lines, the keys of the first. Raises as `cells_of`."""
-    return [name for name in cells_of(table, (), str(table))[0] if name != FILE]
+    if FILE not in (heads := cells_of(table, (), str(table))[0]):  # the first line may be somebody's row
+        raise DataError(f"{table} has no column {FILE}: name the columns in its first line")
+    return [name for name in heads if name != FILE]
 
 
 def cells_of(table: Path, columns: Sequence[str], what: str) -> Cells:

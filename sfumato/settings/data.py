@@ -14,6 +14,7 @@ ClassName = Annotated[str, AfterValidator(class_name)]
 # units of privacy: one image with its label, or all images of one person
 IMAGE: Literal["image"] = "image"
 GROUP: Literal["group"] = "group"
+OUTER: Literal["outer"] = "outer"
 SEVERAL: Literal["several"] = "several"
 OF_THE_OWNER = ("imagefolder", "npz", "webdataset")  # sources that hold whatever their owner put there
 
@@ -32,10 +33,10 @@ class Groups(Strict):
 
     csv: str | None = None  # a table with the columns file (the path below data.path) and group (the id)
     pattern: str | None = None  # a regular expression for file names; its one group is the id
-    folder: bool = False  # pictures lie in <class>/<id>/
+    folder: bool | Literal["outer"] = False  # pictures lie in <class>/<id>/; outer: in <id>/<class>/
     array: bool = False  # groups.npy in the folder, or `groups` in the archive: one id per image, in their order
     dicom: bool = False  # the PatientID of each DICOM file
-    column: str | None = None  # of the table metadata.*, or the key in a sample's .json (webdataset)
+    column: str | None = None  # of the table metadata.*, the key in a sample's .json (webdataset), an array of the .npz
     # owner's confirmation: the most images that one person has; an id with far more than others have is refused
     largest: Positive | None = None
     alone: bool = False  # owner's confirmation: each image without an id is the only one of its person; else refused

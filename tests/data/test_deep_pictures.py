@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
+from sfumato.data.layout import ALL
 from sfumato.data.sources import read_source
 from sfumato.data.sources.deep import RangeMissing
 from sfumato.data.sources.imagefolder import decode
@@ -91,10 +92,10 @@ def test_patients_of_dicom_are_the_groups_and_init_finds_them_and_none_may_be_mi
     assert source.classes == ("ill", "well") and len({*source.groups}) == 5 and len(source.groups) == 9
     images = [image for image, _ in source.train]
     assert {image.shape for image in images} == {(16, 16, 1)}
-    found = survey(tmp_path, span=(0, 4095))
+    found = survey(tmp_path, span=(0, 4095), classes=ALL)
     assert found.groups == Groups(dicom=True) and found.persons == 5
     with pytest.raises(RangeMissing):
-        survey(tmp_path)
+        survey(tmp_path, classes=ALL)
     with pytest.raises(RangeMissing):
         list(read(**ways | {"range": None}).train)
     dicom(tmp_path / "ill" / "IM0001", RAMP, "")

@@ -16,13 +16,16 @@ import yaml
 from PIL import Image
 
 import sfumato
+from sfumato.data.sources import imagefolder
 from sfumato.data.survey import survey
+from sfumato.errors import DataError
 from sfumato.planning import estimate, notebook
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.odometer import Odometer
+from sfumato.settings.data import Groups
 from sfumato.settings.recipes import load_params
 from stages import plan
-from stages.init import show_local_facts
+from stages.init import show_local_facts, show_understood
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDE, EACH = 10, 60
@@ -142,7 +145,7 @@ ANSWERS = {  # what is answered, whether names look like persons -> privacy, dat
         {"pattern": r"^(\d+\.)"},
     ),
     "names of persons": (
-        "clinic 2 - - - y",
+        "clinic 2 - - - - y",
         True,
         {"size_hint": 10, "unit": "group"},
         {"pattern": r"^([A-Za-z]+-?\d+)_\d+\."},
@@ -159,7 +162,7 @@ def test_what_is_not_given_is_asked_and_whose_the_images_are(desk, quick, projec
     for file in sorted(root.rglob("*.png")) if named else ():
         file.rename(file.with_name(f"p{int(file.stem) // 4 + 1:04}_{int(file.stem) % 4}.png"))
     desk.answers = "".join("\n" if word == "-" else f"{word}\n" for word in answers.split())  # -: the default
-    desk.run(f"init {root}", *(["p0123_2.png"] if named else []))
+    desk.run(f"init {root}", *(["repeat their beginnings", r"^([A-Za-z]+-?\d+)_\d+\."] if named else []))
     assert own()["data"]["dataset_id"] == "clinic" and own()["data"].get("groups") == groups
     assert own()["privacy"] == {"epsilon": 2.0, **privacy}
 
@@ -190,9 +193,9 @@ def test_the_time_of_reading_private_images_is_not_in_the_parameters(init, tmp_p
     write_shapes(tmp_path / "in")
     clock, wait = [0.0], [0.0]
 
-    def slow(*arguments):
+    def slow(*arguments, **options):
         clock[0] += wait[0]
-        return survey(*arguments)
+        return survey(*arguments, **options)
 
     monkeypatch.setattr("sfumato.data.survey.survey", slow)
     monkeypatch.setattr("time.process_time", lambda: clock[0])
@@ -262,25 +265,70 @@ def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_their_size(pr
     for number in range(1, 10):
         (root / "disc" / f"{number}.png").unlink()
     found = survey(root)
+    show_understood(replace(found, groups=Groups(column="patient"), persons=9))
+    assert [line.strip() for line in said] == [
+        "local    27 images in 3 classes",
+        *("├─ cross: 12", "├─ disc: 3, too few to learn from", "├─ stripe: 12", "├─ 9 persons, by column patient"),
+        "└─ hold-out: drawn by a key",
+    ]
+    said.clear()
     show_local_facts(found, 32)
     assert said[0].startswith("local    sides of about 40 pixels become 32")
-    classes, held_out = [line.strip() for line in said[1:-1]], said[-1].strip()
-    assert classes == ["cross: 12", "disc: 3, too few to learn from", "stripe: 12"]
-    assert held_out == "hold-out: about 5, too few for a verdict, which needs 10 of each class"
+    assert said[1].strip() == "hold-out: about 5, too few for a verdict, which needs 10 of each class"
     said.clear()
     show_local_facts(replace(found, held_out=30), 32)
     assert not any("hold-out" in line for line in said)
 
 
+def test_the_looking_is_kept_for_the_next_call_until_a_file_changes(tmp_path, monkeypatch):
+    decoded = []
+    real = imagefolder.decode
+    monkeypatch.setattr(
+        imagefolder, "decode", lambda path, *rest, **more: decoded.append(path) or real(path, *rest, **more)
+    )
+    root, state = write_shapes(tmp_path / "in", each=10, side=12), tmp_path / "state"
+    found = survey(root, state=state)
+    assert len(decoded) == 30 and (state / "looked.json").stat().st_mode & 0o077 == 0
+    again = survey(root, Groups(pattern=r"^(\d\.)"), state=state)
+    assert len(decoded) == 30 and replace(again, groups=None, persons=None) == found and again.persons == 10
+    Image.new("RGB", (40, 40)).save(root / "disc" / "1.png")
+    assert survey(root, state=state).side == 12 and len(decoded) == 60
+    survey(root, span=(0, 99), state=state)
+    assert len(decoded) == 90, "shown otherwise"
+
+
+def test_a_pattern_that_misses_some_names_says_how_many_and_shows_one_on_a_terminal(init, tmp_path, desk):
+    root = write_shapes(tmp_path / "in", each=10)
+    (root / "disc" / "9.png").rename(root / "disc" / "Smith.png")
+    asked = r"--groups ^(\d+\.)"
+    said = init(asked, "The reason", code=4)
+    assert "Smith" not in said and " 1 of" not in said
+    desk.terminal = True
+    init(asked, "misses 1 of 30, such as Smith.png", "--alone", code=4)
+    desk.terminal = False
+    init(asked + " --alone", "and each image without one for itself")
+    assert own()["data"]["groups"] == {"pattern": r"^(\d+\.)", "alone": True}
+
+
+def test_a_bad_picture_among_many_lists_each_folder_once(tmp_path, monkeypatch):
+    root, listed = write_shapes(tmp_path / "in", each=40), []
+    real = imagefolder.visible
+    monkeypatch.setattr(imagefolder, "visible", lambda folder: listed.append(folder) or real(folder))
+    (root / "disc" / "7.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match="picture 38 of .*disc, in the order of names, cannot be read"):
+        survey(root, Groups(pattern=r"^(\d+\.)"))
+    assert len(listed) < 20, "not once a picture"
+
+
 def test_persons_and_one_image_each_do_not_go_together(init, tmp_path):
-    write_shapes(tmp_path / "in", each=4)
-    init(r"--one-image-each --groups ^(\d+\.)", "--one-image-each says", code=4)
+    write_shapes(tmp_path / "in", each=10)
+    init(r"--one-image-each --groups ^(\d+\.)", "--one-image-each says", code=2)
     init("--one-image-each")
     init("--force --groups (a)(b)", "2 groups in parentheses", code=2)
 
 
 def test_a_bad_picture_of_a_person_is_named_by_its_place(init, tmp_path):
-    root = write_shapes(tmp_path / "in", each=4)
+    root = write_shapes(tmp_path / "in", each=10)
     for file in sorted(root.rglob("*.png")):
         (file.parent / f"Smith{file.stem}").mkdir()
         file.rename(file.parent / f"Smith{file.stem}" / file.name)

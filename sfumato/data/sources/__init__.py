@@ -15,8 +15,8 @@ from sfumato.data.sources.idx import read_idx_set
 from sfumato.data.sources.imagefolder import read_imagefolder
 from sfumato.data.sources.npz import read_imagenet32, read_npz
 from sfumato.data.sources.source import Example, Request, Source
-from sfumato.errors import ConfigError, DataError, explained, nearest, public, reading_sensitive
-from sfumato.settings.data import SEVERAL, Data, Public
+from sfumato.errors import ConfigError, DataError, PrivateError, explained, nearest, public, reading_sensitive
+from sfumato.settings.data import OUTER, SEVERAL, Data, Public
 from sfumato.storage.documents import class_name
 
 __all__ = ["SOURCES", "Example", "Source", "read_public", "read_source"]
@@ -49,7 +49,8 @@ def read_source(data: Data, raw: Path) -> Source:
     size = None if data.size is None else (data.size, data.size)
     asked = {name: getattr(data, name) for name in ("path", "channels", "groups", "range", "classes", "label_column")}
     several = data.labels == SEVERAL
-    if data.classes is None and (data.label_column is not None or data.source == "webdataset"):
+    outer = data.groups is not None and data.groups.folder == OUTER
+    if data.classes is None and (data.label_column is not None or data.source == "webdataset" or outer):
         # if the labels were collected, the list would depend on the images
         fix = "name the classes, [a, b, …]; `stage init` writes those that occur"
         raise public(ConfigError(f"data.classes is missing: {fix}"))
@@ -87,6 +88,11 @@ def open_source(request: Request, raw: Path) -> Source:
         for name in source.classes:
             class_name(name)
     if len(source.classes) < 2:
-        only = f"one class only ({source.classes[0]})"
-        raise DataError(f"{request.section}.source={request.name} has {only}: give two or more.")
+        raise DataError(f"{request.section}.source={request.name} has one class only: give two or more.")
+    ids, trained = source.groups or [], source.size - source.held_out
+    if shared := {*ids[:trained]} & {*ids[trained:]} - {None}:
+        raise PrivateError(
+            f"data.groups: {len(shared)} person(s) have pictures in both train and test of {request.path}, and no "
+            "guarantee covers the hold-out: move all pictures of a person into one of them, or join the two"
+        )
     return source

@@ -15,6 +15,8 @@ Span = tuple[float, float]
 class RangeMissing(DataError):
     """Files with more than 8 bits, and nothing says which values are black and white."""
 
+    option, proposed = "span", None  # of `survey`, that decides
+
 
 def shown(values: np.ndarray, span: Span | None, name: str, what: str) -> np.ndarray:
     """(H, W) numbers -> (H, W, 1) uint8: span[0] and below are black, span[1] and above white, linear between.

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,12 +11,12 @@ from sfumato.data.groups import ids_of_files
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, readable, shown
 from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
-from sfumato.data.sources.tabled import TABLES, TEST, TRAIN, list_labels, list_metadata, list_shards
-from sfumato.data.tables import place_of
-from sfumato.errors import DataError, PrivateError
-from sfumato.settings.data import Groups
+from sfumato.data.sources.splits import TRAIN, folders_in, split_of, visible
+from sfumato.data.sources.tabled import list_labels, list_metadata, list_shards, rows_of
+from sfumato.data.tables import FILE, TABLES
+from sfumato.errors import DataError
+from sfumato.settings.data import OUTER, Groups
 
-LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # in any case; hidden files are ignored too
 NAMED = 200  # bad files that one refusal names at most
 # Formats of plain pictures. Left out are those that hold programs, such as PostScript, which other programs would run.
 FORMATS = "AVIF BMP DIB GIF ICO JPEG JPEG2000 PCX PNG PPM QOI SGI TGA TIFF WEBP"
@@ -24,7 +25,7 @@ FORMATS = "AVIF BMP DIB GIF ICO JPEG JPEG2000 PCX PNG PPM QOI SGI TGA TIFF WEBP"
 def read_imagefolder(request: Request, raw: Path) -> Source:
     """A folder with one folder of pictures per class, in the order of their names; hidden files are ignored.
 
-    If a folder holds only `train/` and `test/`, `test/` is the hold-out. With labels in a table, or in tar files, the
+    Folders that are named after parts are those, as `split_of` says. With labels in a table, or in tar files, the
     classes are those of `request`; with several labels, `list_labels` names them. Raises DataError, here or while
     the pictures are decoded, that names every file that cannot be used; with groups, by its place: names may be ids.
     """
@@ -38,15 +39,12 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
         raise refusal([*found.problems, *problems_of(found.files, request)])
     files = [file for file, _ in found.files]
     ids = None if groups is None else ids_of_files(groups, files, path, found.ids)
-    if ids is not None and {*ids[: len(found.train)]} & {*ids[len(found.train) :]} - {None}:
-        raise PrivateError(
-            f"data.groups: somebody has pictures in both {TRAIN} and {TEST} of {path}, and no guarantee covers the "
-            "hold-out: move all pictures of a person into one of them"
-        )
     shapes: list[tuple[int, ...]] = []  # of the first picture, for both parts
     train = pictures_of(found.train, found.files, request, shapes)
     test = None if found.test is None else pictures_of(found.test, found.files, request, shapes)
-    return Source(found.classes, train, test, len(files), ids, [file.name for file in files])
+    labels = [label for _, label in found.files]
+    names = [file.name for file in files]
+    return Source(found.classes, train, test, len(files), ids, names, labels, len(found.test or ()))
 
 
 def list_pictures(request: Request) -> Listing:
@@ -58,30 +56,37 @@ def list_pictures(request: Request) -> Listing:
         return list_shards(path, request.label_column, column, request.classes)
     if request.label_column is not None:
         return list_metadata(path, request.label_column, column, request.classes)
-    return list_folder(path, f"{request.section}.path", request.groups)
+    return list_folder(path, f"{request.section}.path", request.groups, request.classes)
 
 
-def list_folder(path: Path, option: str = "data.path", groups: Groups | None = None) -> Listing:
-    """The pictures of a folder by class and split. Raises DataError if it has no class."""
+def list_folder(
+    path: Path, option: str = "data.path", groups: Groups | None = None, named: Sequence[str] | None = None
+) -> Listing:
+    """The pictures of a folder by class and split. named: the classes, if the outer folders are persons'.
+
+    Raises DataError if it has no class.
+    """
     if not path.is_dir():
         raise DataError(f"{option}={path} is not a folder: expected one folder of pictures per class.")
-    parts = parts_of(path)
-    classes = [entry.name for entry in visible(parts[0]) if entry.is_dir()]
+    trained, held_out = split_of(path)
+    has_test = bool(held_out)
+    classes = sorted({folder.name for part in trained for folder in folders_in(part)})
+    if groups is not None and groups.folder == OUTER:  # the folders of a person are laid out as a part is
+        trained, held_out = ([person for one in part for person in folders_in(one)] for part in (trained, held_out))
+        classes = [*(named or ())]
     problems: list[str] = []
-    train, *test = [list_part(part, path, classes, groups, problems) for part in parts]
+    train = [place for part in trained for place in list_part(part, path, classes, groups, problems)]
+    test = [place for part in held_out for place in list_part(part, path, classes, groups, problems)]
     if not classes:
         has = "pictures, but no folder of a class: move each into a folder named after its class"
         has = has if problems else "no pictures: expected one folder of pictures per class, or a table of labels"
         hint = " For labels.csv, set data.labels: several." if (path / TABLES[0]).is_file() else ""
         raise DataError(f"{option}={path} holds {has}.{hint}")
-    return Listing(tuple(classes), train, test[0] if test else None, problems)
-
-
-def parts_of(path: Path) -> list[Path]:
-    """`train/` and `test/` of a folder that holds no other folders, and in them folders, no pictures; else itself."""
-    folders = {entry.name: entry for entry in visible(path) if entry.is_dir()}
-    inner = (any(entry.is_dir() for entry in visible(folder)) for folder in folders.values())
-    return [path / TRAIN, path / TEST] if {*folders} == {TRAIN, TEST} and all(inner) else [path]
+    listing = Listing(tuple(classes), train, test if has_test else None, problems)
+    if groups is None or groups.column is None or problems:
+        return listing
+    rows: dict[Any, list[str]] = dict(rows_of(path, (FILE, groups.column)))
+    return replace(listing, ids=[rows[file][0] if file in rows else "" for file, _ in listing.files])
 
 
 def list_part(
@@ -90,25 +95,29 @@ def list_part(
     """The pictures of one part of the folder `root`, by class; `problems` takes what cannot be used."""
     from PIL.Image import registered_extensions
 
-    entries, nested = visible(path), groups is not None and groups.folder
+    entries, nested = visible(path), groups is not None and groups.folder is True
+    outer = groups is not None and groups.folder == OUTER
+    where = root if outer else path  # a person's folder is not named
     problems += [
-        f"{entry if groups is None else f'A picture in {path}'} lies outside a class: "
+        f"{entry if groups is None else f'A picture in {where}'} lies outside a class: "
         "move it into a folder named after its class."
         for entry in entries
         if not entry.is_dir() and entry.suffix.lower() in registered_extensions()
     ]
     files: list[Place] = []
     for folder in (entry for entry in entries if entry.is_dir()):
-        wrong = misplaced(folder, root, str(folder))
+        name = f"A folder in {root}" if outer else str(folder)
+        wrong = misplaced(folder, root, name)
         if wrong is None and folder.name not in classes:
-            wrong = f"{folder} is a class that {root / TRAIN} does not have: add it there, or remove it."
+            known = "data.classes" if outer else root / TRAIN
+            wrong = f"{name} is a class that {known} does not have: add it there, or remove it."
         if wrong is not None:
             problems.append(wrong)
             continue
         label = classes.index(folder.name)
         # A folder without pictures is a class all the same: a refusal would reveal that its last picture is gone.
         for picture in pictures_in(folder, nested):
-            name = str(picture) if groups is None else f"An entry of {folder}"
+            name = str(picture) if groups is None else f"An entry of {root if outer else folder}"
             if picture.is_dir():
                 fix = "pictures must lie directly in their class's folder"
                 fix += ", or, if it is one person's, set data.groups: {folder: true}" if groups is None else ""
@@ -136,27 +145,25 @@ def pictures_in(folder: Path, nested: bool) -> list[Path]:
     return [entry for entries in inner for entry in entries]
 
 
-def called(path: Path | Member, request: Request, number: int) -> str:
-    """The name of a picture in messages: its file, or, if that may name a person, its place.
+def names_in_messages(files: Sequence[Place], request: Request) -> Iterator[str]:
+    """The name of each picture in messages: its file, or, if that may name a person, its place.
 
-    number: among the files of the request; with a folder for each class, the place is that in the class's folder.
+    With a folder for each class, the place is that in the class's folder; otherwise among the files of the request.
     """
-    if request.groups is None and isinstance(path, Path):
-        return str(path)
-    if request.several:
-        return f"picture {number} of {request.path}, in the order of names,"
-    if request.label_column or isinstance(path, Member):
-        return f"picture {number} of {request.path}, in the order of its table,"
-    assert request.groups is not None
-    root = request.required_path()
-    folder = root.joinpath(*path.relative_to(root).parts[: len(parts_of(root))])
-    return f"{place_of(path, pictures_in(folder, request.groups.folder), folder)},"
-
-
-def visible(folder: Path) -> list[Path]:
-    """The entries of a folder, by name, without hidden files and those of operating systems."""
-    entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
-    return [e for e in entries if not e.name.startswith(".") and e.name.lower() not in LEFT_BY_SYSTEMS]
+    root, groups = request.required_path(), request.groups
+    tabled = request.label_column is not None or request.name == "webdataset"
+    by_class = not (tabled or request.several or groups is None or groups.folder == OUTER)
+    depth = 1 if split_of(root)[0] == [root] else 2  # of a class's folder
+    places: dict[Path, dict[Any, int]] = {}  # in the folders of classes, each of which is listed once
+    for number, (path, _) in enumerate(files, 1):
+        folder = root.joinpath(*path.relative_to(root).parts[:depth]) if isinstance(path, Path) else root
+        if by_class and folder not in places:
+            entries = pictures_in(folder, groups is not None and groups.folder is True)
+            places[folder] = {entry: place for place, entry in enumerate(entries, 1)}
+        place, what = (places[folder][path], folder) if by_class else (number, root)
+        order = "its table" if tabled and not request.several else "names"
+        named = groups is None and isinstance(path, Path)
+        yield str(path) if named else f"picture {place} of {what}, in the order of {order},"
 
 
 def pictures_of(
@@ -183,8 +190,7 @@ def problems_of(files: Sequence[Place], request: Request) -> list[str]:
     """One sentence for each file that cannot be used, and one for all whose size or channels differ."""
     problems: list[str] = []
     shapes: dict[str, tuple[int, ...]] = {}  # by the name in messages
-    for number, (path, _) in enumerate(files, 1):
-        name = called(path, request, number)
+    for (path, _), name in zip(files, names_in_messages(files, request), strict=True):
         try:
             shapes[name] = fit(decode(path, name, request.range), request, name).shape
         except DataError as error:

@@ -1,6 +1,7 @@
 """NumPy archives: a set of the owner, and the batches of the downsampled ImageNet. Pickles are refused."""
 
 import math
+import re
 import zipfile
 import zlib
 from collections import Counter
@@ -16,7 +17,6 @@ from sfumato.data.groups import checked, ids_of_array
 from sfumato.data.images import GROUPS_REFUSED, check_labels
 from sfumato.data.sources.source import Example, Request, Source, examples
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained
-from sfumato.settings.data import Groups
 
 IMAGENET_CLASSES = 1000
 IMAGENET_ROW = 3072  # bytes of an image: 1024 red, 1024 green, 1024 blue
@@ -36,45 +36,49 @@ def read_npz(request: Request, raw: Path) -> Source:
 
     With `data.labels: several`, labels are (N, classes) of 0 and 1.
     Or MedMNIST's own file: `train_images`, `train_labels` (N,) or (N, 1), `val_…`, and `test_…` as the hold-out. It
-    holds no names: `data.classes` gives them, for classes that occur would depend on the images.
+    holds no names: `data.classes` gives them, for classes that occur would depend on the images. The ids of persons are
+    the array `groups`, or the one that `data.groups.column` names.
     """
     path = request.required_path()
     if not path.is_file():
         wanted = "an .npz with images, labels and classes, or a file of MedMNIST"
         raise DataError(f"{request.section}.path={path} is not a file: expected {wanted}.")
-    if request.groups is not None and not request.groups.array:
+    if request.groups is not None and not (request.groups.array or request.groups.column):
         raise ConfigError("data.groups: an archive has no file names, so its ids are an array: set {array: true}")
+    owners = "" if request.groups is None else request.groups.column or "groups"
     with unzipped(path, "cannot be read as .npz without pickle", PLAIN):
         headers = headers_of(path)
         medmnist = "train_images.npy" in headers
         parts = [part for part in ("train_", "val_", "test_") if f"{part}images.npy" in headers] if medmnist else [""]
         needed = [f"{part}{name}" for part in parts for name in ("images", "labels")]
         needed += [] if medmnist and request.classes else ["classes"]
-        needed += ["groups"] if request.groups is not None else []
+        ids_in = [owners] if f"{owners}.npy" in headers else [f"{part}{owners}" for part in parts]
+        needed += ids_in if owners else []
         if missing := [name for name in needed if f"{name}.npy" not in headers]:
             names = f" Name the classes in their order: {request.section}.classes: [a, b, …]." if medmnist else ""
             raise DataError(f"{path} has no array named {', '.join(missing)}: {PLAIN}{names}")
         with np.load(path, allow_pickle=False) as archive:
             given = archive["classes"] if "classes" in needed else np.array(request.classes)
-            groups = archive["groups"] if request.groups is not None else None
+            groups = np.concatenate([archive[name] for name in ids_in]) if owners else None
     if request.sensitive and "groups.npy" in headers and request.groups is None:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
     if given.dtype.kind != "U" or given.ndim != 1 or not len(given) or len(set(given)) != len(given):
         raise DataError(f"{path}: classes are {given.dtype} {given.shape}, expected distinct names as strings.")
     classes = tuple(str(name) for name in given)
     count = sum(check_arrays(path, headers, part, classes, request.several) for part in parts)
+    held_out = int(headers["test_images.npy"][0][0]) if "test_" in parts else 0
     ids = None
     if request.groups is not None and groups is not None:
-        ids = checked(ids_of_array(groups, count, f"{path}: `groups`"), request.groups)
+        ids = checked(ids_of_array(groups, count, f"{path}: `{owners}`"), request.groups)
     train = examples_in(path, [part for part in parts if part != "test_"], request)
     test = examples_in(path, ["test_"], request) if "test_" in parts and request.sensitive else None
-    return Source(classes, train, test, count, ids)
+    return Source(classes, train, test, count, ids, labels=labels_in(path, parts, request), held_out=held_out)
 
 
-def archive_layout(path: Path) -> tuple[dict[str, Any], Groups | None]:
+def archive_layout(path: Path) -> tuple[dict[str, Any], list[str]]:
     """The keys of the Request that an archive is of; labels without names, as MedMNIST has them, get numbers.
 
-    And where the ids of persons are, if there are any.
+    And the names of its arrays, without those of the parts in front.
     """
     with unzipped(path, "cannot be read as .npz without pickle", PLAIN):
         headers = headers_of(path)
@@ -85,7 +89,7 @@ def archive_layout(path: Path) -> tuple[dict[str, Any], Groups | None]:
         if "classes.npy" not in headers and labels:
             count = labels[0].shape[-1] if several else 1 + int(max(part.max() for part in labels))
             form["classes"] = tuple(map(str, range(count)))
-    return form, Groups(array=True) if "groups.npy" in headers else None
+    return form, sorted({re.sub(r"^(train|val|test)_|\.npy$", "", name) for name in headers})
 
 
 def check_arrays(path: Path, headers: Mapping[str, Header], part: str, classes: tuple[str, ...], several: bool) -> int:
@@ -107,9 +111,12 @@ def examples_in(path: Path, parts: Sequence[str], request: Request) -> Iterator[
     """The images of some parts of an archive, one by one, with their labels."""
     for name in parts:
         images = chain.from_iterable(npy_rows(path, f"{name}images"))
-        rows = npy_rows(path, f"{name}labels")
-        labels = chain.from_iterable(part if request.several else part.reshape(-1) for part in rows)
-        yield from examples(images, labels, request, path.name)
+        yield from examples(images, labels_in(path, [name], request), request, path.name)
+
+
+def labels_in(path: Path, parts: Sequence[str], request: Request) -> Iterator[Any]:
+    for rows in chain.from_iterable(npy_rows(path, f"{name}labels") for name in parts):
+        yield from rows if request.several else rows.reshape(-1)
 
 
 def npy_rows(path: Path, name: str, fix: str = PLAIN) -> Iterator[np.ndarray]:

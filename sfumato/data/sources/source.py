@@ -26,7 +26,8 @@ Example = tuple[np.ndarray, int | np.ndarray]  # (H, W, C) uint8 and its label, 
 class Source:
     """A labelled source. `train` and `test` are read once; `test` is None without an official or a requested split.
 
-    groups: the id of each image's person, or None, in the order of `train` and then `test`; names: of their files.
+    groups: the id of each image's person, or None, in the order of `train` and then `test`; names: of their files;
+    labels: theirs, of which the last `held_out` are of `test`. Only the owner's own sources have these.
     """
 
     classes: tuple[str, ...]
@@ -35,6 +36,8 @@ class Source:
     size: int  # images in all, for a progress bar; private for sensitive images
     groups: list[str | None] | None = None
     names: Sequence[str] = ()  # private: they may be ids
+    labels: Iterable[int | np.ndarray] = ()
+    held_out: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Pictures whose labels are not in the names of folders: a folder with a table, and tar files (WebDataset)."""
 
 import os
+import re
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -11,12 +12,11 @@ import numpy as np
 
 from sfumato.data.sources.deep import is_dicom
 from sfumato.data.sources.source import Listing, Member, Place, Request
-from sfumato.data.tables import BETWEEN, FILE, METADATA, cell_text, columns_of, rows_by_file, table_in
+from sfumato.data.sources.splits import PARTS, TEST, split_of
+from sfumato.data.tables import BETWEEN, FILE, METADATA, TABLES, cell_text, columns_of, rows_by_file, table_in, table_of
 from sfumato.errors import UNREADABLE, DataError, PrivateError, explained
 from sfumato.storage.documents import parse_json
 
-TRAIN, TEST = "train", "test"
-TABLES = ("labels.csv", *METADATA)  # of several labels: a column of 0 and 1 for each, or one that lists them
 VALUES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
 LABEL = "label"  # the column, or key, of the label, if nothing else is said
 LARGEST_LABEL = 1_000_000  # bytes of a .cls or .json
@@ -27,19 +27,27 @@ Row = tuple[Any, ...]  # a picture, its label as text, and the id of its person 
 def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[str] | None) -> Listing:
     """A folder with metadata.csv, .jsonl or .parquet: file_name, and columns of the label and of the person's id.
 
-    Or `train/` and `test/`, each with its own. classes: None for those that occur. Raises as `rows_by_file`, and
-    PrivateError for a picture without a row.
+    Or its parts, as `split_of` finds them, each with its own. classes: None for those that occur. Raises as
+    `rows_by_file`, and PrivateError for a picture without a row.
     """
     if not path.is_dir():
         raise DataError(f"data.path={path} is not a folder: expected pictures and {METADATA[0]}.")
-    parts = [path] if table_in(path) else [path / TRAIN, *([path / TEST] if (path / TEST).is_dir() else [])]
-    columns, files = [FILE, label, *([group] if group else [])], list[list[Row]]()
-    for part in parts:
+    _, test = split_of(path)
+    parts: dict[bool, list[Row]] = {False: [], True: []}  # held out or not
+    for file, cells in rows_of(path, [FILE, label, *([group] if group else [])]).items():
+        parts[any(file.is_relative_to(folder) for folder in test)].append((file, *cells))
+    return listing_of([parts[False], *([parts[True]] if test else [])], classes, str(path))
+
+
+def rows_of(path: Path, columns: Sequence[str]) -> dict[Path, list[str]]:
+    """The cells of each picture of a folder, from its table, or from those of its parts. Raises as `rows_by_file`."""
+    train, test = split_of(path)
+    rows = dict[Path, list[str]]()
+    for part in [path] if table_in(path) else train + test:
         if (table := table_in(part)) is None:
-            raise DataError(f"{part} holds no {', '.join(METADATA)}: write one, or take out data.label_column.")
-        rows = rows_by_file(table, str(table), columns, pictures_below(part), part, files_below(part))
-        files.append([(file, *cells) for file, cells in rows.items()])
-    return listing_of(files, classes, str(path))
+            raise DataError(f"{part} holds no {', '.join(METADATA)} with the columns {', '.join(columns)}: write one.")
+        rows |= rows_by_file(table, str(table), columns, pictures_below(part), part, files_below(part))
+    return rows
 
 
 def files_below(root: Path) -> Iterator[Path]:
@@ -55,10 +63,6 @@ def pictures_below(root: Path) -> list[Path]:
 
     known = registered_extensions()
     return [file for file in files_below(root) if file.is_file() and (file.suffix.lower() in known or is_dicom(file))]
-
-
-def table_of(root: Path) -> Path | None:
-    return next((root / name for name in TABLES if (root / name).is_file()), None)
 
 
 def list_labels(request: Request) -> Listing:
@@ -138,8 +142,8 @@ def shards_of(path: Path) -> list[Path]:
 def list_shards(path: Path, label: str | None, group: str | None, classes: Sequence[str] | None) -> Listing:
     """Samples of tar files, each of one picture with a `.cls` (name or number of its class), or a `.json`.
 
-    Shards whose names begin with "test" are the hold-out. label: the key in each .json, instead of .cls; group: the key
-    of the person's id. Raises DataError or PrivateError, which names a sample by its place.
+    Shards whose names begin with "test", or have it as a word, are the hold-out. label: the key in each .json, instead
+    of .cls; group: the key of the person's id. Raises DataError or PrivateError, which names a sample by its place.
     Guarantee: nothing is unpacked, and links within an archive are refused.
     """
     from PIL.Image import registered_extensions
@@ -147,7 +151,8 @@ def list_shards(path: Path, label: str | None, group: str | None, classes: Seque
     parts: dict[bool, list[Row]] = {False: [], True: []}  # held out or not
     shards = shards_of(path)
     for shard in shards:
-        held_out = shard.name.startswith(TEST) and len(shards) > 1
+        words = [PARTS.get(word) for word in re.findall("[a-z]+", shard.name.casefold())]
+        held_out = len(shards) > 1 and (shard.name.startswith(TEST) or TEST in words)
         for number, sample in enumerate(samples_in(shard), 1):
             what = f"{shard}: sample {number}"
             pictures = [member for suffix, member in sample.items() if f".{suffix}" in registered_extensions()]

@@ -159,6 +159,21 @@ def test_every_bad_file_of_either_split_is_named_in_one_run(tmp_path):
         assert any(f"/{name} " in line for line in lines), name
 
 
-def test_classes_named_train_and_test_stay_classes(tmp_path):
+@pytest.mark.parametrize(
+    "names", [("train", "test"), ("Training", "VAL", "Testing"), ("TRAIN", "valid", "dev", "test")]
+)
+def test_parts_are_known_in_any_case_and_validation_joins_training(tmp_path, names):
+    for i, name in enumerate(names):
+        write_folder(tmp_path / "in" / name, classes=("cat", "dog", *(["bird"] if i == 1 < len(names) - 1 else [])))
+    source = read_source(Data(source="imagefolder", path=str(tmp_path / "in")), tmp_path)
+    assert {*source.classes} == ({"cat", "dog"} if len(names) == 2 else {"bird", "cat", "dog"})
+    assert len(list(source.test)) == 6 and source.size == len(list((tmp_path / "in").rglob("*.png")))
+
+
+def test_pictures_directly_in_train_and_test_are_no_two_classes(tmp_path):
     root = write_folder(tmp_path / "in", classes=("test", "train"))
-    assert read_all(Data(source="imagefolder", path=str(root)), tmp_path)[0].classes == ("test", "train")
+    with pytest.raises(DataError, match="no folder of a class"):
+        read_source(Data(source="imagefolder", path=str(root)), tmp_path)
+    write_folder(root, classes=("bus", "car"))
+    source = read_source(Data(source="imagefolder", path=str(root)), tmp_path)
+    assert source.classes == ("bus", "car", "test", "train") and source.test is None  # of whoever wrote params.yaml

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 from writers import write_npz
 
+from sfumato.data.layout import Unclear, layout_of
 from sfumato.data.sources import read_source
-from sfumato.data.survey import layout_of
 from sfumato.errors import ConfigError, DataError, PrivateError, SfumatoError
 from sfumato.settings.data import Data
 
@@ -87,11 +87,17 @@ def test_a_column_may_list_the_labels_and_another_the_persons(folder, name):
 def test_several_labels_are_recognised_by_two_columns_of_0_and_1_or_one_of_lists(folder, table, expected):
     (folder / "labels.csv").rename(folder / "metadata.csv")
     (folder / "metadata.csv").write_text(table)
-    form, groups = layout_of(folder, None)
+    if expected is None and "label" not in table:
+        with pytest.raises(Unclear, match="name that of the labels"):  # a sole column may be anything
+            layout_of(folder, None)
+    form, groups = layout_of(folder, None if "label" in table or expected else "mass")
     assert form.get("classes") == expected and form.get("several", False) == (expected is not None)
     assert (groups and groups.column) == ("patient_id" if "patient_id" in table else None)
     (folder / "another class").mkdir()
-    assert layout_of(folder, None)[0] == {"name": "imagefolder"}
+    assert layout_of(folder, None, classes=("b", "another class"))[0] == {"name": "imagefolder"}
+    if table != "file_name,mass\na.png,1\n":
+        with pytest.raises(Unclear, match="either may hold the classes"):
+            layout_of(folder, None)
 
 
 @pytest.mark.parametrize(

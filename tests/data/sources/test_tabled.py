@@ -10,8 +10,9 @@ from PIL import Image
 from pydantic import ValidationError
 from writers import read_all
 
+from sfumato.data.layout import ALL, Unclear, layout_of
 from sfumato.data.sources import read_source
-from sfumato.data.survey import layout_of, survey
+from sfumato.data.survey import survey
 from sfumato.errors import ConfigError, DataError, PrivateError
 from sfumato.settings.data import Data
 
@@ -93,7 +94,7 @@ def test_train_and_test_with_a_table_each_bring_the_hold_out(tmp_path):
     write_table(tmp_path / "test", rows_of())
     source = read_source(data(tmp_path), tmp_path)
     assert [label for _, label in source.test] == [1, 0, 1, 0] and source.size == 8
-    with pytest.raises(PrivateError, match="both train and test"):
+    with pytest.raises(PrivateError, match=r"3 person\(s\) have pictures in both train and test"):
         read_source(data(tmp_path, groups={"column": "patient"}), tmp_path)
 
 
@@ -166,16 +167,27 @@ def test_labels_in_a_table_need_the_owners_list_of_classes(tmp_path):
         read_source(data(tmp_path, classes=None), tmp_path)
     with pytest.raises(ValidationError, match=r"data\.groups"):
         data(tmp_path, groups={"folder": True})
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-    with pytest.raises(ConfigError, match=r"column=patient needs labels in a table too"):
-        read_source(data(tmp_path, groups={"column": "patient"}, label_column=None), tmp_path)
 
 
-def test_shards_give_samples_in_their_order_and_test_shards_the_hold_out(tmp_path, monkeypatch):
-    write_tar(tmp_path / "in/train-0.tar", samples())
+def test_a_table_beside_class_folders_gives_the_persons(tmp_path):
+    for part, people in (("train", PATIENTS), ("test", ["q1", "q2", "q2", "q3"])):
+        names = [f"{word}/{i}.png" for i, word in enumerate(WORDS)]
+        rows = [{"file_name": name, "Patient ID": who} for name, who in zip(names, people, strict=True)]
+        write_table(tmp_path / part, rows)
+    asked = data(tmp_path, groups={"column": "Patient ID"}, label_column=None)
+    assert read_source(asked, tmp_path).groups == ["p1", "p2", "p2", "p3", "q1", "q2", "q2", "q3"]
+    found = survey(tmp_path, classes=("cat", "dog"))
+    assert found.groups.column == "Patient ID" and (found.persons, found.held_out) == (3, 4)
+    (tmp_path / "train/metadata.csv").unlink()
+    with pytest.raises(DataError, match=r"holds no metadata.csv.* with the columns file_name, Patient ID"):
+        read_source(asked, tmp_path)
+
+
+@pytest.mark.parametrize("held_out", ["test-0.tar", "testset.tar", "x-Testing_0.tar", "x_test_0.tar"])
+def test_shards_give_samples_in_their_order_and_test_shards_the_hold_out(tmp_path, monkeypatch, held_out):
+    write_tar(tmp_path / "in/latest-train-0.tar", samples())
     write_tar(tmp_path / "in/train-1.tar", samples(first=4))
-    write_tar(tmp_path / "in/test-0.tar", samples(first=8))
+    write_tar(tmp_path / f"in/{held_out}", samples(first=8))
     before = {*tmp_path.rglob("*")}
     monkeypatch.setattr(tarfile.TarFile, "extract", None)
     monkeypatch.setattr(tarfile.TarFile, "extractall", None)
@@ -244,20 +256,25 @@ def test_a_shard_that_is_cut_short_compressed_or_damaged_is_refused(tmp_path, cu
 
 def test_what_a_folder_holds_is_recognised_by_its_layout(tmp_path):
     write_table(tmp_path / "a", rows_of())
-    found = survey(tmp_path / "a")
+    found = survey(tmp_path / "a", classes=ALL)
     assert found.data == {"source": "imagefolder", "classes": ["cat", "dog"], "label_column": "label"}
     assert found.groups.column == "patient" and found.persons == 3 and found.counts == (2, 2)
     with pytest.raises(ConfigError, match="looks like persons' ids, which would be published"):
         survey(tmp_path / "a", label="patient")
     write_tar(tmp_path / "b/a.tar", samples([10, 9, 10, 9]))
-    found = survey(tmp_path / "b")
+    found = survey(tmp_path / "b", classes=ALL)
     assert found.data == {"source": "webdataset", "classes": ["9", "10"]} and found.groups.column == "patient"
-    for name in ("cat", "dog"):  # folders of classes stay that, whatever table lies beside them
+    for name in ("cat", "dog"):  # folders beside a table that says something else: the owner tells
         (tmp_path / "c" / name).mkdir(parents=True)
         (tmp_path / "c" / name / "0.png").write_bytes(png(1))
     (tmp_path / "c/metadata.csv").write_text("file_name,label\ncat/0.png,x\ndog/0.png,y\n")
-    assert survey(tmp_path / "c").data == {} and survey(tmp_path / "c").classes == ("cat", "dog")
-    assert survey(tmp_path / "c", label="label").classes == ("x", "y")
+    with pytest.raises(Unclear, match="either may hold the classes"):
+        survey(tmp_path / "c")
+    folders = survey(tmp_path / "c", classes=ALL)
+    assert folders.data == {} and folders.classes == ("cat", "dog")
+    assert survey(tmp_path / "c", label="label", classes=ALL).classes == ("x", "y")
+    (tmp_path / "c/metadata.csv").write_text("file_name,label\ncat/0.png,cat\ndog/0.png,dog\n")
+    assert layout_of(tmp_path / "c", None)[0] == {"name": "imagefolder"}, "both say the same"
     write_table(tmp_path / "d", [{"file_name": "0.png", "sex": "f", "age": 3}])
     with pytest.raises(ConfigError, match="--label-column"):
         layout_of(tmp_path / "d", None)

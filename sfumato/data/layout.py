@@ -1,0 +1,192 @@
+"""How a folder, a table, tar files or an archive are understood: where labels and the ids of persons are.
+
+Nothing becomes the name of a class by a guess: what may be read in two ways is `Unclear`, and its owner decides.
+"""
+
+import re
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfumato.data.groups import PatternMisses
+from sfumato.data.images import GROUPS
+from sfumato.data.sources import tabled
+from sfumato.data.sources.deep import RangeMissing, is_dicom
+from sfumato.data.sources.npz import archive_layout
+from sfumato.data.sources.splits import PARTS, folders_in, split_of, visible
+from sfumato.data.tables import BETWEEN, TABLES, columns_of, read_table, table_in, table_of
+from sfumato.errors import ConfigError, PrivateError
+from sfumato.settings.data import OUTER, Groups
+
+FOLDERS: dict[str, Any] = {"name": "imagefolder"}  # the layout of class folders
+Layout = tuple[dict[str, Any], Groups | None]  # keys of the Request, and where the ids of persons are
+# what columns of persons' ids and of labels are called, and folders that are no classes, as `meaning` has it
+PERSONS = re.compile(
+    r"(anon\w*|study|source|dicom)?(patient(en)?|person|subject|participant|case|individual|donor|volunteer)s?"
+    r"(ids?|uid|no|nr|num|number|code|key|name|identifier|pseudonym)?"
+    r"|groups?(ids?)?|mrns?|pids?|(medicalrecord|hospital|nhs|mrn)(id|no|nr|number)|ssn"
+)
+LABELS = re.compile(r"(label|class|classname|category|target|diagnosis|dx|disease|pathology|finding|findinglabel)s?")
+FILING = re.compile("|".join([*PARTS, "(image|img|picture|photo|scan|mask|label|annotation|segmentation)s?|data|raw"]))
+LONG = re.compile(r"\d{3}")  # in ids; grades and stages have less
+MANY, FEW, LEAST = 20, 50, 10  # more classes than MANY with fewer pictures than FEW, or any with fewer than LEAST
+ALL = ("all",)  # the owner's word that none of the classes found is a person's
+
+
+class Unclear(ConfigError):
+    """What only the owner can decide. option: of `survey`, that does; proposed: its value; local: for a terminal."""
+
+    def __init__(self, text: str, option: str, proposed: str | None = None, local: str = "") -> None:
+        super().__init__(f"{text}. {local}" if local and sys.stderr.isatty() else text)
+        self.option, self.proposed = option, proposed
+
+
+ASKED = (Unclear, PatternMisses, RangeMissing)  # each has an option that decides, and maybe a proposal
+
+
+def layout_of(
+    path: Path, label: str | None, groups: Groups | None = None, classes: Sequence[str] | None = None
+) -> Layout:
+    """The keys of a Request that say where labels are, and where persons' ids are, if it shows.
+
+    label: the column that the owner names; groups, classes: what the owner says of them. Raises Unclear where only the
+    owner can tell; ConfigError for persons' ids as labels.
+    """
+    if label is not None and PERSONS.fullmatch(meaning(label)):
+        what = f"--label-column={label} looks like persons' ids, which would be published as names of classes"
+        raise ConfigError(f"{what}: name the column of the labels, or rename this one")
+    named = {} if classes in (None, ALL) else {"classes": classes}
+    if path.suffix == ".npz":
+        form, arrays = archive_layout(path)
+        return form | named, groups or (Groups(array=True) if "groups" in arrays else groups_in(arrays))
+    train, _ = split_of(path)
+    table = table_of(path) or table_in(train[0])
+    if path.is_file() or (table is None and [*path.glob("*.tar")]):
+        return {"name": "webdataset", "label_column": label} | named, groups or groups_in(tabled.keys_of(path))
+    if table is None:
+        return folder_layout(path, groups, classes)
+    groups = groups or groups_in(columns_of(table))
+    columns = [name for name in columns_of(table) if groups is None or name != groups.column]
+    folders = {folder.name for part in train for folder in folders_in(part)}
+    several = several_in(table, columns, label) if table.parent == path else None
+    if several and (label is not None or len(folders) < 2 or table.name == TABLES[0]):
+        return several | named, groups
+    meant = [name for name in columns if LABELS.fullmatch(meaning(name))]
+    if label is None and len(folders) > 1:
+        alike = any({*cells_in(table, name)} == folders for name in meant)
+        if classes is None and not alike and (meant or several):
+            text = f"{path} has folders and {table.name}, and either may hold the classes: --label-column COLUMN takes "
+            text += f"the table (with several labels, the name {TABLES[0]} does); --classes a,b,c or all, the folders"
+            raise Unclear(text, "classes")
+        return folder_layout(path, groups, classes)
+    if not columns:
+        raise ConfigError(f"{table} has no column of labels, only persons' ids: add one, or folders of classes")
+    label = label or (tabled.LABEL if tabled.LABEL in meant else meant[0] if len(meant) == 1 else None)
+    if label is None:
+        text = f"{table} has the columns {', '.join(columns_of(table))}: name that of the labels by --label-column"
+        raise Unclear(f"{text}; what stands in it is published", "label", columns[0] if len(columns) == 1 else None)
+    return FOLDERS | {"label_column": label} | named, groups
+
+
+def meaning(name: str) -> str:
+    """A name without capitals, spaces and signs: "Patient ID", patient-id and PatientID are one."""
+    return re.sub(r"[\W_]+", "", name).casefold()
+
+
+def cells_in(table: Path, column: str) -> list[str]:
+    with suppress(PrivateError):  # of a column that is of no use here, such as an age
+        return [cell for _, (cell,) in read_table(table, [column], str(table))]
+    return []
+
+
+def several_in(table: Path, columns: Sequence[str], label: str | None) -> dict[str, Any] | None:
+    """The keys of a Request for a table that gives pictures several labels each; None if it does not.
+
+    Two columns of 0 and 1 at least; or one whose cells list labels, such as "effusion|mass". label: that column, if the
+    owner names it. The names follow from the images where they are listed: only an owner may make them public.
+    """
+    cells = {name: found for name in columns if (found := cells_in(table, name))}
+    binary = tuple(name for name, own in cells.items() if {*own} <= {*tabled.VALUES})
+    if label is None and len(binary) > 1 and tabled.LABEL not in cells:
+        return FOLDERS | {"several": True, "classes": binary}
+    listing = [name for name, own in cells.items() if label in (None, name) and any(BETWEEN in cell for cell in own)]
+    if len(listing) != 1:
+        return None
+    names = tabled.classes_in([part for cell in cells[listing[0]] for part in tabled.labels_listed(cell)])
+    return FOLDERS | {"several": True, "classes": names, "label_column": listing[0]}
+
+
+def groups_in(names: Iterable[str]) -> Groups | None:
+    """The column, key or array that holds persons' ids, by the meaning of its name. Raises Unclear for several."""
+    found = [name for name in names if PERSONS.fullmatch(meaning(name))]
+    if len(found) > 1:
+        raise Unclear(f"{' and '.join(found)} may all hold persons' ids: --groups names the one to go by", "groups")
+    return Groups(column=found[0]) if found else None
+
+
+def folder_layout(path: Path, groups: Groups | None, classes: Sequence[str] | None) -> Layout:
+    """The layout of folders: of classes, or of classes and persons in one another."""
+    train, test = split_of(path)
+    outer = [folder for part in train + test for folder in folders_in(part)]
+    inner = [entry for folder in outer for entry in visible(folder)]
+    nested = bool(inner) and all(entry.is_dir() and not entry.is_symlink() for entry in inner)
+    if groups is None and (path / GROUPS).exists():
+        groups = Groups(array=True)
+    elif groups is None and inner and all(entry.is_file() and is_dicom(entry) for entry in inner):
+        groups = Groups(dicom=True)
+    elif groups is None and nested:
+        groups = Groups(folder=OUTER if persons_are_outer(path, outer, inner) else True)
+    if groups is None or groups.folder != OUTER:
+        names, held_out = ({folder.name for part in parts for folder in folders_in(part)} for parts in (train, test))
+        if classes is None:  # before a message names a folder
+            check_names(sorted(names | held_out))
+        if classes is None and len(held_out - names) > len(held_out) / 2:
+            raise Unclear(
+                f"the folders in {path} have other names in training than in test, as persons have", "classes"
+            )
+        return FOLDERS, groups
+    found = sorted({entry.name for entry in inner})
+    return FOLDERS | {"classes": found if classes in (None, ALL) else classes}, groups
+
+
+def persons_are_outer(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> bool:
+    """Whether folders are <person>/<class>/, not <class>/<person>/: the names of one of the two look more like ids.
+
+    Raises Unclear if that does not tell, or if they are parts.
+    """
+    first, second = {folder.name for folder in outer}, {folder.name for folder in inner}
+    parts = any(FILING.fullmatch(meaning(name)) for name in second)
+    if likeness(second) > likeness(first) and not parts:
+        return False
+    # classes come back: each is in two of the outer folders or more
+    if likeness(first) > likeness(second) and len(inner) >= 2 * len(second) and not parts:
+        return True
+    text = f"{path} holds folders in folders: --groups class/person or --groups person/class says which are classes"
+    raise Unclear(f"{text}, whose names are published", "groups", local=f"{outer[0].name}/{inner[0].name}, say")
+
+
+def likeness(names: Collection[str]) -> int:
+    """How much names look like ids: 2 for long numbers in most, 1 for numbers in all, 0 otherwise."""
+    long = sum(bool(LONG.search(name)) for name in names) > len(names) / 2
+    return 2 if long else int(all(re.search(r"\d", name) for name in names))
+
+
+def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
+    """Raise Unclear if names that would be published as those of classes may be persons', or kinds of files.
+
+    counts: pictures of each, if they are known.
+    """
+    reasons = {
+        "some are those of parts or kinds of files": any(FILING.fullmatch(meaning(name)) for name in names),
+        "some hold long numbers, as ids do": any(LONG.search(name) for name in names),
+        "they are many, and numbered": len(names) > MANY and likeness(names) > 0,
+        "they have few pictures each, as persons do": np.median(counts or FEW) < (FEW if len(names) > MANY else LEAST),
+    }
+    if why := [reason for reason, holds in reasons.items() if holds]:
+        text = f"the names found for classes would be published, and {why[0]}: --classes a,b,c names the classes, or "
+        text += "--classes all takes all that were found, your word that none is a person's"
+        raise Unclear(text, "classes", local=f"Found are {len(names)}: {', '.join(names[:3])}, …")

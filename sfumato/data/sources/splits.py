@@ -1,0 +1,32 @@
+"""Training images and the hold-out by the names of folders: train, val and test, in any case."""
+
+from pathlib import Path
+
+from sfumato.data.tables import table_in
+
+TRAIN, TEST = "train", "test"
+VALIDATION = ("val", "valid", "validation", "dev")  # they join the training part: nothing is chosen by them
+PARTS = {TRAIN: TRAIN, "training": TRAIN, TEST: TEST, "testing": TEST, **dict.fromkeys(VALIDATION, TRAIN)}
+LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # in any case; hidden files are ignored too
+
+
+def visible(folder: Path) -> list[Path]:
+    """The entries of a folder, by name, without hidden files and those of operating systems."""
+    entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
+    return [e for e in entries if not e.name.startswith(".") and e.name.lower() not in LEFT_BY_SYSTEMS]
+
+
+def folders_in(folder: Path) -> list[Path]:
+    return [entry for entry in visible(folder) if entry.is_dir()] if folder.is_dir() else []
+
+
+def split_of(path: Path) -> tuple[list[Path], list[Path]]:
+    """The folders of the training part, and those of the hold-out: by their names, if there are no others.
+
+    Others are let be where a part for training has a table. Otherwise it is the folder itself, without a hold-out.
+    """
+    parts = [(folder, PARTS.get(folder.name.casefold())) for folder in folders_in(path)]
+    train = [folder for folder, part in parts if part == TRAIN]
+    if train and (all(part for _, part in parts) or any(map(table_in, train))):
+        return train, [folder for folder, part in parts if part == TEST]
+    return [path], []

@@ -1,0 +1,48 @@
+"""What columns and folders are called: what holds persons, what holds labels, and what is asked about."""
+
+import pytest
+
+from sfumato.data.layout import FILING, LABELS, PERSONS, Unclear, check_names, likeness, meaning
+
+OF_PERSONS = (
+    "Patient ID, patient-id, PatientID, patients, MRN, mrn_no, PID, Subject, subject_id, Participant No, person"
+)
+OF_PERSONS += ", Case ID, case, Anonymised Patient ID, StudyPatientID, PatientenID, group, group_id, Volunteer code"
+OF_OTHERS = "patient age, sex, finding, file, study date, label, personality, pidgin, showcase, grouping, caseous"
+
+
+@pytest.mark.parametrize("name", (OF_PERSONS + ", " + OF_OTHERS).split(", "))
+def test_columns_of_persons_are_known_by_their_meaning(name):
+    assert bool(PERSONS.fullmatch(meaning(name))) == (name in OF_PERSONS.split(", "))
+    assert not (PERSONS.fullmatch(meaning(name)) and LABELS.fullmatch(meaning(name)))
+
+
+@pytest.mark.parametrize(
+    "name", ["Train", "VALIDATION", "dev", "testing", "Images", "mask", "Ground-truth labels", "data"]
+)
+def test_folders_of_files_are_known_by_their_meaning(name):
+    assert bool(FILING.fullmatch(meaning(name))) == (name != "Ground-truth labels")
+
+
+def test_names_of_diagnoses_and_grades_are_taken():
+    for names in (["normal", "pneumonia"], ["grade 1", "grade 2"], [*"0123456789"], ["COVID-19", "C50"]):
+        check_names(names, [50] * len(names))
+
+
+def test_many_numbered_names_are_asked_about():
+    with pytest.raises(Unclear, match="many, and numbered"):
+        check_names([f"{number}" for number in range(1, 41)], [500] * 40)
+
+
+@pytest.mark.parametrize(("count", "each"), [(2, 9), (30, 49)])
+def test_few_pictures_each_are_asked_about(count, each):
+    names = [chr(ord("a") + i % 26) * (1 + i // 26) for i in range(count)]
+    check_names(names, [each + 1] * count)
+    with pytest.raises(Unclear, match="few pictures each") as caught:
+        check_names(names, [each] * count)
+    assert str(count) not in str(caught.value), "a log"
+
+
+def test_ids_look_more_like_ids_than_diagnoses():
+    looks = [likeness(names) for names in (["MRN1004", "MRN1005"], ["Smith0", "Smith1"], ["benign", "malignant"])]
+    assert looks == [2, 1, 0]

@@ -1,0 +1,392 @@
+"""What owners bring: what `stage init` makes of it, asked and not asked, and what `stage prepare` reads then.
+
+No row may print the id or the name of a person into a file that is committed, nor into a log.
+"""
+
+import io
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from sfumato.planning import estimate
+
+KINDS = ("benign", "malignant")
+IDS = [f"MRN10{i:02}" for i in range(20)]
+NAMES = ["Smith", "Jones", "Garcia", "Mueller", "Rossi", "Novak", "Silva", "Kim", "Ali", "Ito"]
+COUNTS = {"benign": 30, "malignant": 30}
+
+
+def picture(seed: int) -> bytes:
+    file = io.BytesIO()
+    array = np.random.default_rng(seed).integers(0, 256, (8, 8), dtype=np.uint8)
+    Image.fromarray(array).save(file, "PNG")
+    return file.getvalue()
+
+
+def draw(root: Path, names: list[str], first: int = 0) -> list[str]:
+    """A picture of its own for each path below `root`. Returns the paths."""
+    for i, name in enumerate(names, first):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(picture(i))
+    return names
+
+
+def table(root: Path, columns: dict[str, list], name: str = "metadata.csv") -> None:
+    heads = list(columns)
+    lines = [",".join(heads), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    (root / name).write_text("\n".join(lines) + "\n")
+
+
+def folders(name: str = "{kind}/{i}.png", each: int = 30, kinds=KINDS, people=IDS):
+    """Pictures of 20 persons in class folders: `name` is a form of kind, person, number of the picture."""
+    return lambda root: draw(
+        root, [name.format(kind=k, i=i, person=people[i % len(people)]) for k in kinds for i in range(each)]
+    )
+
+
+def splits(*names: str, form: str = "{kind}/{i}.png", shared: bool = False):
+    """The same in folders for parts, of which each has its own persons, if not `shared`."""
+
+    def write(root: Path) -> None:
+        for number, name in enumerate(names):
+            people = IDS[:6] if shared else IDS[6 * number : 6 * number + 6]
+            made = [form.format(kind=k, i=i, person=people[i % 6]) for k in KINDS for i in range(12)]
+            draw(root / name, made, 100 * number)
+
+    return write
+
+
+def tabled(columns: str, name: str = "metadata.csv", parts=("",), form: str = "scans/{i}.png", classes=KINDS):
+    """A table with columns: what is in each by its name, as `CELLS` has it."""
+
+    def write(root: Path) -> None:
+        for number, part in enumerate(parts):
+            names = draw(root / part, [form.format(i=i, kind=classes[i % 2]) for i in range(48)], 100 * number)
+            cells = {head: [CELLS[what](i, number) for i in range(48)] for head, what in pairs(columns)}
+            table(root / part, {"file_name": names, **cells}, name)
+
+    return write
+
+
+CELLS = {
+    "kind": lambda i, part: KINDS[i % 2],
+    "id": lambda i, part: IDS[6 * part + i // 8],
+    "name": lambda i, part: NAMES[i % 10],
+    "age": lambda i, part: 20 + i,
+    "bit": lambda i, part: i % 2,
+    "other": lambda i, part: i // 3 % 2,
+    "both": lambda i, part: ("benign", "malignant|benign", "malignant")[i % 3],
+    "part": lambda i, part: ("train", "test")[i % 2],
+}
+
+
+def pairs(columns: str) -> list[tuple[str, str]]:
+    """ "Patient ID=id, label=kind" -> the names and what is in them."""
+    return [tuple(pair.split("=")) for pair in columns.split(", ")]
+
+
+def shards(*names: str):
+    def write(root: Path) -> None:
+        root.mkdir()
+        for number, name in enumerate(names):
+            with tarfile.open(root / name, "w") as archive:
+                for i in range(24):
+                    word = KINDS[i % 2] if name[0] != "p" else NAMES[i % 10] + str(i % 10)
+                    about = json.dumps({"label": word, "Patient-ID": IDS[6 * number + i // 4]}).encode()
+                    for suffix, content in (("png", picture(100 * number + i)), ("json", about)):
+                        entry = tarfile.TarInfo(f"{i}.{suffix}")
+                        entry.size = len(content)
+                        archive.addfile(entry, io.BytesIO(content))
+
+    return write
+
+
+def archive(split: bool = False, **more):
+    def write(root: Path) -> None:
+        images = np.random.default_rng(0).integers(0, 256, (48, 8, 8), dtype=np.uint8)
+        labels = np.arange(48) % 2
+        arrays = {"images": images, "labels": labels, **more}
+        if split:
+            cut = {"train_": slice(0, 24), "val_": slice(24, 32), "test_": slice(32, 48)}
+            arrays = {f"{part}{name}": array[where] for part, where in cut.items() for name, array in arrays.items()}
+        else:
+            arrays["classes"] = np.array(KINDS)
+        np.savez(root.with_suffix(".npz"), **arrays)
+
+    return write
+
+
+def both(*writers):
+    return lambda root: [write(root) for write in writers]
+
+
+def beside(root: Path) -> None:
+    """Class folders, and a table that names the person of each picture."""
+    names = folders()(root)
+    table(root, {"file_name": names, "participant-id": [IDS[i % 20] for i in range(60)]})
+
+
+def odd_names(root: Path) -> None:
+    """Names that repeat their beginnings, but for two."""
+    draw(root, [f"{kind}/{IDS[i % 20]}_{i}.png" for kind in KINDS for i in range(30)])
+    draw(root, [f"{kind}/lost.png" for kind in KINDS], 90)
+
+
+# what is brought, what --yes says if it refuses (or None), what is answered ("-": the default; None: as --yes), what
+# is prepared then: the classes, the way to persons or None, and whether a hold-out was brought
+ASKED, NO_ID = "the names found for classes would be published", "- - 50"
+WHOLE = "- n - - y"  # name, no two of one person, minutes, size, write
+PERSONS = "- - - y"
+ROWS: dict[str, tuple] = {
+    "class folders": (folders(), None, WHOLE, KINDS, None, False),
+    "<class>/<id>/": (folders("{kind}/{person}/{i}.png"), None, PERSONS, KINDS, "folder", False),
+    "<id>/<class>/": (folders("{person}/{kind}/{i}.png"), None, PERSONS, KINDS, "folder", False),
+    "<name>/<class>/": (
+        folders("{person}/{kind}/{i}.png", people=NAMES),
+        "which are classes",
+        "person/class " + PERSONS,
+        KINDS,
+        "folder",
+        False,
+    ),
+    "<class>/<name>/": (
+        folders("{kind}/{person}/{i}.png", people=NAMES),
+        "which are classes",
+        "class/person " + PERSONS,
+        KINDS,
+        "folder",
+        False,
+    ),
+    "<class>/train, test": (
+        folders("{kind}/{person}/{i}.png", people=["train", "test"]),
+        "which are",
+        "-",
+        None,
+        None,
+        0,
+    ),
+    "<id>/": (folders("{person}/{kind}{i}.png"), ASKED, "-", None, None, False),
+    "<name>/": (folders("{person}/{kind}{i}.png", people=NAMES), ASKED, "-", None, None, False),
+    "<name>/, nine": (folders("{person}/{i}.png", each=18, people=NAMES[:9], kinds=("a",)), ASKED, "-", None, None, 0),
+    "one person": (folders(kinds=("Smith",)), "one class only", "-", None, None, False),
+    "numbered persons": (folders("{person}/{i}.png", 300, ("a",), list(range(30))), ASKED, "-", None, None, False),
+    "ids that are classes": (
+        folders(kinds=("BIRADS100", "BIRADS200")),
+        ASKED,
+        "all " + WHOLE,
+        ("BIRADS100", "BIRADS200"),
+        None,
+        False,
+    ),
+    "grades": (folders(kinds=("grade 1", "grade 2")), None, WHOLE, ("grade 1", "grade 2"), None, False),
+    "images beside masks": (folders(kinds=("images", "masks")), ASKED, "-", None, None, False),
+    "Images beside Labels": (folders(kinds=("Images", "Labels")), ASKED, "-", None, None, False),
+    "train and others": (folders(kinds=("train", "bus")), ASKED, "bus,train " + WHOLE, ("bus", "train"), None, False),
+    "splits beside others": (
+        both(splits("train", "test"), folders("extra/{kind}/{i}.png")),
+        "which are classes",
+        "-",
+        None,
+        None,
+        False,
+    ),
+    **{
+        " ".join(names): (splits(*names), None, WHOLE, KINDS, None, True)
+        for names in [
+            ("train", "test"),
+            ("train", "val", "test"),
+            ("Train", "Val", "Test"),
+            ("TRAINING", "VALIDATION", "TESTING"),
+            ("training", "valid", "testing"),
+            ("train", "dev", "test"),
+        ]
+    },
+    "train val": (splits("train", "val"), None, WHOLE, KINDS, None, False),
+    "train alone": (splits("train"), None, WHOLE, KINDS, None, False),
+    "splits, <class>/<id>/": (
+        splits("train", "val", "test", form="{kind}/{person}/{i}.png"),
+        None,
+        PERSONS,
+        KINDS,
+        "folder",
+        True,
+    ),
+    "splits, <id>/<class>/": (
+        splits("train", "val", "test", form="{person}/{kind}/{i}.png"),
+        None,
+        PERSONS,
+        KINDS,
+        "folder",
+        True,
+    ),
+    "splits, somebody in both": (
+        splits("train", "test", form="{kind}/{person}/{i}.png", shared=True),
+        "do not go with",
+        "-",
+        None,
+        None,
+        True,
+    ),
+    "pictures in train": (splits("train", "test", form="{i}.png"), "no folder of a class", "-", None, None, True),
+    "a table": (tabled("label=kind"), None, WHOLE, KINDS, None, False),
+    "a table, by meaning": (tabled("Diagnosis=kind, age=age"), None, WHOLE, KINDS, None, False),
+    "a table, one column": (tabled("what=kind"), "name that of the labels", "- " + WHOLE, KINDS, None, False),
+    "a table, two columns": (tabled("what=kind, age=age"), "name that of", "what " + WHOLE, KINDS, None, False),
+    "a table, sole id": (tabled("code=id"), "name that of the labels", "- -", None, None, False),
+    "a table, sole name": (tabled("who=name"), "name that of the labels", "- -", None, None, False),
+    "a table, sole age": (tabled("age=age"), "name that of the labels", "- -", None, None, False),
+    "a table, label of ids": (tabled("label=id"), ASKED, "-", None, None, False),
+    "a table, label of names": (tabled("label=name"), ASKED, "all " + WHOLE, tuple(sorted(NAMES)), None, False),
+    **{
+        f"a table, sole {head}": (tabled(f"{head}=id"), "has no column of labels", "-", None, None, False)
+        for head in ("MRN", "Patient ID", "patient-id", "PID", "subject_ID", "StudyPatientID", "Case", "Participant No")
+    },
+    **{
+        f"a table, {head}": (tabled(f"label=kind, {head}=id"), None, PERSONS, KINDS, "column", False)
+        for head in ("MRN", "Patient ID", "patient-id", "PatientID", "subject", "Anon Patient Id", "case")
+    },
+    "a table, two of persons": (
+        tabled("label=kind, PID=id, subject=id"),
+        "may all hold",
+        "subject " + PERSONS,
+        KINDS,
+        "column",
+        False,
+    ),
+    "a table without heads": (
+        lambda root: table(root, {f"{IDS[0]}.png": draw(root, ["a.png"])}),
+        "no column",
+        "-",
+        0,
+        0,
+        0,
+    ),
+    "Hugging Face's parts": (
+        tabled("label=kind, Patient ID=id", parts=("train", "validation", "test")),
+        None,
+        PERSONS,
+        KINDS,
+        "column",
+        True,
+    ),
+    "a table above parts": (
+        tabled("label=kind", form="{kind}/{i}.png", classes=("train", "test")),
+        0,
+        WHOLE,
+        KINDS,
+        0,
+        1,
+    ),
+    "several labels": (tabled("mass=bit, nodule=other, MRN=id"), None, PERSONS, ("mass", "nodule"), "column", False),
+    "labels in a list": (tabled("found=both, patient=id", "labels.csv"), None, PERSONS, KINDS, "column", False),
+    "folders and a table": (
+        tabled("label=kind", form="{kind}/{i}.png", classes=("left", "right")),
+        "either may hold the classes",
+        "all " + WHOLE,
+        ("left", "right"),
+        None,
+        False,
+    ),
+    "folders and a like table": (tabled("label=kind", form="{kind}/{i}.png"), None, WHOLE, KINDS, None, False),
+    "folders and persons": (beside, None, PERSONS, KINDS, "column", False),
+    **{
+        f"names such as {form}": (
+            folders("{kind}/" + form),
+            "repeat their beginnings",
+            "- - - - - y",
+            KINDS,
+            "pattern",
+            0,
+        )
+        for form in ("{person}_{i}.png", "{person}-left-{i}.png", "{person}_{i}_x.png")
+    },
+    "names of persons": (
+        folders("{kind}/{person}_{i}.png", people=NAMES),
+        "repeat",
+        "- - - - - y",
+        KINDS,
+        "pattern",
+        0,
+    ),
+    "names, but for two": (odd_names, "repeat", "- - - alone - - y", KINDS, "pattern", False),
+    "names, another pattern": (odd_names, "repeat", "- - (a)(b) ^(X) ^([a-zA-Z]+\\d*) - - y", KINDS, "pattern", False),
+    "tar files": (shards("a.tar"), None, PERSONS, KINDS, "column", False),
+    "tar files, parts": (shards("x-train-0.tar", "x-val-0.tar", "x-test-0.tar"), None, PERSONS, KINDS, "column", True),
+    "tar files of names": (shards("people.tar"), ASKED, "-", None, None, False),
+    "splits, <id>/": (splits("Train", "Test", form="{person}/{i}{kind}.png"), ASKED, "-", None, None, 0),
+    "splits, <name>/": (
+        lambda root: [
+            draw(root / part, [f"{NAMES[5 * n + i % 5]}/{i}.png" for i in range(60)])
+            for n, part in enumerate(("train", "test"))
+        ],
+        "other names in training",
+        "-",
+        None,
+        None,
+        False,
+    ),
+    "an archive": (archive(), None, WHOLE, KINDS, None, False),
+    "an archive, persons": (archive(Patient_IDs=np.array(IDS * 3)[:48]), None, PERSONS, KINDS, "column", False),
+    "MedMNIST's, persons": (archive(True, subject=np.arange(48) + 1), None, PERSONS, ("0", "1"), "column", True),
+    "MedMNIST's, in both": (archive(True, subject=np.arange(48) % 9 + 1), "do not go with", "-", None, None, True),
+}
+SECRET = [*IDS, *NAMES, "lost"]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    found = {name: 1.0 for name in estimate.FRAME}
+    monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: found)
+    real = subprocess.run
+    monkeypatch.setattr(
+        subprocess, "run", lambda call, **more: real(["true"], **more) if "dvc" in call else real(call, **more)
+    )
+
+
+def committed() -> str:
+    """What git would take of the project here."""
+    files = [Path(name) for name in ("params.yaml", "dvc.yaml", "README.md", "data/sensitive/card.json")]
+    return "".join(file.read_text() for file in files if file.exists())
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_no_layout_makes_a_class_of_a_person(desk, quick, tmp_path, monkeypatch, name):
+    write, refused, answers, classes, way, held_out = ROWS[name]
+    write(tmp_path / "in")
+    place = next(tmp_path.glob("in*"))
+    public = {*SECRET} - {*(classes or ())}  # of names that their owner called classes
+
+    def begin(folder: str) -> None:
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+
+    def check(said: str, prepared: bool) -> None:
+        assert not [word for word in public if word in said + committed()]
+        assert "local " not in said and "hold-out: " not in said, "counts are of a terminal"
+        if not prepared:
+            return
+        own = yaml.safe_load(Path("params.yaml").read_text())
+        assert next(iter(own["data"].get("groups", {None: 0}))) == (way or None)
+        assert own["privacy"].get("unit") == ("group" if way else own["privacy"].get("unit"))
+        desk.run("prepare sensitive")
+        card = json.loads(Path("data/sensitive/card.json").read_text())
+        assert (card["classes"], card["split"]) == ([*classes], "official" if held_out else "keyed")
+        assert not [word for word in public if word in committed()]
+
+    begin("yes")
+    code, said = desk("init", str(place), "--epsilon", "5", "--yes", "--dataset-id", "yes")
+    assert (code == 0) == Path("params.yaml").exists() == (not refused), said
+    assert (refused or "written to") in " ".join(said.split())
+    check(said, not refused)
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "another"))
+    begin("asked")
+    desk.answers = "".join("\n" if word == "-" else f"{word}\n" for word in answers.split())
+    code, said = desk("init", str(place), "--epsilon", "5")
+    assert (code == 0) == (classes not in (None, 0)), said
+    check(said, code == 0)
