@@ -123,9 +123,10 @@ def missing_stages(params: Params) -> Iterator[str]:
 
 
 def name_problems(params: Params) -> Iterator[str]:
-    """Names that no table has: sources, feature maps and classifiers."""
+    """Names that no table has: sources, feature maps, classifiers and metrics; a metric without its extractor."""
     from sfumato.data.sources import names_in
     from sfumato.evaluation.classifiers import CLASSIFIERS
+    from sfumato.evaluation.metrics.fidelity import METRICS
     from sfumato.features import FEATURES, projection
     from sfumato.features.own_network import OWN
 
@@ -137,10 +138,14 @@ def name_problems(params: Params) -> Iterator[str]:
         (params.runs("teacher"), "teacher.feature", [params.teacher.feature], (*projected, OWN)),
         (params.runs("evolve"), "evolve.feature", [params.evolve.feature], projected),
         (params.runs("evaluate"), "evaluate.classifiers", params.evaluate.classifiers, (*CLASSIFIERS,)),
+        (params.runs("evaluate"), "evaluate.fidelity", params.evaluate.fidelity or (), (*METRICS,)),
     ):
         for name in names if used else ():
             if name not in known:
                 yield f"{key} names {name!r}, which does not exist: {nearest(name, known)}"
+    for name in METRICS.keys() & {*(params.evaluate.fidelity or ())}:
+        if METRICS[name].needs not in ("", params.evaluate.extractor):
+            yield f"evaluate.fidelity: {name} needs evaluate.extractor: {METRICS[name].needs}"
 
 
 def shape_problems(params: Params, card: Card) -> Iterator[str]:
