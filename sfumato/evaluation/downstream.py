@@ -66,9 +66,8 @@ def shuffled_batches(images: np.ndarray, labels: np.ndarray, size: int, device: 
 class Scored:
     """One trained classifier on the hold-out: its accuracy, and that of each class; None for a class without images.
 
-    shifted: its accuracy on the hold-out under each distortion; right: (N,) bool, of each image; calibration: its
-    expected calibration error. Of several labels, AUROC stands for accuracy: of each label, and their mean; the others
-    are empty.
+    shifted: its accuracy under each distortion; right: (N,) bool, of each image; calibration: its expected calibration
+    error. Of several labels, AUROC stands for accuracy: of each label, and their mean; the others are empty.
     """
 
     accuracy: float
@@ -86,16 +85,11 @@ def evaluate_classifier(
     Guarantee: no choice depends on `holdout`; it is used after training only.
     """
     model = fit(name, train.images, train.labels, len(train.classes), schedule, seed)
-    several = holdout.labels.ndim == 2
-    outputs = (lambda scores: scores) if several else (lambda scores: softmax(scores.astype(np.float64), axis=1))
-    return scored_by(lambda part: outputs(logits(model, part.images)), holdout, moved)
+    return scored_by(lambda part: logits(model, part.images), holdout, moved)
 
 
 def scored_by(scores: Callable[[ImageSet], np.ndarray], holdout: ImageSet, moved: Mapping[str, ImageSet]) -> Scored:
-    """What a classifier is worth on `holdout`, and on `moved`.
-
-    scores: of a set, (N, classes): probabilities; of several labels, anything that rises with the probability of each.
-    """
+    """What a classifier is worth on `holdout`, and on `moved`. scores: of a set, (N, classes) logits."""
     given = scores(holdout)
     if holdout.labels.ndim == 2:
         by_label = auroc(given, holdout.labels)
@@ -108,13 +102,13 @@ def scored_by(scores: Callable[[ImageSet], np.ndarray], holdout: ImageSet, moved
     return Scored(float(right.mean()), by_class, shares, right, calibration_error(given, holdout.labels))
 
 
-def calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Expected calibration error: |confidence − accuracy| of each bin of confidence, mean over the images.
+def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Expected calibration error of (N, classes) logits: |confidence − accuracy| of each bin, mean over the images.
 
-    probabilities: (N, classes); labels: (N,). Source: Guo et al. 2017, Eq. 3.
+    Source: Guo et al. 2017, Eq. 3.
     """
-    confidence = probabilities.max(axis=1)
-    excess = confidence - (probabilities.argmax(axis=1) == labels)
+    confidence = softmax(scores.astype(np.float64), axis=1).max(axis=1)
+    excess = confidence - (scores.argmax(axis=1) == labels)
     bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     return float(np.abs(np.bincount(bins, excess)).sum() / len(labels))
 
@@ -136,15 +130,12 @@ def mean_of(by_label: Sequence[float | None]) -> float:
     return float(np.mean(known)) if known else 0.5
 
 
-def aggregate(
-    scored: Sequence[Scored], classes: Sequence[str], schedule: Schedule | None, groups: np.ndarray | None = None
-) -> dict:
-    """The accuracies of classifiers of several seeds, as shares in [0, 1].
+def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: np.ndarray | None = None) -> dict:
+    """The accuracies of classifiers of several seeds, as shares in [0, 1]. groups: as `bootstrap_interval` takes them.
 
-    groups: (N,) of the hold-out, as `bootstrap_interval` takes them.
-    Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted": {distortion: mean},
-    "steps"}, and of single labels "interval" and "calibration". `std` is the sample standard deviation over the seeds,
-    None for a single one. `per_class` leaves out classes not in the hold-out.
+    Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted": {distortion: mean}}, and
+    of single labels "interval" and "calibration". `std` is the sample standard deviation over the seeds, None for a
+    single one. `per_class` leaves out classes not in the hold-out.
     """
     overall = [one.accuracy for one in scored]
     by_class = [
@@ -154,9 +145,7 @@ def aggregate(
     ]
     shifted = {name: float(np.mean([one.shifted[name] for one in scored])) for name in scored[0].shifted}
     found = summary(overall) | {"per_seed": overall, "per_class": by_class, "shifted": shifted}
-    found |= {"steps": schedule.steps if schedule else None}
-    right = [one.right for one in scored if one.right is not None]
-    if right:
+    if right := [one.right for one in scored if one.right is not None]:
         found["interval"] = bootstrap_interval(np.mean(right, axis=0), groups)
         found["calibration"] = float(np.mean([one.calibration for one in scored]))
     return found
@@ -165,8 +154,8 @@ def aggregate(
 def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> list[float]:
     """[low, high] of an accuracy at 95 %, over RESAMPLES of the hold-out.
 
-    right: (N,) share of the classifiers that are right on each image; groups: (N,), equal for images of one person, who
-    is drawn with all of them; None if each image stands for itself.
+    right: (N,) share of the classifiers that are right; groups: (N,), equal for images of one person, who is drawn with
+    all of them; None if each image stands for itself.
     """
     units = np.arange(len(right)) if groups is None else np.unique(groups, return_inverse=True)[1]
     sums, sizes = np.bincount(units, right), np.bincount(units)

@@ -13,9 +13,10 @@ from sfumato.evaluation.extractors import Extractor, features_of
 from sfumato.evaluation.metrics.fidelity import METRICS, chosen_metrics, fidelity
 from sfumato.evaluation.shift import SHIFTS, shifted
 from sfumato.features.scattering import averaged
-from sfumato.features.teacher_network import TeacherNetwork, classify
+from sfumato.features.teacher_network import TeacherNetwork
 from sfumato.runtime import distributed
 from sfumato.settings.evaluate import Evaluate
+from sfumato.training.supervised import logits
 
 COMPARED = 10_000  # at most this many images on each side of a distance
 SEARCHED = 30_000  # at most this many training images are searched for copies
@@ -115,7 +116,7 @@ def accuracies(
     scored = iter(distributed.map_sharded([(*what, seed) for what in schedules for seed in seeds[what[0]]], train))
     for (name, classifier), schedule in schedules.items():
         own = list(itertools.islice(scored, len(seeds[name])))
-        yield name, classifier, aggregate(own, trained_on[name].classes, schedule, holdout.groups)
+        yield name, classifier, aggregate(own, holdout.classes, holdout.groups) | {"steps": schedule.steps}
 
 
 def shrunk(image_set: ImageSet) -> ImageSet:
@@ -138,9 +139,9 @@ def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict:
 
     Of several labels, both are the mean AUROC.
     """
-    found = scored_by(lambda part: classify(teacher, part).numpy(), holdout, shifted_sets(holdout))
+    found = scored_by(lambda part: logits(teacher, part.images), holdout, shifted_sets(holdout))
     shares = {"accuracy": found.accuracy, "balanced_accuracy": mean_of(found.by_class)}
-    return shares | aggregate([found], holdout.classes, None, holdout.groups)
+    return shares | aggregate([found], holdout.classes, holdout.groups)
 
 
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:

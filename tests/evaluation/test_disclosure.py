@@ -149,4 +149,4 @@ def test_public_images_are_not_tested_and_it_says_why(pool, tmp_path):
     np.save(tmp_path / "kinds.npy", np.repeat(["public"], 50))
     assert generated_images(part, tmp_path) is None
     found = disclosure(None, part, part, PIXELS)
-    assert [*found] == ["sentence"] and "the released images are public ones" in found["sentence"]
+    assert [*found] == ["sentence"] and "the released images are public" in found["sentence"]

@@ -7,8 +7,8 @@ import torch
 
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.distances import frechet_distance, inception_score, kernel_distance, sliced_distance
-from sfumato.evaluation.metrics.fidelity import METRICS, NEIGHBOURS, chosen_metrics, fidelity
-from sfumato.evaluation.metrics.neighbours import precision_recall
+from sfumato.evaluation.metrics.fidelity import METRICS, chosen_metrics, fidelity
+from sfumato.evaluation.metrics.neighbours import NEIGHBOURS, precision_recall
 from sfumato.settings.evaluate import Evaluate
 
 RNG = np.random.default_rng(0)

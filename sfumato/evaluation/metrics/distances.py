@@ -33,9 +33,8 @@ def sliced_distance(
 ) -> tuple[float, float]:
     """Mean and standard deviation, over the seeds, of the root of the mean squared difference of sorted projections.
 
-    features_a, features_b: (N, D), finite; count: rows that a seed draws of each. It also draws the directions. All of
-    a distribution counts, not its moments alone. In float64.
-    Source: sliced Wasserstein distance; of Inception features MIND (Berthet et al. 2026, arXiv 2605.06797).
+    features_a, features_b: (N, D), finite; count: rows that a seed draws of each, beside the directions. In float64.
+    Source: MIND (Berthet et al. 2026, arXiv 2605.06797), a sliced Wasserstein distance.
     """
     found = []
     for seed in range(seeds):

@@ -9,24 +9,20 @@ from scipy.special import softmax
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.distances import frechet_distance, inception_score, kernel_distance, sliced_distance
 from sfumato.evaluation.metrics.fld import feature_likelihood
-from sfumato.evaluation.metrics.neighbours import authenticity, precision_recall
+from sfumato.evaluation.metrics.neighbours import NEIGHBOURS, authenticity, precision_recall
 from sfumato.settings.evaluate import Evaluate
 
-NEIGHBOURS = 5  # k of precision, recall, density, coverage
 FEWEST = 4  # images of each kind, for the likelihood
 MEMORISED = -20.0  # a generalisation gap below this looks like copies
 PUBLISHED = {"frechet": "fid", "mmd": "kid", "mmd_std": "kid_std"}  # what numbers are called in Inception's space only
 
 
 class Metric(NamedTuple):
-    """measure: numbers by key from what `fidelity` is given, of which it takes a part; None: from images, by the stage.
-
-    needs: its extractor, any if empty; yardstick: it is also measured of blurred real images.
-    """
+    """What gives the numbers of a metric from a part of what `fidelity` takes; None: the stage does, from images."""
 
     measure: Callable[..., dict[str, Any]] | None = None
-    needs: str = ""
-    yardstick: bool = False
+    needs: str = ""  # its extractor; any if empty
+    yardstick: bool = False  # also measured of blurred real images
 
 
 def mind(compared: np.ndarray, reference: np.ndarray, novel: tuple[np.ndarray, ...], **_: Any) -> dict[str, float]:
@@ -42,11 +38,6 @@ def score(compared: np.ndarray, extractor: Extractor, **_: Any) -> dict[str, flo
     return with_spread("inception_score", inception_score(probabilities))
 
 
-def balls(compared: np.ndarray, reference: np.ndarray, **_: Any) -> dict[str, float]:
-    k = min(NEIGHBOURS, len(compared) - 1, len(reference) - 1)
-    return precision_recall(compared, reference, k) | {"neighbours": k}
-
-
 def with_spread(key: str, values: tuple[float, float]) -> dict[str, float]:
     return {key: values[0], f"{key}_std": values[1]}
 
@@ -56,7 +47,7 @@ METRICS = {  # docs/reference.md describes each
     "mind": Metric(mind, yardstick=True),
     "mmd": Metric(lambda compared, reference, **_: with_spread("mmd", kernel_distance(compared, reference))),
     "inception_score": Metric(score, needs="inception"),
-    "precision_recall": Metric(balls, yardstick=True),
+    "precision_recall": Metric(lambda compared, reference, **_: precision_recall(compared, reference), "", True),
     "fld": Metric(lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= FEWEST else {}),
     "authenticity": Metric(lambda novel, **_: authenticity(*novel)),
     "detector": Metric(),
@@ -104,7 +95,10 @@ def fidelity(
             f"{name}: training images are likelier than hold-out images by {-found['generalisation_gap']:.0f} "
             "hundredths of a nat per dimension, as when images were copied. Look at neighbours.png"
         )
-    about: dict[str, Any] = {"space": extractor.name, "reference": "holdout"}
-    about |= {"images": len(compared), "reference_images": len(reference)}
-    names = PUBLISHED if extractor.head is not None else {}
-    return about | {names.get(key, key): value for key, value in found.items()}
+    about = {
+        "space": extractor.name,
+        "reference": "holdout",
+        "images": len(compared),
+        "reference_images": len(reference),
+    }
+    return about | {key if extractor.head is None else PUBLISHED.get(key, key): value for key, value in found.items()}
