@@ -143,9 +143,11 @@ def name_problems(params: Params) -> Iterator[str]:
         for name in names if used else ():
             if name not in known:
                 yield f"{key} names {name!r}, which does not exist: {nearest(name, known)}"
-    for name in METRICS.keys() & {*(params.evaluate.fidelity or ())}:
-        if METRICS[name].needs not in ("", params.evaluate.extractor):
-            yield f"evaluate.fidelity: {name} needs evaluate.extractor: {METRICS[name].needs}"
+    needs = {f"fidelity: {key}": METRICS[key].needs for key in params.evaluate.fidelity or () if key in METRICS}
+    needs |= {"weights": "inception"} if params.evaluate.weights else {}
+    for key, extractor in needs.items():
+        if extractor not in ("", params.evaluate.extractor):
+            yield f"evaluate.{key} needs evaluate.extractor: {extractor}, not {params.evaluate.extractor}"
 
 
 def shape_problems(params: Params, card: Card) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """The section `evaluate`: the release measured on real images."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from sfumato.settings.fields import Positive, Settings
 from sfumato.settings.own_network import OwnNetwork
@@ -23,9 +23,3 @@ class Evaluate(Settings):
     weights: str | None = None  # local weights file of Inception; None: pytorch-fid's own download
     # metrics to compute (see Fidelity numbers); None: all that the extractor has; []: none
     fidelity: tuple[str, ...] | None = None
-
-    @model_validator(mode="after")
-    def extractor_has_what_it_needs(self) -> Self:
-        if self.weights and self.extractor != "inception":
-            raise ValueError(f"evaluate.weights needs evaluate.extractor: inception, not {self.extractor}")
-        return self

@@ -226,6 +226,7 @@ def test_phases_share_the_steps_by_their_parts():
         ({"recipe": "full", "public": {"source": "glyhps"}}, "public.source.*did you mean 'glyphs'"),
         ({"evaluate": {"classifiers": ["cnm"]}}, "evaluate.classifiers.*did you mean 'cnn'"),
         ({"evaluate": {"fidelity": ["mnd"]}}, "evaluate.fidelity.*did you mean 'mind'"),
+        ({"evaluate": {"weights": "w.pth"}}, r"evaluate\.weights needs evaluate.extractor: inception, not embedded"),
         ({"evaluate": {"fidelity": ["inception_score"]}}, "inception_score needs evaluate.extractor: inception"),
         ({"frequency": {"features": [{"map": "pixel"}]}}, "frequency.features.*did you mean 'pixels'"),
         ({"recipe": "full", "finetune": {"trainable": "salient-lora"}}, "salient-lora needs saliency"),
