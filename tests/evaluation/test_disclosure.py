@@ -60,6 +60,8 @@ def test_the_bound_on_epsilon_is_that_of_clopper_and_pearson():
     high = binomtest(800, 1000).proportion_ci(0.95).high
     expected = max(math.log(low_odds(40, k) * (1 - high) / high) for k in (1, 2))
     assert found["rings"] and found["epsilon"] == pytest.approx(expected) and 0.5 < expected < 1.5
+    # 40 draws without a stranger, doubled for two tests
+    assert found["p"] == pytest.approx(2 * math.prod((800 - i) / (1000 - i) for i in range(40)))
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
