@@ -1,18 +1,23 @@
-"""Do the fidelity metrics say what they should? Image sets of known quality are compared with real Fashion-MNIST.
+"""Do the measures say what they should? Image sets of known quality are compared with real images.
 
     python benchmarks/metrics_sanity.py [--images 5000] [--folder /usr/share/datasets/fashion-mnist] [--plots DIR]
+    python benchmarks/metrics_sanity.py --drawn                        # drawn letters stand for real images
+    python benchmarks/metrics_sanity.py --seconds 5000,60000           # of each measure, on random features
 
-Rows: unseen real images; the same with noise, blurred, of three classes only; copies of training images, all or half;
-uniform noise.
+Rows: unseen real images; the same with noise, blurred, of three classes only, without one class; copies of training
+images, all, half, or one in a hundred; blanks; images of another set; uniform noise. A linear classifier is trained on
+each. Below the tables, MIND and p are reckoned in another way.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -20,14 +25,25 @@ from rich.table import Table
 from sfumato.data.images import ImageSet
 from sfumato.data.rendered import drawn_set
 from sfumato.data.sources.idx import read_idx
-from sfumato.evaluation.extractors import embedded_extractor
-from sfumato.evaluation.metrics.fidelity import fidelity
+from sfumato.evaluation.disclosure import compare_nearness, disclosure
+from sfumato.evaluation.downstream import (
+    aggregate,
+    bootstrap_interval,
+    calibration_error,
+    evaluate_classifier,
+    schedule_of,
+)
+from sfumato.evaluation.extractors import Extractor, embedded_extractor, features_of
+from sfumato.evaluation.metrics.fidelity import METRICS, chosen_metrics, fidelity
+from sfumato.evaluation.metrics.neighbours import nearest
 from sfumato.evaluation.plots import plot_neighbours
 from sfumato.settings.evaluate import Evaluate
 
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 SHOWN = (
     "frechet",
+    "mind",
+    "mind_real",
     "mmd",
     "precision",
     "recall",
@@ -38,68 +54,158 @@ SHOWN = (
     "authenticity",
     "distance_ratio",
 )
+LOST = 3  # the class that one of the sets lacks
+SHUFFLES = 20_000
 
 
-def rows_of_known_quality(
-    train: np.ndarray, fresh: np.ndarray, labels: np.ndarray, random: np.random.Generator
-) -> dict[str, np.ndarray]:
-    """train, fresh: (N, 28, 28, 1) uint8; labels: (N,) of `fresh`."""
-    noisy = np.clip(fresh + random.normal(0, 25, fresh.shape), 0, 255).astype(np.uint8)
-    padded = np.pad(fresh.astype(float), ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
-    blurred = sum(padded[:, i : i + 28, j : j + 28] for i in range(3) for j in range(3)) / 9
-    narrow = fresh[np.isin(labels, (0, 1, 2))]
-    half = len(fresh) // 2
+def sets_of_known_quality(
+    train: ImageSet, fresh: ImageSet, other: ImageSet, random: np.random.Generator
+) -> dict[str, ImageSet]:
+    """Sets by name, from `train` and as many unseen images of the same kind; other: of another, at least as many."""
+    unseen, labels = fresh.images, fresh.labels
+    height, width = unseen.shape[1:3]
+    padded = np.pad(unseen.astype(float), ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
+    blurred = sum(padded[:, i : i + height, j : j + width] for i in range(3) for j in range(3)) / 9
+    noisy = np.clip(unseen + random.normal(0, 25, unseen.shape), 0, 255).astype(np.uint8)
+    count = len(unseen)
+
+    def copied(number: int) -> ImageSet:
+        images = np.concatenate([train.images[:number], unseen[number:]])
+        return ImageSet(images, np.concatenate([train.labels[:number], labels[number:]]), fresh.classes)
+
+    def like(images: np.ndarray) -> ImageSet:
+        return ImageSet(images, labels, fresh.classes)
+
     return {
         "real, unseen": fresh,
-        "real + noise of 25/255": noisy,
-        "real, 3×3 blur": np.rint(blurred).astype(np.uint8),
-        "real, 3 classes of 10": narrow,
-        "half copies of training": np.concatenate([fresh[:half], train[:half]]),
-        "copies of training": train[: len(fresh)],
-        "uniform noise": random.integers(0, 256, fresh.shape, dtype=np.uint8),
+        "real + noise of 25/255": like(noisy),
+        "real, 3×3 blur": like(np.rint(blurred).astype(np.uint8)),
+        "real, 3 classes": fresh.take(np.flatnonzero(labels < LOST)),
+        "real, one class lost": fresh.take(np.flatnonzero(labels != LOST)),
+        "1 % copies of training": copied(count // 100),
+        "half copies of training": copied(count // 2),
+        "copies of training": copied(count),
+        "blanks": like(np.zeros_like(unseen)),
+        "another set": like(other.images[:count]),
+        "uniform noise": like(random.integers(0, 256, unseen.shape, dtype=np.uint8)),
+    }
+
+
+def real_images(drawn: bool, folder: Path, images: int) -> tuple[ImageSet, ImageSet]:
+    """Three times so many real images in random order, and images of another kind."""
+    letters = drawn_set("glyphs", (1, 28, 28), -(-3 * images // 26), seed=1)
+    if drawn:
+        other = drawn_set("glyphs", (1, 28, 28), -(-images // 26), seed=2)
+        upside_down = ImageSet(255 - other.images[:, ::-1], other.labels, other.classes)
+        return shuffled(letters, 3 * images), shuffled(upside_down, images)
+    pixels = read_idx(folder / "train-images-idx3-ubyte.gz")[..., None]
+    labels = read_idx(folder / "train-labels-idx1-ubyte.gz").astype(np.int64)
+    return shuffled(ImageSet(pixels, labels, CLASSES), 3 * images), shuffled(letters, images)
+
+
+def shuffled(image_set: ImageSet, count: int) -> ImageSet:
+    return image_set.take(np.random.default_rng(0).permutation(len(image_set))[:count])
+
+
+def sliced_by_torch(a: np.ndarray, b: np.ndarray) -> float:
+    """MIND once more: float32, directions of another generator, by quantiles of equally many rows."""
+    random = torch.Generator().manual_seed(99)
+    axes = torch.nn.functional.normalize(torch.randn(1000, a.shape[1], generator=random), dim=1)
+    count = min(len(a), len(b))
+    one, two = (torch.from_numpy(part[:count]).float() @ axes.T for part in (a, b))
+    return float((one.sort(dim=0).values - two.sort(dim=0).values).pow(2).mean().sqrt())
+
+
+def p_by_shuffling(near: np.ndarray, strangers: np.ndarray, rank: int, random: np.random.Generator) -> float:
+    """How often, if chance deals out the distances, as many training images come before the k-th stranger."""
+    distances = np.concatenate([near, strangers])
+    seen = (near < np.sort(strangers)[rank - 1]).sum()
+    hits = 0
+    for _ in range(SHUFFLES):
+        dealt = random.permutation(distances)
+        limit = np.partition(dealt[len(near) :], rank - 1)[rank - 1]
+        hits += (dealt[: len(near)] < limit).sum() >= seen
+    return hits / SHUFFLES
+
+
+def seconds_of_measures(sizes: list[int]) -> None:
+    """Print the processor's seconds of each measure on so many images, training images and strangers.
+
+    Of 128 random features each.
+    """
+    for size in sizes:
+        for name, job in jobs(*np.random.default_rng(0).normal(size=(3, size, 128)).astype(np.float32)).items():
+            start = time.process_time()
+            job()
+            print(f"{size} images, {name}: {time.process_time() - start:.1f} s", flush=True)
+
+
+def jobs(own: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, Callable[[], object]]:
+    """What is timed, by name: features, (N, 128) float32 each."""
+    extractor = Extractor(name="random", digest="", dimension=128, embed=lambda images: images)
+    features = own, train, holdout
+
+    def metric(name: str) -> Callable[[], object]:
+        return lambda: fidelity("timed", own, holdout, features, extractor, [name], lambda _: None)
+
+    return {
+        "disclosure": lambda: compare_nearness(nearest(train, own)[1], nearest(holdout, own)[1], "images"),
+        "interval": lambda: bootstrap_interval(own[:, 0] > 0),
+        "calibration": lambda: calibration_error(own[:, :10], np.zeros(len(own), dtype=np.int64)),
+        **{name: metric(name) for name, one in METRICS.items() if one.measure and not one.needs},
     }
 
 
 def main(
     images: Annotated[int, typer.Option(help="Of each of: training, hold-out, synthetic.")] = 5000,
     folder: Annotated[Path, typer.Option(help="Holds the four .gz files.")] = Path("/usr/share/datasets/fashion-mnist"),
+    drawn: Annotated[bool, typer.Option("--drawn", help="Drawn letters stand for real images.")] = False,
     plots: Annotated[Path | None, typer.Option(help="Also write neighbours.png for the half copies.")] = None,
+    seconds: Annotated[str, typer.Option(help="Only time each measure, at these numbers of images.")] = "",
 ) -> None:
-    pixels = read_idx(folder / "train-images-idx3-ubyte.gz")[..., None]
-    labels = read_idx(folder / "train-labels-idx1-ubyte.gz").astype(np.int64)
+    if seconds:
+        return seconds_of_measures([int(size) for size in seconds.split(",")])
+    whole, other = real_images(drawn, folder, images)
+    train, holdout, fresh = (whole.take(np.arange(i * images, (i + 1) * images)) for i in range(3))
     random = np.random.default_rng(0)
-    parts = random.permutation(len(pixels))[: 3 * images].reshape(3, images)
-    train, holdout, fresh = (pixels[np.sort(part)] for part in parts)
     start = time.perf_counter()
     extractor = embedded_extractor(drawn_set("glyphs", (1, 28, 28), 200), "glyphs")
     print(f"{extractor.name} drawn and trained in {time.perf_counter() - start:.0f} s, digest {extractor.digest[:8]}")
-    train_features, holdout_features = extractor(train), extractor(holdout)
-    table = Table(
-        "set",
-        *(name.replace("_", " ") for name in SHOWN),
-        "s",
-        title=f"{images} Fashion-MNIST images a side, against the hold-out, {extractor.name}",
+    train_features, holdout_features = features_of(extractor, train.images), features_of(extractor, holdout.images)
+    what = f"{images} images a side, against the hold-out, {extractor.name}"
+    table = Table("set", *(name.replace("_", " ") for name in SHOWN), "s", title=what)
+    beside = Table(
+        "set", "as near as 1 in 100", "p", "ε ≥", "rings", "accuracy", "interval", "worst class", "gap", "ECE"
     )
-    for name, array in rows_of_known_quality(train, fresh, labels[np.sort(parts[2])], random).items():
+    chosen = [name for name in chosen_metrics(Evaluate()) if METRICS[name].measure]
+    for name, part in sets_of_known_quality(train, fresh, other, random).items():
         start = time.perf_counter()
-        features = extractor(array)
-        found = fidelity(
-            name,
-            features,
-            holdout_features,
-            (features, train_features, holdout_features),
-            extractor,
-            Evaluate().metrics,
-            print,
-        )
+        features = features_of(extractor, part.images)
+        novel = features, train_features, holdout_features
+        found = fidelity(name, features, holdout_features, novel, extractor, chosen, print)
         table.add_row(name, *(f"{found[key]:.3g}" for key in SHOWN), f"{time.perf_counter() - start:.0f}")
+        copies = disclosure(part, train, holdout, extractor)
+        schedule = schedule_of("lr", len(part), 1)
+        row = aggregate([evaluate_classifier("lr", part, holdout, schedule, {}, 0)], part.classes)
+        low, high = row["interval"]
+        worst = min(row["per_class"], key=lambda one: one["mean"])
+        gap = np.mean([one["mean"] for one in row["per_class"]]) - worst["mean"]
+        near = f"{copies['near']}, {copies['chance']:.0f} by chance (k = {copies['rank']})"
+        words = [f"{copies['p']:.2g}", f"{copies['epsilon']:.2g}", "yes" if copies["rings"] else "no"]
+        shares = [f"{100 * row['mean']:.1f}", f"{100 * low:.1f} to {100 * high:.1f}"]
+        shares += [f"{worst['class']} {100 * worst['mean']:.1f}", f"{100 * gap:.1f}", f"{100 * row['calibration']:.1f}"]
+        beside.add_row(name, near, *words, *shares)
+        if name in ("real, unseen", "1 % copies of training"):
+            distances = [nearest(real, features)[1] for real in novel[1:]]
+            again = p_by_shuffling(distances[0], distances[1], copies["rank"], random)
+            twice = min(1.0, again * (2 if images > 100 else 1))
+            by_rank = f"p of rank {copies['rank']} doubled, by {SHUFFLES} shuffles {twice:.2g}"
+            print(f"{name}: MIND {found['mind']:.4f}, by torch {sliced_by_torch(features, holdout_features):.4f}")
+            print(f"{name}: p {copies['p']:.2g}; {by_rank}")
         if plots and name.startswith("half"):
-            labelled = np.concatenate(
-                [labels[np.sort(parts[2])][: images // 2], labels[np.sort(parts[0])][: images // 2]]
-            )
-            synthetic, real = ImageSet(array, labelled, CLASSES), ImageSet(train, labels[np.sort(parts[0])], CLASSES)
-            plot_neighbours(extractor, synthetic, real, plots / "neighbours.png")
-    Console(width=160).print(table)
+            plot_neighbours(extractor, part, train, plots / "neighbours.png")
+    for shown in (table, beside):
+        Console(width=200).print(shown)
 
 
 if __name__ == "__main__":

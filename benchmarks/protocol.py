@@ -72,7 +72,7 @@ def accuracy_by_size(
         progress(f"{name} on {size} images")
         part = subset(synthetic, size)
         found = [evaluate_classifier(name, part, holdout, schedule, {}, seed) for seed in seeds]
-        rows.append({"images": size} | aggregate(found, part.classes, schedule))
+        rows.append({"images": size} | aggregate(found, part.classes))
     return rows
 
 

@@ -116,8 +116,23 @@ def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
     fidelity = found.get("plain", metrics).get("fidelity", {})
     if "frechet" in fidelity:
         row["frechet"] = round(fidelity["frechet"], 3)
+    row |= {name: round(fidelity[name], 4) for name in ("mind", "mind_real") if name in fidelity}
+    row |= reliability(metrics)
+    if "disclosure" in found:
+        row |= {"copies p": found["disclosure"].get("p", ""), "copies unseen": found["disclosure"].get("unseen", "")}
     row["minutes"] = round(sum(times.values()) / 60, 2)
     return row | {"seconds": json.dumps({name: round(value, 1) for name, value in times.items() if value > 0.5})}
+
+
+def reliability(metrics: dict) -> dict:
+    """Interval, worst class and calibration error of the last classifier, in per cent; empty for several labels."""
+    rows = [metrics[name] for name in CLASSIFIERS if "interval" in metrics.get(name, ())]
+    if not rows:
+        return {}
+    worst = min(rows[-1]["per_class"], key=lambda one: one["mean"])
+    low, high = rows[-1]["interval"]
+    shares = {"low": low, "high": high, "worst": worst["mean"], "ece": rows[-1]["calibration"]}
+    return {name: round(100 * share, 2) for name, share in shares.items()} | {"worst class": worst["class"]}
 
 
 def prepare_folder(folder: Path, shared: Path, params: dict) -> None:
@@ -169,10 +184,15 @@ def done(results: Path, key: dict) -> bool:
 
 
 def append(results: Path, row: dict) -> None:
+    """Add the row: the columns of a file that exists stay, and of the row only those are kept."""
     new = not results.exists()
+    columns = list(row)
+    if not new:
+        with results.open(newline="") as file:
+            columns = next(csv.reader(file))
     results.parent.mkdir(parents=True, exist_ok=True)
     with results.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
         if new:
             writer.writeheader()
         writer.writerow(row)

@@ -84,8 +84,9 @@ def screen_table(runs: pd.DataFrame, classifiers: list[str]) -> Table:
     for name, row in zip(short_names(list(runs["run"])), runs.to_dict("records"), strict=True):
         accuracies = [percent({"mean": row[key], "std": row[f"{key}_std"]}) for key in classifiers]
         cost = f"{row['target']:g}", f"{row['epsilon']:.4g}"
-        rows.append([name, row["recipe"], *cost, *accuracies, number(row["distance"]), row["differs"]])
-    columns = ["run", "recipe", "target", "ε", *classifiers, "distance", "differs in"]
+        distances = number(row["distance"]), number(row["mind"])
+        rows.append([name, row["recipe"], *cost, *accuracies, *distances, row["differs"]])
+    columns = ["run", "recipe", "target", "ε", *classifiers, "distance", "MIND", "differs in"]
     return table_of("Runs (local). Accuracy on the real hold-out, %", columns, rows)
 
 

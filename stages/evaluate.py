@@ -56,7 +56,9 @@ def evaluate(
     from sfumato.evaluation import membership as attacks
     from sfumato.evaluation.comparison import identity, keep_evaluation
     from sfumato.evaluation.detector import detections
+    from sfumato.evaluation.disclosure import disclosure
     from sfumato.evaluation.extractors import build_extractor
+    from sfumato.evaluation.metrics.fidelity import chosen_metrics
     from sfumato.evaluation.plots import plot_accuracy, plot_detected, plot_neighbours
     from sfumato.evaluation.scores import PLAIN, RELEASE, evaluate_release, looked_at, teacher_accuracy
     from sfumato.evaluation.tables import accuracy_table, class_table, csv_of, tables_of
@@ -64,7 +66,7 @@ def evaluate(
     from sfumato.features.teacher_network import load_teacher
     from sfumato.privacy.authorize import open_local
     from sfumato.privacy.ledger import read_ledger
-    from sfumato.release.release import plain_images
+    from sfumato.release.release import generated_images, plain_images
     from sfumato.runtime.compute import device
 
     distributed.join()
@@ -87,6 +89,11 @@ def evaluate(
     if taught:
         log("teacher")
         found["teacher"] = teacher_accuracy(load_teacher(teacher).to(device()), holdout)
+    chosen = chosen_metrics(plan.settings)
+    if extractor is not None and "disclosure" in chosen:
+        log("copies of training images")
+        generated = generated_images(synthetic[RELEASE], synthesize)
+        found["disclosure"] = disclosure(generated, train, holdout, extractor)
     found["verdict"] = verdict(found, holdout.labels, len(plan.classes))
     tables = {"accuracy.csv": accuracy_table(found), "per_class.csv": class_table(found)}
     attacked = []
@@ -95,7 +102,7 @@ def evaluate(
         attacked = attacks.membership(synthetic[RELEASE], train, holdout)
         tables["membership.csv"] = pd.DataFrame(map(vars, attacked))
     keep_private(out)
-    if "detector" in plan.settings.metrics:
+    if "detector" in chosen:
         log("detector")
         for name, detected in detections(looked_at(synthetic), train, holdout).items():
             found[name]["fidelity"]["detector"] = detected.accuracy

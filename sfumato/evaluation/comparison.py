@@ -33,7 +33,7 @@ COMPARED = {  # entries of an evaluation's identity, and the columns that hold t
     "training": "schedule",
 }
 COST = ("run", "recipe", "target", "epsilon", "delta")  # the first columns of a run
-OTHERS = (*COST, "distance", "space", "problems", *COMPARED.values())  # all but the accuracies
+OTHERS = (*COST, "distance", "mind", "space", "problems", *COMPARED.values())  # all but the accuracies
 SHOWN = {  # of `dvc exp show --json`
     "rev": "revision",
     "name": "name",
@@ -114,6 +114,7 @@ def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
         row |= {classifier: found["mean"], f"{classifier}_std": found["std"]}
     fidelity = metrics.get("plain", metrics["release"]).get("fidelity", {})
     row["distance"] = fidelity.get("fid", fidelity.get("frechet"))
+    row["mind"] = fidelity.get("mind")
     row["space"] = fidelity.get("space") if row["distance"] is not None else None
     return row | {word: identity.get(key) for key, word in COMPARED.items()} | {"problems": problems}
 
@@ -199,7 +200,9 @@ def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     marks["ledger"] = ["ledger" if row["problems"] else "" for row in rows]
     runs["differs"] = [", ".join(filter(None, row)) for row in marks.itertuples(index=False)]
     measured = dict.fromkeys(key for row in rows for key in row if key not in OTHERS)
-    return runs.sort_values(["recipe", "target", "run"])[[*COST, *measured, "distance", "space", "differs"]], warnings
+    return runs.sort_values(["recipe", "target", "run"])[
+        [*COST, *measured, "distance", "mind", "space", "differs"]
+    ], warnings
 
 
 def classifiers_of(runs: pd.DataFrame) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from scipy.special import softmax
 from torch import Tensor
 
 from sfumato.data.images import ImageSet
@@ -17,6 +18,7 @@ from sfumato.runtime import compute
 from sfumato.training.supervised import Schedule, logits, to_tensor, train_supervised
 
 MIN_STEPS = 600  # least gradient steps: a small set gets more passes
+RESAMPLES, BINS = 1000, 15  # of the hold-out for an interval; of confidence for calibration
 
 
 def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) -> Schedule:
@@ -64,13 +66,15 @@ def shuffled_batches(images: np.ndarray, labels: np.ndarray, size: int, device: 
 class Scored:
     """One trained classifier on the hold-out: its accuracy, and that of each class; None for a class without images.
 
-    shifted: its accuracy on the hold-out under each distortion. Of several labels, AUROC stands for accuracy: of each
-    label, and their mean; nothing is shifted.
+    shifted: its accuracy under each distortion; right: (N,) bool, of each image; calibration: its expected calibration
+    error. Of several labels, AUROC stands for accuracy: of each label, and their mean; the others are empty.
     """
 
     accuracy: float
     by_class: list[float | None]
     shifted: dict[str, float] = field(default_factory=dict)
+    right: np.ndarray | None = None
+    calibration: float | None = None
 
 
 def evaluate_classifier(
@@ -85,15 +89,28 @@ def evaluate_classifier(
 
 
 def scored_by(scores: Callable[[ImageSet], np.ndarray], holdout: ImageSet, moved: Mapping[str, ImageSet]) -> Scored:
-    """What a classifier is worth on `holdout`, and on `moved`. scores: of a set, (N, classes)."""
+    """What a classifier is worth on `holdout`, and on `moved`. scores: of a set, (N, classes) logits."""
+    given = scores(holdout)
     if holdout.labels.ndim == 2:
-        by_label = auroc(scores(holdout), holdout.labels)
+        by_label = auroc(given, holdout.labels)
         return Scored(mean_of(by_label), by_label)
-    right, *others = (scores(part).argmax(axis=1) == part.labels for part in (holdout, *moved.values()))
+    right = given.argmax(axis=1) == holdout.labels
+    others = [scores(part).argmax(axis=1) == part.labels for part in moved.values()]
     rows = [holdout.labels == label for label in range(len(holdout.classes))]
     by_class = [float(right[own].mean()) if own.any() else None for own in rows]
     shares = {what: float(own.mean()) for what, own in zip(moved, others, strict=True)}
-    return Scored(float(right.mean()), by_class, shares)
+    return Scored(float(right.mean()), by_class, shares, right, calibration_error(given, holdout.labels))
+
+
+def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Expected calibration error of (N, classes) logits: |confidence − accuracy| of each bin, mean over the images.
+
+    Source: Guo et al. 2017, Eq. 3.
+    """
+    confidence = softmax(scores.astype(np.float64), axis=1).max(axis=1)
+    excess = confidence - (scores.argmax(axis=1) == labels)
+    bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
+    return float(np.abs(np.bincount(bins, excess)).sum() / len(labels))
 
 
 def auroc(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:
@@ -113,12 +130,12 @@ def mean_of(by_label: Sequence[float | None]) -> float:
     return float(np.mean(known)) if known else 0.5
 
 
-def aggregate(scored: Sequence[Scored], classes: Sequence[str], schedule: Schedule) -> dict:
-    """The accuracies of classifiers of several seeds, as shares in [0, 1].
+def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: np.ndarray | None = None) -> dict:
+    """The accuracies of classifiers of several seeds, as shares in [0, 1]. groups: as `bootstrap_interval` takes them.
 
-    Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted": {distortion: mean},
-    "steps"}. `std` is the sample standard deviation over the seeds, None for a single one. `per_class` leaves out
-    classes not in the hold-out.
+    Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted": {distortion: mean}}, and
+    of single labels "interval" and "calibration". `std` is the sample standard deviation over the seeds, None for a
+    single one. `per_class` leaves out classes not in the hold-out.
     """
     overall = [one.accuracy for one in scored]
     by_class = [
@@ -128,7 +145,23 @@ def aggregate(scored: Sequence[Scored], classes: Sequence[str], schedule: Schedu
     ]
     shifted = {name: float(np.mean([one.shifted[name] for one in scored])) for name in scored[0].shifted}
     found = summary(overall) | {"per_seed": overall, "per_class": by_class, "shifted": shifted}
-    return found | {"steps": schedule.steps}
+    if right := [one.right for one in scored if one.right is not None]:
+        found["interval"] = bootstrap_interval(np.mean(right, axis=0), groups)
+        found["calibration"] = float(np.mean([one.calibration for one in scored]))
+    return found
+
+
+def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> list[float]:
+    """[low, high] of an accuracy at 95 %, over RESAMPLES of the hold-out.
+
+    right: (N,) share of the classifiers that are right; groups: (N,), equal for images of one person, who is drawn with
+    all of them; None if each image stands for itself.
+    """
+    units = np.arange(len(right)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    sums, sizes = np.bincount(units, right), np.bincount(units)
+    random = np.random.default_rng(0)
+    drawn = (random.integers(len(sums), size=len(sums)) for _ in range(RESAMPLES))
+    return np.quantile([sums[rows].sum() / sizes[rows].sum() for rows in drawn], [0.025, 0.975]).tolist()
 
 
 def summary(values: Sequence) -> dict[str, float | None]:

@@ -73,7 +73,7 @@ def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) 
 
     log: told of a network to be trained. Raises DataError for weights that are missing or not those expected.
     """
-    if not config.metrics:
+    if config.fidelity == ():
         return None
     if config.extractor == "inception":
         return inception_extractor(Path(config.weights) if config.weights else None)

@@ -10,12 +10,13 @@ from sfumato.data.images import ImageSet, as_uint8, per_class
 from sfumato.errors import DataError
 from sfumato.evaluation.downstream import Scored, aggregate, evaluate_classifier, mean_of, schedule_of, scored_by
 from sfumato.evaluation.extractors import Extractor, features_of
-from sfumato.evaluation.metrics.fidelity import fidelity
+from sfumato.evaluation.metrics.fidelity import METRICS, chosen_metrics, fidelity
 from sfumato.evaluation.shift import SHIFTS, shifted
 from sfumato.features.scattering import averaged
-from sfumato.features.teacher_network import TeacherNetwork, classify
+from sfumato.features.teacher_network import TeacherNetwork
 from sfumato.runtime import distributed
 from sfumato.settings.evaluate import Evaluate
+from sfumato.training.supervised import logits
 
 COMPARED = 10_000  # at most this many images on each side of a distance
 SEARCHED = 30_000  # at most this many training images are searched for copies
@@ -60,7 +61,8 @@ def evaluate_release(
         small = {name: shrunk(image_set) for name, image_set in trained_on.items()}
         for name, classifier, found in accuracies(small, shrunk(holdout), config, progress):
             metrics[name][f"{classifier} at {SMALL}"] = found
-    if not config.metrics or not distributed.is_main():
+    chosen = chosen_metrics(config)
+    if not chosen or not distributed.is_main():
         return metrics
     assert extractor is not None  # `build_extractor` gives one if metrics ask for it
     absent = np.flatnonzero(per_class(holdout.labels, len(train.classes)) == 0).tolist()
@@ -71,7 +73,7 @@ def evaluate_release(
     progress(f"real: features in {extractor.name}")
     searched = features_of(extractor, subsample(train, SEARCHED).images)
     fresh = features_of(extractor, subsample(holdout).images)
-    compare = functools.partial(fidelity, reference=fresh, extractor=extractor, metrics=config.metrics, warn=warn)
+    compare = functools.partial(fidelity, reference=fresh, extractor=extractor, metrics=chosen, warn=warn)
     for name, image_set in looked_at(synthetic).items():
         progress(f"{name}: features and fidelity")
         features = features_of(extractor, subsample(image_set).images)
@@ -83,7 +85,7 @@ def evaluate_release(
     # one half of the training images against the other: a set without copies
     metrics.setdefault("real", {})["fidelity"] = compare("real", compared, novel=(*halves, fresh))
     features = extractor(shifted("blurred", subsample(train).images))
-    measured = [name for name in config.metrics if name in ("frechet", "precision_recall")]
+    measured = [name for name in chosen if METRICS[name].yardstick]
     metrics["blurred"] = {"fidelity": compare("blurred", features, metrics=measured, novel=(features, searched, fresh))}
     return metrics
 
@@ -114,7 +116,7 @@ def accuracies(
     scored = iter(distributed.map_sharded([(*what, seed) for what in schedules for seed in seeds[what[0]]], train))
     for (name, classifier), schedule in schedules.items():
         own = list(itertools.islice(scored, len(seeds[name])))
-        yield name, classifier, aggregate(own, trained_on[name].classes, schedule)
+        yield name, classifier, aggregate(own, holdout.classes, holdout.groups) | {"steps": schedule.steps}
 
 
 def shrunk(image_set: ImageSet) -> ImageSet:
@@ -133,12 +135,13 @@ def shifted_sets(holdout: ImageSet) -> dict[str, ImageSet]:
 
 
 def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict:
-    """The baseline of a release: accuracy on the hold-out, its mean over the classes, and accuracy under SHIFTS.
+    """The baseline of a release: what `aggregate` returns, and its "accuracy" and "balanced_accuracy".
 
     Of several labels, both are the mean AUROC.
     """
-    found = scored_by(lambda part: classify(teacher, part).numpy(), holdout, shifted_sets(holdout))
-    return {"accuracy": found.accuracy, "balanced_accuracy": mean_of(found.by_class), "shifted": found.shifted}
+    found = scored_by(lambda part: logits(teacher, part.images), holdout, shifted_sets(holdout))
+    shares = {"accuracy": found.accuracy, "balanced_accuracy": mean_of(found.by_class)}
+    return shares | aggregate([found], holdout.classes, holdout.groups)
 
 
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
@@ -74,6 +75,12 @@ def tables_of(found: Mapping, attacks: Sequence[Attack] = ()) -> Iterator[Table]
     title = f"Accuracy of {names[-1]} on shifted hold-out images, % (local)"
     if moved["release"]:
         yield table_of(title, ["trained on", *moved["release"]], rows)
+    judged = {f"{name}: {model}": row for name, rows in sets.items() for model, row in rows.items()}
+    judged |= {"teacher": found["teacher"]} if "teacher" in found else {}
+    rows = ([name, *reliability(row)] for name, row in judged.items() if row.get("per_class"))  # older ones lack it
+    heads = "classifier", "95 % interval", "worst class", measure, "below the mean", "calibration error"
+    note = "Interval: over the hold-out, of persons where it has persons. Mean: over the classes."
+    yield table_of("How far these can be relied on, % (local)", heads, rows, note)
     measured = {name: values for name, values in found.items() if isinstance(values, dict) and "fidelity" in values}
     compared = pd.DataFrame({name: values["fidelity"] for name, values in measured.items()})
     if len(compared.columns):
@@ -125,6 +132,16 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
 
 def number(value: float | None, spread: float | None = None) -> str:
     return "–" if pd.isna(value) else f"{value:.4g}" + ("" if pd.isna(spread) else f" ± {spread:.4g}")
+
+
+def reliability(row: Mapping) -> Iterator[str]:
+    """Of a classifier, in per cent: interval, worst class, its mean, the gap to the mean of all, calibration error."""
+    yield " to ".join(f"{100 * end:.1f}" for end in row.get("interval", ())) or "–"
+    worst = min(row["per_class"], key=lambda one: one["mean"])
+    yield worst["class"]
+    yield f"{100 * worst['mean']:.1f}"
+    yield f"{100 * (np.mean([one['mean'] for one in row['per_class']]) - worst['mean']):.1f}"
+    yield f"{100 * row['calibration']:.1f}" if "calibration" in row else "–"
 
 
 def percent(row: Mapping) -> str:

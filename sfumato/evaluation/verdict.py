@@ -67,9 +67,10 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     if level != UNJUDGED and "teacher" in found and found["teacher"]["balanced_accuracy"] > release + BETTER:
         sentence += ". The teacher is a better classifier: who needs no more than a classifier should take it"
+    copies = f" Copies: {found['disclosure']['sentence']}" if "disclosure" in found else ""
     return {
         "level": level,
-        "sentence": f"{level}{part}: {sentence}.",
+        "sentence": f"{level}{part}: {sentence}.{copies}",
         "learned": learned,
         **{
             measure: {name: row[measure] for name, row in rows.items()} for measure in ("accuracy", "balanced_accuracy")

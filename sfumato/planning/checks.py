@@ -123,9 +123,10 @@ def missing_stages(params: Params) -> Iterator[str]:
 
 
 def name_problems(params: Params) -> Iterator[str]:
-    """Names that no table has: sources, feature maps and classifiers."""
+    """Names that no table has: sources, feature maps, classifiers and metrics; a metric without its extractor."""
     from sfumato.data.sources import names_in
     from sfumato.evaluation.classifiers import CLASSIFIERS
+    from sfumato.evaluation.metrics.fidelity import METRICS
     from sfumato.features import FEATURES, projection
     from sfumato.features.own_network import OWN
 
@@ -137,10 +138,16 @@ def name_problems(params: Params) -> Iterator[str]:
         (params.runs("teacher"), "teacher.feature", [params.teacher.feature], (*projected, OWN)),
         (params.runs("evolve"), "evolve.feature", [params.evolve.feature], projected),
         (params.runs("evaluate"), "evaluate.classifiers", params.evaluate.classifiers, (*CLASSIFIERS,)),
+        (params.runs("evaluate"), "evaluate.fidelity", params.evaluate.fidelity or (), (*METRICS,)),
     ):
         for name in names if used else ():
             if name not in known:
                 yield f"{key} names {name!r}, which does not exist: {nearest(name, known)}"
+    needs = {f"fidelity: {key}": METRICS[key].needs for key in params.evaluate.fidelity or () if key in METRICS}
+    needs |= {"weights": "inception"} if params.evaluate.weights else {}
+    for key, extractor in needs.items():
+        if extractor not in ("", params.evaluate.extractor):
+            yield f"evaluate.{key} needs evaluate.extractor: {extractor}, not {params.evaluate.extractor}"
 
 
 def shape_problems(params: Params, card: Card) -> Iterator[str]:

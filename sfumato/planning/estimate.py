@@ -29,6 +29,7 @@ from sfumato.evaluation.classifiers import build_classifier
 from sfumato.evaluation.detector import CLASSIFIER as DETECTOR
 from sfumato.evaluation.detector import STEPS
 from sfumato.evaluation.downstream import schedule_of
+from sfumato.evaluation.metrics.fidelity import chosen_metrics
 from sfumato.evaluation.scores import MOVED
 from sfumato.evaluation.shift import SHIFTS
 from sfumato.features import FEATURES
@@ -296,7 +297,7 @@ def evaluate_seconds(work: Work) -> float:
             cost = cost_of_map(build_classifier, work.shape, name, work.shape, work.classes)
             seeds = 1 if [images] == plain else len(settings.seeds)
             found += seeds * (work.training(cost, schedule) + work.passes(cost, moved))
-    if "detector" in settings.metrics:  # of each set but the release that has plain images, of real and of blurred ones
+    if "detector" in chosen_metrics(settings):  # of each set but a release with plain images, of real and blurred ones
         cost = cost_of_map(build_classifier, work.shape, DETECTOR, work.shape, 2)
         found += (2 + len(sets) - len(plain)) * work.training(cost, schedule_of(DETECTOR, 1, 1, STEPS))
     return found

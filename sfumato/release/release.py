@@ -15,7 +15,7 @@ from sfumato.release.card import ASKED, LABEL_TABLE, cost_of, dataset_card
 from sfumato.release.exports import FORMS, PUBLIC_SOURCE, mark_of
 from sfumato.release.loading import KINDS_FILE
 from sfumato.release.synthesis import sorted_examples
-from sfumato.release.variation import KINDS, PLAIN, Varied
+from sfumato.release.variation import KINDS, PLAIN, PUBLIC, Varied
 from sfumato.settings.release import Synthesize
 from sfumato.storage.files import csv_text, write_json
 from sfumato.storage.png import save_png, to_grid
@@ -80,3 +80,10 @@ def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:
     asked = load_array(directory / ASKED)
     plain = np.flatnonzero(load_array(directory / KINDS_FILE)[: len(asked)] == PLAIN)
     return ImageSet(released.images[plain], asked[plain], released.classes)
+
+
+def generated_images(released: ImageSet, directory: Path) -> ImageSet | None:
+    """The images of a release but for public ones, where it says their kinds. None if all are public."""
+    kinds = directory / KINDS_FILE
+    drawn = np.flatnonzero(load_array(kinds) != PUBLIC) if kinds.exists() else np.arange(len(released))
+    return released.take(drawn) if len(drawn) else None

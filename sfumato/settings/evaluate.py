@@ -1,13 +1,11 @@
 """The section `evaluate`: the release measured on real images."""
 
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from sfumato.settings.fields import Positive, Settings
 from sfumato.settings.queries import OwnNetwork
-
-Fidelity = Literal["frechet", "mmd", "inception_score", "precision_recall", "fld", "authenticity", "detector"]
 
 
 class Evaluate(Settings):
@@ -23,21 +21,5 @@ class Evaluate(Settings):
     extractor: Literal["embedded", "inception"] = "embedded"
     network: OwnNetwork | None = None  # of the owner's, which gives the feature space instead
     weights: str | None = None  # local weights file of Inception; None: pytorch-fid's own download
-    fidelity: tuple[Fidelity, ...] | None = None  # metrics to compute; None: all that the extractor has; []: none
-
-    @model_validator(mode="after")
-    def extractor_has_what_it_needs(self) -> Self:
-        for needs, key in (
-            (self.weights, "weights"),
-            (self.fidelity and "inception_score" in self.fidelity, "fidelity: inception_score"),
-        ):
-            if needs and self.extractor != "inception":
-                raise ValueError(f"evaluate.{key} needs evaluate.extractor: inception, not {self.extractor}")
-        return self
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """`fidelity`, filled in."""
-        if self.fidelity is not None:
-            return self.fidelity
-        return tuple(name for name in get_args(Fidelity) if name != "inception_score" or self.extractor == "inception")
+    # metrics to compute (see Fidelity numbers); None: all that the extractor has; []: none
+    fidelity: tuple[str, ...] | None = None

@@ -44,7 +44,7 @@ def ledger_of(recipe: str, target: float, sigma: float, key: str = "0") -> dict:
 def metrics_of(accuracy: float, release: str = "a.dir", **identity) -> dict:
     rows = (("lr", accuracy - 0.03), ("cnn", accuracy))
     scored = {name: {"mean": mean, "std": 0.004, "per_seed": [accuracy]} for name, mean in rows}
-    values = scored | {"fidelity": {"space": "cnn-glyphs-128", "frechet": 10 * (1 - accuracy)}}
+    values = scored | {"fidelity": {"space": "cnn-glyphs-128", "frechet": 10 * (1 - accuracy), "mind": 1 - accuracy}}
     return {"scope": "local", "warnings": [], "release": values, "identity": IDENTITY | {"release": release} | identity}
 
 
@@ -91,6 +91,7 @@ def test_six_recipes_at_two_budgets_become_one_table_and_one_plot(desk):
     assert not any(row["differs"] for row in rows)
     first = next(row for row in rows if row["recipe"] == "dpdm" and row["target"] == "1")
     assert float(first["cnn"]) == pytest.approx(0.702) and float(first["distance"]) == pytest.approx(2.98)
+    assert float(first["mind"]) == pytest.approx(0.298)
     assert 0.3 < float(first["epsilon"]) < 0.6  # recomputed from the record (σ = 10, δ = 1e-4), not read from the file
     assert (desk / "evaluation/comparison.png").stat().st_size > 10_000 and "local, not to be shared" in text
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (desk / "evaluation").iterdir())
@@ -214,6 +215,9 @@ def test_a_table_keeps_its_gaps_and_shows_a_text_that_a_spreadsheet_would_comput
     write_run(tmp_path / "a", "full", 1, 0.8)
     b = write_run(tmp_path / "b", "dpdm", 1, 0.7)
     content = json.loads((b / "metrics.json").read_text())
+    del content["release"]["fidelity"]["mind"]  # as evaluations of earlier versions, which stay readable
+    (b / "metrics.json").write_text(json.dumps(content))
+    assert read_run(b)["mind"] is None and read_run(b)["distance"] is not None
     del content["release"]["cnn"], content["release"]["fidelity"]
     (b / "metrics.json").write_text(json.dumps(content))
     runs, _ = compared([read_run(tmp_path / "a"), read_run(b)])
@@ -243,11 +247,11 @@ def test_the_table_shows_folders_as_they_are_named_without_what_all_share(capsys
     assert short_names(["/a/b/one", "/a/b/two/x"]) == ["one", "two/x"]
     assert short_names(["/a/one", "/a"]) == ["one", "/a"]
     assert short_names(["/a/b"]) == ["/a/b"] and short_names(["/a", "a"]) == ["/a", "a"]
-    row = {"recipe": "full", "target": 1.0, "epsilon": 1.0, "distance": None, "differs": ""}
+    row = {"recipe": "full", "target": 1.0, "epsilon": 1.0, "distance": None, "mind": 0.0931, "differs": ""}
     table = screen_table(pd.DataFrame([row | {"run": "/runs/steps=[40]"}, row | {"run": "/runs/[red]"}]), [])
     show_local([table], Path("comparison.csv"))
     assert "steps" not in (text := capsys.readouterr().out) and "comparison.csv: local" in text  # no terminal
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     show_local([table], Path("comparison.csv"))
     text = capsys.readouterr().out
-    assert "steps=[40]" in text and "[red]" in text and "/runs" not in text
+    assert "steps=[40]" in text and "[red]" in text and "/runs" not in text and "MIND" in text and "0.0931" in text

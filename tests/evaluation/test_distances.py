@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from sfumato.evaluation.metrics.distances import frechet_distance, inception_score, kernel_distance, squared_mmd
+from sfumato.evaluation.metrics import distances
+from sfumato.evaluation.metrics.distances import (
+    frechet_distance,
+    inception_score,
+    kernel_distance,
+    sliced_distance,
+    squared_mmd,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -109,3 +116,41 @@ def test_the_inception_score_is_that_of_its_definition_from_one_to_the_number_of
     mean, std = inception_score(sorted_by_class)
     assert 4.8 < mean <= 5 and std < 0.1  # sorted sets are shuffled before they are split
     assert inception_score(np.full((50, 5), 0.2)) == (pytest.approx(1), pytest.approx(0))
+
+
+def sliced_by_loops(a, b, axes):
+    total = 0.0
+    for axis in axes:
+        pairs = zip(sorted(float(x @ axis) for x in a), sorted(float(x @ axis) for x in b), strict=True)
+        total += sum((p - q) ** 2 for p, q in pairs) / len(a)
+    return math.sqrt(total / len(axes))
+
+
+@pytest.mark.parametrize("held", [7, 2_000_000])
+def test_the_sliced_distance_is_that_of_its_definition_in_blocks_of_any_size(monkeypatch, held):
+    monkeypatch.setattr(distances, "PROJECTED", held)
+    a, b = RNG.normal(size=(9, 3)), RNG.normal(1, 2, size=(9, 3))
+    axes = np.random.default_rng(0)
+    axes.choice(9, 9, replace=False), axes.choice(9, 9, replace=False)  # all rows, in any order
+    directions = axes.normal(size=(6, 3))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    found = sliced_distance(a, b, 9, directions=6, seeds=1)
+    assert found == (pytest.approx(sliced_by_loops(a, b, directions)), 0)
+
+
+def test_the_sliced_distance_is_symmetric_zero_for_equals_and_the_part_of_a_shift_on_each_axis():
+    a, b = skewed(120, 8, 8, 5), skewed(120, 8, 8, 6)
+    assert sliced_distance(a, b, 120, 50)[0] == pytest.approx(sliced_distance(b, a, 120, 50)[0])
+    assert sliced_distance(a, a, 120) == (pytest.approx(0, abs=1e-12), pytest.approx(0, abs=1e-12))
+    # of a shift by 3 on 8 axes, a random direction sees 9 · 8 / 8 on average
+    assert sliced_distance(a, a + 3, 120)[0] == pytest.approx(3, rel=0.1)
+    assert sliced_distance(a, b, 30)[1] > 0, "each seed draws its own rows and directions"
+
+
+def test_equal_moments_do_not_make_the_sliced_distance_small():
+    """Two points and a Gaussian, both of mean 0 and variance 1: the Fréchet distance takes them for equal."""
+    rng = np.random.default_rng(0)
+    real, more = rng.normal(size=(4000, 2)), rng.normal(size=(4000, 2))
+    fitted = rng.choice([-1.0, 1.0], size=(4000, 2))
+    assert frechet_distance(fitted, real) < 0.01
+    assert sliced_distance(fitted, real, 4000, 200, 2)[0] > 8 * sliced_distance(more, real, 4000, 200, 2)[0]

@@ -3,7 +3,14 @@ import pytest
 import torch
 
 from sfumato.evaluation import downstream
-from sfumato.evaluation.downstream import aggregate, evaluate_classifier, fit, schedule_of
+from sfumato.evaluation.downstream import (
+    aggregate,
+    bootstrap_interval,
+    calibration_error,
+    evaluate_classifier,
+    fit,
+    schedule_of,
+)
 from sfumato.training.supervised import accuracy, apply, logits
 
 
@@ -24,7 +31,7 @@ def train_classifier(name, images, labels, classes, epochs, seed):
 
 def score(name, train, holdout, schedule, seeds):
     found = [evaluate_classifier(name, train, holdout, schedule, {}, seed) for seed in seeds]
-    return aggregate(found, train.classes, schedule)
+    return aggregate(found, train.classes)
 
 
 # 360 scored digits: the standard error of an accuracy of 0.98 is 0.007; measured 0.95, 0.98, 0.99
@@ -86,3 +93,52 @@ def test_the_accuracies_of_the_classes_make_up_the_whole_and_absent_ones_are_lef
     assert [row["class"] for row in result["per_class"]] == [name for name in part.classes if name != "4"]
     whole = sum(counts[int(row["class"])] * row["mean"] for row in result["per_class"]) / counts.sum()
     assert whole == pytest.approx(result["mean"]) and len({row["mean"] for row in result["per_class"]}) > 3
+
+
+def calibration_by_bins(probabilities, labels):
+    """The definition: of each bin, its share of the images times the gap of its mean confidence to its accuracy."""
+    rows = [(max(p), list(p).index(max(p)) == y) for p, y in zip(probabilities.tolist(), labels.tolist(), strict=True)]
+    total = 0.0
+    for i in range(15):
+        inside = [row for row in rows if i / 15 <= row[0] < (i + 1) / 15 or (i == 14 and row[0] == 1)]
+        if inside:
+            confidence, right = (sum(column) / len(inside) for column in zip(*inside, strict=True))
+            total += len(inside) / len(rows) * abs(confidence - right)
+    return total
+
+
+def test_the_calibration_error_is_that_of_its_definition_and_tells_the_sure_from_the_right():
+    rng = np.random.default_rng(0)
+    probabilities = rng.dirichlet(np.full(4, 0.5), size=5000)
+    honest = np.array([rng.choice(4, p=row) for row in probabilities])
+    found, sure = calibration_error(np.log(probabilities), honest), 900 * np.eye(4)[honest]
+    assert found == pytest.approx(calibration_by_bins(probabilities, honest)) and found < 0.03
+    assert calibration_error(sure, honest) == 0 and calibration_error(sure, (honest + 1) % 4) == 1
+    assert calibration_error(np.zeros((4, 4)), np.arange(4)) == pytest.approx(0)
+
+
+def test_an_interval_holds_the_true_accuracy_as_often_as_it_says():
+    """200 hold-outs of 300 images: fewer than 90 % come once in 1000 such tests."""
+    rng = np.random.default_rng(0)
+    ends = [bootstrap_interval(rng.random(300) < 0.8) for _ in range(200)]
+    assert sum(low <= 0.8 <= high for low, high in ends) >= 180
+    assert np.mean([high - low for low, high in ends]) == pytest.approx(2 * 1.96 * (0.8 * 0.2 / 300) ** 0.5, rel=0.05)
+
+
+def test_an_interval_is_as_wide_as_the_number_of_persons_lets_it_be():
+    """50 persons of 6 equal images each are 50 images."""
+    right = np.random.default_rng(0).random(50) < 0.7
+    low, high = bootstrap_interval(np.repeat(right, 6), np.repeat(np.arange(50) * 7, 6))
+    assert [low, high] == pytest.approx(bootstrap_interval(right))
+    assert high - low > 2 * np.ptp(bootstrap_interval(np.repeat(right, 6)))
+
+
+def test_a_score_has_an_interval_around_its_mean_and_its_calibration(halves):
+    train, holdout = halves
+    result = score("lr", train, holdout, schedule_of("lr", len(train), 1), (0, 1))
+    low, high = result["interval"]
+    assert low < result["mean"] < high < low + 0.2 and 0 < result["calibration"] < 0.6
+    one = score("lr", train, holdout, schedule_of("lr", len(train), 1), (0,))
+    model = train_classifier("lr", train.images, train.labels, 10, 1, seed=0)
+    probabilities = torch.from_numpy(logits(model, holdout.images)).double().softmax(dim=1).numpy()
+    assert one["calibration"] == pytest.approx(calibration_by_bins(probabilities, holdout.labels))

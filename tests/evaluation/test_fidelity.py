@@ -1,20 +1,21 @@
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from sfumato.evaluation.extractors import Extractor
-from sfumato.evaluation.metrics.distances import frechet_distance, inception_score, kernel_distance
-from sfumato.evaluation.metrics.fidelity import NEIGHBOURS, fidelity
-from sfumato.evaluation.metrics.neighbours import precision_recall
+from sfumato.evaluation.metrics.distances import frechet_distance, inception_score, kernel_distance, sliced_distance
+from sfumato.evaluation.metrics.fidelity import METRICS, chosen_metrics, fidelity
+from sfumato.evaluation.metrics.neighbours import NEIGHBOURS, precision_recall
 from sfumato.settings.evaluate import Evaluate
 
 RNG = np.random.default_rng(0)
 REAL, MORE, SYNTHETIC = RNG.normal(size=(90, 4)), RNG.normal(size=(80, 4)), RNG.normal(0.4, 1.1, size=(70, 4))
 EMBEDDED = Extractor(name="cnn-glyphs-4", digest="a", dimension=4, embed=lambda images: images)
 INCEPTION = dataclasses.replace(EMBEDDED, name="inception-2015-12-05", head=RNG.normal(size=(6, 4)))
-ALL, WITH_SCORE = Evaluate().metrics, Evaluate(extractor="inception").metrics
+ALL, WITH_SCORE = chosen_metrics(Evaluate()), chosen_metrics(Evaluate(extractor="inception"))
 
 
 def measured(extractor=EMBEDDED, metrics=ALL, compared=SYNTHETIC):
@@ -26,6 +27,8 @@ def test_every_number_is_the_one_of_its_own_function():
     found, told = measured()
     assert found["frechet"] == frechet_distance(SYNTHETIC, REAL)
     assert (found["mmd"], found["mmd_std"]) == kernel_distance(SYNTHETIC, REAL)
+    assert (found["mind"], found["mind_std"]) == sliced_distance(SYNTHETIC, REAL, 70)
+    assert found["mind_real"] == sliced_distance(MORE, REAL, 70)[0]  # equally many images
     assert precision_recall(SYNTHETIC, REAL, NEIGHBOURS).items() <= found.items() and found["neighbours"] == NEIGHBOURS
     about = [found[key] for key in ("space", "reference", "images", "reference_images")]
     assert about == ["cnn-glyphs-4", "holdout", 70, 90]
@@ -43,7 +46,13 @@ def test_only_inception_has_fid_kid_and_inception_score():
 
 
 @pytest.mark.parametrize(
-    ("name", "more"), [("fld", ["generalisation_gap"]), ("authenticity", ["distance_ratio"]), ("frechet", [])]
+    ("name", "more"),
+    [
+        ("fld", ["generalisation_gap"]),
+        ("authenticity", ["distance_ratio"]),
+        ("frechet", []),
+        ("mind", ["mind_std", "mind_real"]),
+    ],
 )
 def test_only_what_was_asked_for_is_computed(name, more):
     found, _ = measured(metrics=(name,))
@@ -58,3 +67,11 @@ def test_numbers_of_limited_meaning_are_warned_of():
     assert found["neighbours"] == 2 and any("take 2 neighbours, not 5" in line for line in told)
     assert "fld" not in found and any("no feature likelihood" in line for line in told)
     assert not measured(compared=SYNTHETIC[:20])[1]
+
+
+def test_every_metric_of_the_table_is_described_and_the_default_is_all_that_the_extractor_has():
+    reference = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+    described = reference.split("## Fidelity numbers")[1]
+    assert [name for name in METRICS if f"| `{name}` |" not in described] == []
+    assert set(WITH_SCORE) == set(METRICS) and set(METRICS) - set(ALL) == {"inception_score"}
+    assert chosen_metrics(Evaluate(fidelity=("mmd",))) == ("mmd",) and chosen_metrics(Evaluate(fidelity=())) == ()

@@ -23,6 +23,7 @@ def by_loops(synthetic, real, k):
         "recall": sum(recalled) / len(real),
         "density": sum(map(sum, inside)) / (k * len(synthetic)),
         "coverage": sum(any(row[j] for row in inside) for j in range(len(real))) / len(real),
+        "neighbours": k,
     }
 
 
@@ -41,7 +42,8 @@ def test_equal_sets_are_perfect_and_far_sets_worthless():
     points = np.random.default_rng(0).normal(size=(60, 4))
     same = precision_recall(points, points.copy())
     assert same["precision"] == same["recall"] == same["coverage"] == 1 and same["density"] > 1
-    assert precision_recall(points + 100, points) == {"precision": 0, "recall": 0, "density": 0, "coverage": 0}
+    worthless = {"precision": 0, "recall": 0, "density": 0, "coverage": 0, "neighbours": 5}
+    assert precision_recall(points + 100, points) == worthless
 
 
 def test_a_set_of_one_kind_is_precise_but_recalls_little():

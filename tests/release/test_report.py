@@ -386,10 +386,13 @@ def test_printed_ceilings_and_costs_are_never_below_the_true_ones():
 
 
 def test_metrics_become_tables_with_a_cell_for_each_set(tmp_path):
-    accuracy, by_class, fidelity, verdict = tables_of(METRICS)
+    accuracy, by_class, reliable, fidelity, verdict = tables_of(METRICS)
     assert accuracy.columns == ("trained on", "cnn")
     assert accuracy.rows == (("release", "83.2 ± 1.2"), ("real", "97.3 ± 0.5"))
     assert by_class.rows == (("benign", "76.5 ± 1.2"),)
+    assert reliable.rows == (
+        ("release: cnn", "–", "benign", "76.5", "0.0", "–"),
+    )  # of an evaluation of before intervals
     assert fidelity.title == "Fidelity to the real holdout images in cnn-x (local)"
     assert fidelity.rows == (("frechet", "7.654", "5.432"), ("mmd", "0.4567 ± 0.0321", "–"))
     assert verdict.rows[1] == ("release", "83.2", "82.2")
@@ -398,6 +401,15 @@ def test_metrics_become_tables_with_a_cell_for_each_set(tmp_path):
         (tmp_path / "metrics.json").write_text(damaged)
         with pytest.raises(DataError, match=r"metrics\.json cannot be read"):
             read_local(tmp_path / "metrics.json", tmp_path, tmp_path)
+
+
+def test_interval_worst_class_gap_and_calibration_are_a_row_of_each_classifier_and_of_the_teacher():
+    rows = [{"class": "benign", "mean": 0.9, "std": None}, {"class": "other", "mean": 0.7, "std": None}]
+    found = {"per_class": rows, "interval": [0.7812, 0.8391], "calibration": 0.0456, "shifted": {}}
+    release = METRICS["release"] | {"cnn": ACCURACY | found}
+    _, _, reliable, *_ = tables_of(METRICS | {"release": release, "teacher": found | {"accuracy": 0.8}})
+    cells = ("78.1 to 83.9", "other", "70.0", "10.0", "4.6")
+    assert reliable.rows == (("release: cnn", *cells), ("teacher", *cells))
 
 
 def test_a_picture_that_is_too_large_for_a_page_is_shrunk(tmp_path):

@@ -103,6 +103,19 @@ def test_a_log_holds_no_number_from_real_images(evaluate):
     assert not any(mean in text for mean in means), text
 
 
+def test_the_test_for_copies_is_of_the_release_and_shown_on_a_terminal_only(desk, evaluate, digits):
+    text = evaluate("", fidelity=["disclosure"])
+    found = measured()
+    assert found["verdict"]["sentence"].endswith(f"Copies: {found['disclosure']['sentence']}")
+    assert "came nearer" not in text and "sign" not in text
+    train = np.load("state/data/digits/sensitive/images.npy")
+    assert found["disclosure"]["units"] == len(np.unique(train, axis=0)) and not found["disclosure"]["rings"]
+    with writing(Path("artifacts/synthesize"), "synthesize") as directory:
+        save_images(directory, ImageSet(train, np.load("state/data/digits/sensitive/labels.npy"), digits.classes))
+    desk.terminal = True
+    evaluate("", "A SIGN OF COPYING", fidelity=["disclosure"])
+
+
 def git_repository(*ignored: str) -> None:
     subprocess.run(["git", "init", "-q"], check=True)
     Path(".git/info/exclude").write_text("\n".join(ignored) + "\n")

@@ -1,17 +1,64 @@
-"""How near a set of images comes to another, in one feature space: the metrics of `evaluate.fidelity` for one set."""
+"""How near a set of images comes to another, in one feature space: the table of metrics, and those of one set."""
 
 from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import softmax
 
 from sfumato.evaluation.extractors import Extractor
-from sfumato.evaluation.metrics.distances import frechet_distance, inception_score, kernel_distance
+from sfumato.evaluation.metrics.distances import frechet_distance, inception_score, kernel_distance, sliced_distance
 from sfumato.evaluation.metrics.fld import feature_likelihood
-from sfumato.evaluation.metrics.neighbours import authenticity, precision_recall
+from sfumato.evaluation.metrics.neighbours import NEIGHBOURS, authenticity, precision_recall
+from sfumato.settings.evaluate import Evaluate
 
-NEIGHBOURS = 5  # k of precision, recall, density, coverage
+FEWEST = 4  # images of each kind, for the likelihood
 MEMORISED = -20.0  # a generalisation gap below this looks like copies
+PUBLISHED = {"frechet": "fid", "mmd": "kid", "mmd_std": "kid_std"}  # what numbers are called in Inception's space only
+
+
+class Metric(NamedTuple):
+    """What gives the numbers of a metric from a part of what `fidelity` takes; None: the stage does, from images."""
+
+    measure: Callable[..., dict[str, Any]] | None = None
+    needs: str = ""  # its extractor; any if empty
+    yardstick: bool = False  # also measured of blurred real images
+
+
+def mind(compared: np.ndarray, reference: np.ndarray, novel: tuple[np.ndarray, ...], **_: Any) -> dict[str, float]:
+    """Of the set, and of training images: equally many, because the distance falls with their number."""
+    count = min(map(len, (compared, reference, novel[1])))
+    real = {"mind_real": sliced_distance(novel[1], reference, count)[0]}
+    return with_spread("mind", sliced_distance(compared, reference, count)) | real
+
+
+def score(compared: np.ndarray, extractor: Extractor, **_: Any) -> dict[str, float]:
+    assert extractor.head is not None  # Inception's; without bias, as in the first Inception Score
+    probabilities = softmax(compared.astype(np.float64) @ extractor.head.T, axis=1)
+    return with_spread("inception_score", inception_score(probabilities))
+
+
+def with_spread(key: str, values: tuple[float, float]) -> dict[str, float]:
+    return {key: values[0], f"{key}_std": values[1]}
+
+
+METRICS = {  # docs/reference.md describes each
+    "frechet": Metric(lambda compared, reference, **_: {"frechet": frechet_distance(compared, reference)}, "", True),
+    "mind": Metric(mind, yardstick=True),
+    "mmd": Metric(lambda compared, reference, **_: with_spread("mmd", kernel_distance(compared, reference))),
+    "inception_score": Metric(score, needs="inception"),
+    "precision_recall": Metric(lambda compared, reference, **_: precision_recall(compared, reference), "", True),
+    "fld": Metric(lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= FEWEST else {}),
+    "authenticity": Metric(lambda novel, **_: authenticity(*novel)),
+    "detector": Metric(),
+    "disclosure": Metric(),
+}
+
+
+def chosen_metrics(config: Evaluate) -> tuple[str, ...]:
+    """`evaluate.fidelity`, filled in."""
+    fitting = (name for name, metric in METRICS.items() if metric.needs in ("", config.extractor))
+    return tuple(fitting) if config.fidelity is None else config.fidelity
 
 
 def fidelity(
@@ -26,42 +73,32 @@ def fidelity(
     """The metrics of the set called `name`.
 
     compared, reference: (N, D) and (M, D) features, of the set and of the hold-out; novel: (features to test for
-    copies, training, hold-out); metrics: some of `evaluate.fidelity`; warn: called with what limits a number.
+    copies, training, hold-out); metrics: some of METRICS; warn: called with what limits a number.
     Returns {"space", "reference", "images", "reference_images", "frechet", "mmd", "mmd_std", "precision", …}.
-    Distances are called "fid", "kid", "kid_std" only if the extractor is Inception.
     """
-    found: dict = {"space": extractor.name, "reference": "holdout"}
-    found |= {"images": len(compared), "reference_images": len(reference)}
-    frechet, mmd = ("fid", "kid") if extractor.head is not None else ("frechet", "mmd")
+    given = {"compared": compared, "reference": reference, "novel": novel, "extractor": extractor}
+    measures = [metric.measure for key, metric in METRICS.items() if key in metrics]
+    found = {key: value for measure in measures if measure for key, value in measure(**given).items()}
     fewest = min(len(compared), len(reference))
-    if "frechet" in metrics:
-        found[frechet] = frechet_distance(compared, reference)
-        if fewest <= extractor.dimension:
-            warn(
-                f"{name}: {fewest} images in a space of {extractor.dimension} dimensions: "
-                "their covariance is rank-deficient and the Fréchet distance too large. "
-                f"Compare it with distances of equally many images only; {mmd} has no such bias"
-            )
-    if "mmd" in metrics:
-        found[mmd], found[f"{mmd}_std"] = kernel_distance(compared, reference)
-    if "inception_score" in metrics and extractor.head is not None:  # without bias, as in the first Inception Score
-        probabilities = softmax(compared.astype(np.float64) @ extractor.head.T, axis=1)
-        found["inception_score"], found["inception_score_std"] = inception_score(probabilities)
-    if "precision_recall" in metrics:
-        k = min(NEIGHBOURS, fewest - 1)
-        if k < NEIGHBOURS:
-            warn(f"{name}: precision and recall take {k} neighbours, not {NEIGHBOURS}: there are only {fewest} images")
-        found |= precision_recall(compared, reference, k) | {"neighbours": k}
-    if "fld" in metrics:
-        if min(map(len, novel)) < 4:
-            warn(f"{name}: no feature likelihood: it needs 4 images or more of each kind")
-        else:
-            found |= feature_likelihood(*novel)
-            if found["generalisation_gap"] < MEMORISED:
-                warn(
-                    f"{name}: training images are likelier than hold-out images by {-found['generalisation_gap']:.0f} "
-                    "hundredths of a nat per dimension, as when images were copied. Look at neighbours.png"
-                )
-    if "authenticity" in metrics:
-        found |= authenticity(*novel)
-    return found
+    if "frechet" in found and fewest <= extractor.dimension:
+        warn(
+            f"{name}: {fewest} images in a space of {extractor.dimension} dimensions: "
+            "their covariance is rank-deficient and the Fréchet distance too large. "
+            "Compare it with distances of equally many images only; mmd (kid) has no such bias"
+        )
+    if (k := found.get("neighbours", NEIGHBOURS)) < NEIGHBOURS:
+        warn(f"{name}: precision and recall take {k} neighbours, not {NEIGHBOURS}: there are only {fewest} images")
+    if "fld" in metrics and "fld" not in found:
+        warn(f"{name}: no feature likelihood: it needs {FEWEST} images or more of each kind")
+    if found.get("generalisation_gap", 0) < MEMORISED:
+        warn(
+            f"{name}: training images are likelier than hold-out images by {-found['generalisation_gap']:.0f} "
+            "hundredths of a nat per dimension, as when images were copied. Look at neighbours.png"
+        )
+    about = {
+        "space": extractor.name,
+        "reference": "holdout",
+        "images": len(compared),
+        "reference_images": len(reference),
+    }
+    return about | {key if extractor.head is None else PUBLISHED.get(key, key): value for key, value in found.items()}

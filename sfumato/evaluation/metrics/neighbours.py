@@ -5,6 +5,7 @@ from sklearn.metrics import pairwise_distances_argmin_min, pairwise_distances_ch
 from sklearn.neighbors import NearestNeighbors
 
 MEMORY = 32.0  # MiB of distances held at a time
+NEIGHBOURS = 5  # k of precision, recall, density, coverage; fewer of few images
 
 
 def nearest(features: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -19,14 +20,15 @@ def radii(features: np.ndarray, k: int) -> np.ndarray:
     return np.asarray(known.kneighbors()[0][:, -1])
 
 
-def precision_recall(synthetic: np.ndarray, real: np.ndarray, k: int = 5) -> dict[str, float]:
+def precision_recall(synthetic: np.ndarray, real: np.ndarray, k: int = NEIGHBOURS) -> dict[str, float]:
     """Precision, recall (Kynkäänniemi et al. 2019), density, coverage (Naeem et al. 2020): balls to the k-th neighbour.
 
-    synthetic: (N, D), real: (M, D), finite, more than k rows each. Balls are closed; k is 3 in the first paper.
+    synthetic: (N, D), real: (M, D), finite. Balls are closed; k is 3 in the first paper. Also returns the "neighbours".
     Precision: share of synthetic images inside some real ball. Recall: share of real images inside some synthetic ball.
     Density: mean number of real balls around a synthetic image, over k; it can exceed 1. Coverage: share of real balls
     that hold a synthetic image.
     """
+    k = min(k, len(synthetic) - 1, len(real) - 1)
     real_radii, synthetic_radii = radii(real, k), radii(synthetic, k)
     precise = dense = 0
     recalled, covered = np.zeros(len(real), dtype=bool), np.zeros(len(real), dtype=bool)
@@ -44,6 +46,7 @@ def precision_recall(synthetic: np.ndarray, real: np.ndarray, k: int = 5) -> dic
         "recall": float(recalled.mean()),
         "density": dense / (k * count),
         "coverage": float(covered.mean()),
+        "neighbours": k,
     }
 
 

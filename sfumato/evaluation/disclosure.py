@@ -1,0 +1,74 @@
+"""Does a release come nearer to its training images than to strangers? A test with a number. All of it is local.
+
+The hold-out plays the strangers. If making the release treats both alike, every order of all by their distance to it is
+as likely. So the count has a known law, although the strangers' quantile is estimated. Ties count for innocence.
+Sources: Amin et al. 2026 (arXiv 2606.16952); Steinke et al. 2023, for the bound on ε from one run.
+"""
+
+import math
+
+import numpy as np
+from scipy.special import logit
+from scipy.stats import beta, hypergeom
+
+from sfumato.data.images import ImageSet
+from sfumato.data.lineage import digests
+from sfumato.evaluation.extractors import Extractor, features_of
+from sfumato.evaluation.metrics.neighbours import nearest
+from sfumato.release.report import grouped
+
+FALSE_ALARMS = 0.001  # how often the test rings, at most, if nothing was copied
+MISSED = 0.025  # how often either part of the bound on ε fails, at most
+MOST = 60_000  # images of each set
+
+
+def disclosure(generated: ImageSet | None, train: ImageSet, holdout: ImageSet, extractor: Extractor) -> dict:
+    """What `compare_nearness` returns. generated: the released images that are not public; None if there are none.
+
+    All images of a person are one unit, as near as the nearest; so are equal images. Of each set, MOST are looked at.
+    """
+    if generated is None:
+        return {"sentence": "not tested, because the released images are public: none is made of a training image."}
+    random = np.random.default_rng(0)
+    released = features_of(extractor, generated.images[random.permutation(len(generated))[:MOST]])
+    nearness = []
+    for real in (train, holdout):
+        names = np.array([*digests(real.images)]) if real.groups is None else real.groups
+        units = np.unique(names, return_inverse=True)[1]
+        drawn = random.permutation(units.max() + 1) < (units.max() + 1) * min(1.0, MOST / len(real))
+        rows = np.flatnonzero(drawn[units])
+        least = np.full(len(drawn), np.inf)
+        np.minimum.at(least, units[rows], nearest(features_of(extractor, real.images[rows]), released)[1])
+        nearness.append(least[drawn])
+    return compare_nearness(nearness[0], nearness[1], "images" if train.groups is None else "persons")
+
+
+def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict:
+    """How many of the (n,) training units are nearer to the release than the k-th of (m,) strangers, k = 1 and m/100.
+
+    At least x are if and only if fewer than k of the x + k − 1 nearest of all are strangers: hypergeometric. Under ε,
+    each of these is a training unit with at most e^ε times the odds of any (Clopper–Pearson). "p" is doubled for two k.
+    Returns {"near", "chance": the number to expect, "rank": k, "p"} of the k that rings, or else of m/100, and "units",
+    "strangers", "rings", "epsilon": the bound, 95 %, "unseen": the most copies that may not ring, "sentence".
+    """
+    n, m = len(near), len(strangers)
+    ranks = sorted({1, math.ceil(m / 100)})
+    tests: list[dict] = []
+    for k in ranks:
+        count = int((near < np.sort(strangers)[k - 1]).sum())
+        p = min(1.0, len(ranks) * float(hypergeom.cdf(k - 1, n + m, m, count + k - 1)))
+        odds = logit(beta.ppf(MISSED / len(ranks), max(count, 1), k)) - logit(beta.ppf(1 - MISSED, n + 1, m))
+        bound = max(0.0, float(odds)) if count else 0.0
+        tests.append({"near": count, "chance": n * k / (m + 1), "rank": k, "p": p, "epsilon": bound})
+    p, epsilon = min(test["p"] for test in tests), max(test["epsilon"] for test in tests)
+    rings = p <= FALSE_ALARMS
+    unseen = math.ceil(math.log(FALSE_ALARMS / len(ranks)) / math.log(n / (n + m))) - 1
+    found = min(tests, key=lambda test: test["p"]) if rings else tests[-1]
+    share = "one in a hundred strangers does" if found["rank"] > 1 else f"any of {grouped(m)} strangers does"
+    outcome = f"no sign of copying. Up to {grouped(unseen)} copies may pass unseen, fewer with a larger hold-out"
+    if rings:
+        outcome = "A SIGN OF COPYING. Look at neighbours.png, and do not share the release before you know why"
+    seen = f"{grouped(found['near'])} of {grouped(n)} {unit} came nearer than {share}"
+    sentence = f"{seen}, where chance gives {found['chance']:.0f} (p = {p:.2g}, ε ≥ {epsilon:.2g}): {outcome}."
+    about = {"units": n, "strangers": m, "rings": rings, "p": p, "epsilon": epsilon, "unseen": unseen}
+    return found | about | {"sentence": sentence}

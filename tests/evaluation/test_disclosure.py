@@ -1,0 +1,154 @@
+"""The test for copies: exact, conservative with ties, by persons, silent without copies, loud on one in a hundred."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from sfumato.data.images import ImageSet, save_images
+from sfumato.data.rendered import drawn_set
+from sfumato.evaluation import disclosure as disclosed
+from sfumato.evaluation.disclosure import compare_nearness, disclosure
+from sfumato.evaluation.extractors import Extractor
+from sfumato.release.release import generated_images
+
+PIXELS = Extractor(name="pixels", digest="pixels", dimension=64, embed=lambda images: images.flatten(1))
+
+
+def test_p_is_that_of_all_orders():
+    """7 training units and 4 strangers: of the 330 orders, how many have as many units before the first stranger?"""
+    orders = [set(places) for places in itertools.combinations(range(11), 4)]
+    before = [min(strangers) for strangers in orders]
+    for seen in range(8):
+        strangers = np.array([seen, *range(20, 23)]) - 0.5
+        found = compare_nearness(np.arange(7.0), strangers, "images")
+        assert found["near"] == seen and found["rank"] == 1
+        assert found["p"] == pytest.approx(np.mean([number >= seen for number in before]))
+    assert found["chance"] == pytest.approx(np.mean(before))
+
+
+@pytest.mark.parametrize(("rate", "most"), [(0.001, 6), (0.05, 74)])
+def test_it_rings_by_mistake_as_often_as_it_says_at_most(monkeypatch, rate, most):
+    """1000 honest releases, twice: more alarms than `most` come once in 1000 such tests, or more rarely."""
+    assert disclosed.FALSE_ALARMS == 0.001
+    monkeypatch.setattr(disclosed, "FALSE_ALARMS", rate)
+    rng = np.random.default_rng(0)
+    for n, m in ((300, 80), (900, 450)):
+        alarms = sum(compare_nearness(rng.random(n), rng.random(m), "images")["rings"] for _ in range(1000))
+        assert alarms <= most, (n, m)
+
+
+def test_equal_distances_count_for_innocence():
+    """Of a hold-out whose nearest images are as near as copies, no distance tells copies from strangers."""
+    found = compare_nearness(np.zeros(500), np.zeros(100), "images")
+    assert (found["near"], found["p"], found["rings"], found["epsilon"]) == (0, 1, False, 0)
+    rng = np.random.default_rng(1)
+    whole = [compare_nearness(rng.integers(9, size=300), rng.integers(9, size=80), "images") for _ in range(300)]
+    assert not any(found["rings"] for found in whole)  # three in ten such tests would have one without this
+
+
+def test_the_bound_on_epsilon_is_that_of_clopper_and_pearson():
+    near, strangers = np.concatenate([np.zeros(40), np.ones(760)]), np.arange(1.0, 201.0) / 100
+    found = compare_nearness(near, strangers, "images")
+
+    def low_odds(count, k):  # half of a quarter of the 5 %, on either of two tests
+        low = binomtest(count, count + k - 1).proportion_ci(1 - 0.025).low
+        return low / (1 - low)
+
+    high = binomtest(800, 1000).proportion_ci(0.95).high
+    expected = max(math.log(low_odds(40, k) * (1 - high) / high) for k in (1, 2))
+    assert found["rings"] and found["epsilon"] == pytest.approx(expected) and 0.5 < expected < 1.5
+    # 40 draws without a stranger, doubled for two tests
+    assert found["p"] == pytest.approx(2 * math.prod((800 - i) / (1000 - i) for i in range(40)))
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 3.0])
+def test_the_bound_on_epsilon_exceeds_the_true_one_once_in_twenty_at_most(epsilon):
+    """200 hold-outs drawn by coins of 1 : 4, which a release of that ε then favours: the 300 nearest have better odds.
+
+    More than 20 failures come once in 1000 such tests.
+    """
+    rng, failures, bounds = np.random.default_rng(0), 0, []
+    odds = 4 * math.exp(epsilon)
+    for _ in range(200):
+        member = rng.random(5000) < 0.8
+        member[:300] = rng.random(300) < odds / (1 + odds)
+        places = np.arange(5000.0)
+        bounds.append(compare_nearness(places[member], places[~member], "images")["epsilon"])
+        failures += bounds[-1] > epsilon
+    assert failures <= 20 and np.median(bounds) > 0.15 * epsilon
+
+
+def test_the_most_that_may_pass_unseen_is_what_it_says():
+    """So many copies and none more, nearer than every stranger; the others as chance has them."""
+    for n, m in ((800, 200), (1440, 350)):
+        unseen = compare_nearness(np.arange(n) + 1.0, np.arange(m) + 0.5, "images")["unseen"]
+        strangers = np.arange(m) + 1.0
+        copied = np.concatenate([np.zeros(unseen + 1), np.full(n - unseen - 1, m + 9.0)])
+        assert compare_nearness(copied, strangers, "images")["rings"]
+
+
+def images(pool, rows):
+    return ImageSet(pool.images[rows], pool.labels[rows], pool.classes)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """6000 drawn glyphs of 8×8, all different."""
+    drawn = drawn_set("glyphs", (1, 8, 8), 700)
+    _, first = np.unique(drawn.images.reshape(len(drawn), -1), axis=0, return_index=True)
+    return images(drawn, np.random.default_rng(0).permutation(first)[:6000])
+
+
+def split(pool, seed, copied):
+    """2000 training images, 1000 strangers, and a release of 2000 others, the first `copied` of them copies."""
+    rows = np.random.default_rng(seed).permutation(len(pool))
+    train, holdout, release = rows[:2000], rows[2000:3000], rows[3000:5000]
+    return images(pool, np.concatenate([train[:copied], release[copied:]])), images(pool, train), images(pool, holdout)
+
+
+@pytest.mark.parametrize(("copied", "loud"), [(0, False), (20, True)])
+def test_one_copy_in_a_hundred_rings_and_none_does_not_in_twenty_of_twenty_runs(pool, copied, loud):
+    """An honest release rings in one of 1000 at most, so fresh seeds fail this once in 50 times."""
+    found = [disclosure(*split(pool, seed, copied), PIXELS) for seed in range(20)]
+    assert [one["rings"] for one in found] == [loud] * 20
+    words = "A SIGN OF COPYING" if loud else "no sign of copying"
+    assert all(words in one["sentence"] and " of 2\u202f000 images came nearer" in one["sentence"] for one in found)
+
+
+def test_a_person_is_one_unit_as_near_as_the_nearest_image(pool):
+    release, train, holdout = split(pool, 0, 0)
+    people = [ImageSet(part.images, part.labels, part.classes, np.arange(len(part)) // 5) for part in (train, holdout)]
+    found = disclosure(release, *people, PIXELS)
+    assert (found["units"], found["strangers"]) == (400, 200) and "of 400 persons" in found["sentence"]
+    loud = ImageSet(np.concatenate([train.images[:100:5], release.images[20:]]), release.labels, release.classes)
+    found = disclosure(loud, *people, PIXELS)
+    assert found["rings"] and found["near"] >= 20
+
+
+def test_equal_images_count_once(pool):
+    """They are held out together: ten near ones are one coincidence, not ten."""
+    release, train, holdout = split(pool, 0, 0)
+    rows = np.concatenate([np.arange(len(train)), np.repeat(np.arange(10), 50)])
+    assert disclosure(release, images(train, rows), holdout, PIXELS) == disclosure(release, train, holdout, PIXELS)
+
+
+def test_a_large_set_is_thinned_by_units(pool, monkeypatch):
+    monkeypatch.setattr("sfumato.evaluation.disclosure.MOST", 1000)
+    release, train, holdout = split(pool, 0, 1000)
+    found = disclosure(release, train, holdout, PIXELS)
+    assert (found["units"], found["strangers"]) == (1000, 1000) and found["rings"]
+
+
+def test_public_images_are_not_tested_and_it_says_why(pool, tmp_path):
+    save_images(tmp_path, part := images(pool, np.arange(50)))
+    assert generated_images(part, tmp_path).images.shape == part.images.shape
+    np.save(tmp_path / "kinds.npy", np.repeat(["plain", "public", "blend"], [10, 20, 20]))
+    drawn = generated_images(part, tmp_path)
+    assert np.array_equal(drawn.images, np.delete(part.images, np.s_[10:30], axis=0))
+    np.save(tmp_path / "kinds.npy", np.repeat(["public"], 50))
+    assert generated_images(part, tmp_path) is None
+    found = disclosure(None, part, part, PIXELS)
+    assert [*found] == ["sentence"] and "the released images are public" in found["sentence"]
