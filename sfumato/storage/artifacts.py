@@ -84,6 +84,8 @@ def refuse_links(*folders: Path) -> None:
     for path in (*folders, *folders[-1].rglob("*")):
         if path.is_symlink() or (path.exists() and not path.is_dir() and not path.is_file()):
             raise DataError(f"{path} is a link or no regular file: put a copy in its place")
+
+
 def mended(stage: str) -> str:
     """How an artifact that does not hold is replaced. DVC trusts files of its cache that nobody may write."""
     return (
