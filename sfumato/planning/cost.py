@@ -27,7 +27,7 @@ from sfumato.settings.params import Params
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.training.supervised import Schedule
 
-WRITTEN, CALL = 64, 40_000  # operations that take as long as writing a number, and as the call of an operator
+WRITTEN, CALL = 80, 40_000  # operations that take as long as writing a number, and as the call of an operator
 TRAINING, PER_IMAGE = 3, 4  # passes of a training step, and of a clipped per-image gradient, in forward passes
 PUBLIC_CLASSES = 100  # of a public set that is not prepared yet
 LABEL = torch.zeros(1, dtype=torch.int64)
@@ -112,23 +112,14 @@ class Work:
         seen = (channels, *(-(-side // block) for side in sides))
         return operations_of(FourierFeatures, (self.shape, settings.features, settings.size, 0), seen)
 
-    def drawn(self, settings: Any) -> float:
-        """Images that all draws of a query expect together."""
-        sample_rate, draws = settings.sampling(self.params.privacy.size)
-        return self.params.privacy.size * sample_rate * draws
-
     def of(self, name: str) -> float | None:
-        """Operations of a stage. A query without a case of its own looks once at each image that it draws.
-
-        None if the time is unknown until the stage ran: of a public model, and of another stage without a case.
-        """
+        """Operations of a stage; None if its time is unknown until it ran: of a public model, and without a case."""
         params, settings = self.params, getattr(self.params, name)
         if params.model.directory is not None and (STAGES[name].network or name == "synthesize"):
             return None
-        number = 4 * (self.classes + WRITTEN)  # of a row, which is clipped and added to the sum of its class
+        if name in QUERIES:
+            return self.of_query(name, settings)
         match name:
-            case "frequency":
-                return self.fourier() * self.drawn(settings)
             case "classifier":
                 return TRAINING * settings.steps * settings.batch * self.public_network
             case "auxiliary" if settings.target == "covariance":  # drawn from Gaussians
@@ -136,15 +127,9 @@ class Work:
             case "auxiliary":  # coarse to fine
                 generator = new_generator(self.shape, self.classes, settings.latent, settings.width, 0)
                 coarsest = max(feature.block for feature in params.frequency.features)
-                levels = block_of_steps([block for block in generator.blocks if block <= coarsest], settings.steps)
-                return TRAINING * settings.batch * sum(self.generator(block) + self.fourier(block) for block in levels)
-            case "teacher":
-                passes = self.teacher_map * (2 * FITTED + params.privacy.size)
-                return passes + settings.dimension * number * self.drawn(settings)
-            case "embedding":
-                training = TRAINING * settings.learned.steps * LEARNED.batch
-                passes = params.auxiliary.images + self.drawn(settings)
-                return self.learned_network * (training + passes) + self.teacher_map * passes
+                blocks = block_of_steps([block for block in generator.blocks if block <= coarsest], settings.steps)
+                costs = {block: self.generator(block) + self.fourier(block) for block in set(blocks)}
+                return TRAINING * settings.batch * sum(costs[block] for block in blocks)
             case "refine":
                 cost = self.generator() + self.fourier() + self.teacher_map
                 if params.runs("embedding"):
@@ -153,43 +138,52 @@ class Work:
             case "select":
                 return self.teacher_map * self.public_images if settings.by == "teacher" else 0.0
             case "pretrain":
-                passes = sum(
-                    phase.steps * phase.batch * (1 + phase.amp.steps if phase.amp else 1) for phase in settings.phases
-                )
+                passes = 0
+                for phase in settings.phases:
+                    passes += phase.steps * phase.batch * (1 + phase.amp.steps if phase.amp else 1)
                 return TRAINING * passes * self.diffusion
-            case "saliency" | "finetune" | "adversarial":
-                return PER_IMAGE * getattr(settings, "draws", 1) * self.drawn(settings) * self.diffusion
             case "synthesize":
-                return settings.count * self.synthetic_image
+                evaluations = (2 * settings.steps - 1) * (2 if settings.guidance > 0 else 1)  # of Heun's solver
+                cost = self.teacher_map * (1 + settings.distorted + settings.mixed) if settings.reads("teacher") else 0
+                for source, weight in settings.sources.items():
+                    share = weight / sum(settings.sources.values())
+                    if source in ("auxiliary", "refine"):
+                        cost += share * self.generator()
+                    elif source in ("finetune", "pretrain"):
+                        cost += share * self.diffusion * evaluations
+                return settings.count * cost
             case "evaluate":
                 return TRAINING * self.evaluation
-        if name not in QUERIES:
-            return None
-        if "classifier" in STAGES[name].inputs and settings.reads("classifier"):
-            return self.public_network * self.drawn(settings)
-        return math.prod(self.shape) * number * self.drawn(settings)
+        return None
 
-    @property
-    def synthetic_image(self) -> float:
-        settings, found = self.params.synthesize, 0.0
-        evaluations = (2 * settings.steps - 1) * (2 if settings.guidance > 0 else 1)  # of Heun's solver
-        for name, weight in settings.sources.items():
-            share = weight / sum(settings.sources.values())
-            if name in ("auxiliary", "refine"):
-                found += share * self.generator()
-            elif name in ("finetune", "pretrain"):
-                found += share * self.diffusion * evaluations
-        variants = 1 + settings.distorted + settings.mixed
-        return found + (variants * self.teacher_map if settings.reads("teacher") else 0)
+    def of_query(self, name: str, settings: Any) -> float:
+        """Operations of a query. One that has no case here looks once at each image that it draws."""
+        sample_rate, draws = settings.sampling(self.params.privacy.size)
+        drawn = self.params.privacy.size * sample_rate * draws  # images of all draws together
+        number = 4 * (self.classes + WRITTEN)  # of a row, which is clipped and added to the sum of its class
+        match name:
+            case "frequency":
+                return self.fourier() * drawn
+            case "teacher":
+                passes = self.teacher_map * (2 * FITTED + self.params.privacy.size)
+                return passes + settings.dimension * number * drawn
+            case "embedding":
+                passes = self.params.auxiliary.images + drawn
+                training = TRAINING * settings.learned.steps * LEARNED.batch
+                return self.learned_network * (training + passes) + self.teacher_map * passes
+            case "saliency" | "finetune" | "adversarial":
+                return PER_IMAGE * getattr(settings, "draws", 1) * drawn * self.diffusion
+        if "classifier" in STAGES[name].inputs and settings.reads("classifier"):
+            return self.public_network * drawn
+        return math.prod(self.shape) * number * drawn
 
     @property
     def evaluation(self) -> int:
-        """Of a pass over the images of all trainings."""
+        """Of one pass over the images of all trainings."""
         settings, drawn = self.params.evaluate, self.params.synthesize
         sets = [drawn.count, *([self.params.privacy.size] if settings.bound else [])] * len(settings.seeds)
         if drawn.relabel:
             sets.append(int(drawn.count * (1 - drawn.distorted - drawn.mixed)))
-        about = [(name, self.shape, self.classes) for name in settings.classifiers]
-        cost = sum(operations_of(build_classifier, arguments, self.shape) for arguments in about)
         steps = sum(schedule_of("cnn", images, settings.epochs, settings.steps).steps for images in sets)
-        return cost * steps * Schedule.batch
+        about = [(name, self.shape, self.classes) for name in settings.classifiers]
+        return Schedule.batch * steps * sum(operations_of(build_classifier, each, self.shape) for each in about)

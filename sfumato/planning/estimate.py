@@ -105,15 +105,17 @@ def expected_seconds(
 
 def corrected(name: str, work: Work, machine: Machine) -> float | None:
     """The estimate of a stage's work, times what its last run took for each second that it was expected to take."""
-    operations, run, before = work.of(name), machine.content["runs"].get(name), None
+    operations, run, then = work.of(name), machine.content["runs"].get(name), None
     if run is not None and run["shape"] == list(work.shape):
         with suppress(*UNREADABLE):  # of another version
             settings = STAGES[name].settings.model_validate(run["settings"])
-            before = replace(work, params=work.params.model_copy(update={name: settings})).of(name)
+            then = replace(work, params=work.params.model_copy(update={name: settings}))
     if operations is None:
-        return float(run["seconds"]) if run else None
+        return float(run["seconds"]) if then else None
     seconds = machine.seconds(operations)
-    factor = run["seconds"] / max(machine.seconds(before), 1.0) if before else 1.0
+    if then is None:
+        return seconds
+    factor = run["seconds"] / max(machine.seconds(then.of(name) or 0.0), 1.0)
     return seconds * factor if 1 / FACTOR < factor < FACTOR else seconds
 
 
