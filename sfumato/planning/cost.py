@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from sfumato.data.images import Shape
+from sfumato.diffusion.unet import UNet
 from sfumato.evaluation.classifiers import build_classifier
 from sfumato.evaluation.downstream import schedule_of
 from sfumato.features.fourier import FourierFeatures
@@ -22,7 +24,6 @@ from sfumato.features.public_network import build_network
 from sfumato.features.teacher_network import FITTED
 from sfumato.generators.one_step import block_of_steps, new_generator
 from sfumato.queries.feature_means import LEARNED
-from sfumato.release.synthesizer import outline
 from sfumato.settings.params import Params
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.training.supervised import Schedule
@@ -49,23 +50,19 @@ class Count(TorchDispatchMode):
         return out
 
 
-def operations_of(build: Callable[..., nn.Module], arguments: tuple, *inputs: Any) -> int:
-    """The operations of a forward pass of the network build(*arguments), on one image.
+def operations_of(build: Callable[[], nn.Module], *inputs: Any) -> int:
+    """The operations of a forward pass of the network that `build` makes, on one image.
 
     inputs: of the pass; a tuple is the shape of a blank tensor.
     """
-    key = repr((build, arguments, inputs))
+    key = repr((build, inputs))
     if key not in _counted:
-        network = build(*arguments).eval()
+        network = build().eval()
         blank = [torch.zeros(1, *each) if isinstance(each, tuple) else each for each in inputs]
         with torch.no_grad(), Count() as count:
             network(*blank)
         _counted[key] = count.operations
     return _counted[key]
-
-
-def blank_diffusion(*about: Any) -> nn.Module:
-    return outline(*about).to_empty(device="cpu")
 
 
 @dataclass(frozen=True)
@@ -79,38 +76,42 @@ class Work:
 
     @property
     def diffusion(self) -> int:
-        return operations_of(blank_diffusion, (self.params.model, self.shape, self.classes), self.shape, (), LABEL)
+        channels, side, _ = self.shape
+        network = partial(UNet, side, channels, self.classes, **self.params.model.network())
+        return operations_of(network, self.shape, (), LABEL)
 
     @property
     def public_network(self) -> int:
         settings = self.params.classifier
-        return operations_of(build_network, (settings.network, self.shape, PUBLIC_CLASSES, settings.width), self.shape)
+        network = partial(build_network, settings.network, self.shape, PUBLIC_CLASSES, settings.width)
+        return operations_of(network, self.shape)
 
     @property
     def teacher_map(self) -> int:
         settings = self.params.teacher
         if settings.feature == CLASSIFIER:
             return self.public_network * (1 + settings.flip)
-        network = settings.network and settings.network.arguments()
-        arguments = (settings.feature, self.shape, settings.dimension, network, settings.flip)
-        return operations_of(ProjectedFeatures, arguments, self.shape)
+        network = None if settings.network is None else settings.network.arguments()
+        about = settings.feature, self.shape, settings.dimension
+        return operations_of(partial(ProjectedFeatures, *about, network, settings.flip), self.shape)
 
     @property
     def learned_network(self) -> int:
         """Of the network that `embedding` trains."""
-        return operations_of(build_network, (LEARNED.network, self.shape, self.classes, LEARNED.width), self.shape)
+        network = partial(build_network, LEARNED.network, self.shape, self.classes, LEARNED.width)
+        return operations_of(network, self.shape)
 
     def generator(self, block: int = 1) -> int:
         """Of the image of the level of this block."""
         settings = self.params.auxiliary
-        arguments = (self.shape, self.classes, settings.latent, settings.width, 0)
-        return operations_of(new_generator, arguments, (settings.latent,), LABEL, block)
+        network = partial(new_generator, self.shape, self.classes, settings.latent, settings.width, 0)
+        return operations_of(network, (settings.latent,), LABEL, block)
 
     def fourier(self, block: int = 1) -> int:
         """Of means of blocks of so many pixels a side."""
         settings, (channels, *sides) = self.params.frequency, self.shape
         seen = (channels, *(-(-side // block) for side in sides))
-        return operations_of(FourierFeatures, (self.shape, settings.features, settings.size, 0), seen)
+        return operations_of(partial(FourierFeatures, self.shape, settings.features, settings.size, 0), seen)
 
     def of(self, name: str) -> float | None:
         """Operations of a stage; None if its time is unknown until it ran: of a public model, and without a case."""
@@ -185,5 +186,5 @@ class Work:
         if drawn.relabel:
             sets.append(int(drawn.count * (1 - drawn.distorted - drawn.mixed)))
         steps = sum(schedule_of("cnn", images, settings.epochs, settings.steps).steps for images in sets)
-        about = [(name, self.shape, self.classes) for name in settings.classifiers]
-        return Schedule.batch * steps * sum(operations_of(build_classifier, each, self.shape) for each in about)
+        networks = [partial(build_classifier, name, self.shape, self.classes) for name in settings.classifiers]
+        return Schedule.batch * steps * sum(operations_of(network, self.shape) for network in networks)

@@ -4,6 +4,7 @@ import json
 import stat
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from small_plan import params as params_of
@@ -54,7 +55,7 @@ def remember(state, plan, seconds):
 
 def test_the_operations_of_a_network_are_its_products_and_what_takes_as_long():
     layers = nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(48, 5)
-    counted = operations_of(nn.Sequential, layers, (2, 4, 4))
+    counted = operations_of(partial(nn.Sequential, *layers), (2, 4, 4))
     products, written = 2 * (16 * 3 * 2 * 9 + 48 * 5), 48 + 5
     assert counted == products + WRITTEN * written + CALL * 4  # its weight is seen transposed
 
