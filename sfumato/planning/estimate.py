@@ -59,10 +59,11 @@ def gain(threads: int) -> float:
 def operations_per_second() -> float:
     """Of one thread, in the precision of trainings: in a convolution and a matrix product, by the best of passes."""
     layers = [nn.Conv2d(64, 64, 3, padding=1), nn.SiLU(), nn.Flatten(), nn.Linear(64 * 14 * 14, 576)]
+    operations = operations_of(functools.partial(nn.Sequential, *layers), (64, 14, 14))  # before they are moved
     network, images = nn.Sequential(*layers).to(device()), torch.rand(BATCH, 64, 14, 14, device=device())
     with torch.no_grad(), torch.autocast(device().type, torch.bfloat16, enabled=fast_bfloat16(device().type)):
         best = min(timeit.repeat(lambda: network(images), timer=now, number=1, repeat=REPEATS))
-    return BATCH * operations_of(functools.partial(nn.Sequential, *layers), (64, 14, 14)) / best
+    return BATCH * operations / best
 
 
 class Machine:
@@ -105,17 +106,17 @@ def expected_seconds(
 
 def corrected(name: str, work: Work, machine: Machine) -> float | None:
     """The estimate of a stage's work, times what its last run took for each second that it was expected to take."""
-    operations, run, then = work.of(name), machine.content["runs"].get(name), None
-    if run is not None and run["shape"] == list(work.shape):
+    operations, run, then = work.of(name), machine.content["runs"].get(name, {}), None
+    same_model = run.get("model") in (None, work.params.model.non_default())
+    if run.get("shape") == list(work.shape) and same_model:
         with suppress(*UNREADABLE):  # of another version
             settings = STAGES[name].settings.model_validate(run["settings"])
             then = replace(work, params=work.params.model_copy(update={name: settings}))
     if operations is None:
         return float(run["seconds"]) if then else None
     seconds = machine.seconds(operations)
-    if then is None:
-        return seconds
-    factor = run["seconds"] / max(machine.seconds(then.of(name) or 0.0), 1.0)
+    before = machine.seconds(then.of(name) or 0.0) if then else 0.0
+    factor = run["seconds"] / before if before > 1 else 1.0
     return seconds * factor if 1 / FACTOR < factor < FACTOR else seconds
 
 
@@ -130,7 +131,7 @@ def timed(state: Path, plan: StagePlan[Any]) -> Iterator[None]:
     seconds = (now() - begun) * gain(torch.get_num_threads()) / gain(THREADS)
     if distributed.is_main():
         machine, settings = Machine(state), plan.settings.model_dump(mode="json")
-        run = {"seconds": float(f"{seconds:.1e}"), "settings": settings, "shape": list(plan.shape)}
-        machine.content["runs"][plan.stage] = run
+        about = {"shape": list(plan.shape), "model": plan.model and plan.model.non_default()}
+        machine.content["runs"][plan.stage] = {"seconds": float(f"{seconds:.1e}"), "settings": settings, **about}
         with suppress(OSError):
             machine.write()

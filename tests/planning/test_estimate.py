@@ -128,6 +128,21 @@ def test_a_past_run_corrects_the_estimate_of_more_work_too(tmp_path):
     assert expected(tmp_path)[1] == first
 
 
+def test_a_run_of_another_model_or_shape_or_without_an_estimate_corrects_nothing(tmp_path):
+    changes = {"recipe": "dp-feta", "pretrain": {"steps": 50_000}}
+    params, first = expected(tmp_path, **changes)
+    plan, work = replace(plan_of(params, "pretrain"), model=params.model), first["pretrain"] - first["plan"]
+    for other in ({"model": params.model.model_copy(update={"width": 48})}, {"shape": (1, 12, 12)}):
+        remember(tmp_path, replace(plan, **other), 2 * work)
+        assert expected(tmp_path, **changes)[1] == first
+    gaussians = params.auxiliary.model_copy(update={"target": "covariance"})
+    fitted = expected(tmp_path)[1]
+    remember(tmp_path, replace(plan_of(params, "auxiliary"), settings=gaussians), 3.0)
+    assert expected(tmp_path)[1] == fitted
+    remember(tmp_path, plan, 2 * work)
+    assert expected(tmp_path, **changes)[1]["pretrain"] > 1.9 * work
+
+
 def test_durations_are_private_and_rounded(tmp_path):
     params, _ = expected(tmp_path)
     remember(tmp_path, plan_of(params, "frequency"), 123.456)
