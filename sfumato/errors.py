@@ -36,10 +36,6 @@ class DataError(SfumatoError):
     exit_code = 4
 
 
-class PrivateError(DataError):
-    """A DataError that single images or rows are at fault for."""
-
-
 def public(error: SfumatoError) -> SfumatoError:
     """The same error, marked as public."""
     error.public = True

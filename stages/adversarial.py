@@ -4,8 +4,8 @@ from functools import partial
 
 import torch
 
-from sfumato.baselines.dp_gan import FEATURES, LATENT, WIDTH, AdversarialState, Discriminator, train_dp_gan
-from sfumato.dpsgd.run import epsilon_by_step, save_log
+from sfumato.baselines.dp_gan import FEATURES, LATENT, WIDTH, AdversarialState, Discriminator
+from sfumato.dpsgd.run import epsilon_by_step, fine_tune, save_log
 from sfumato.generators.one_step import new_generator, save_drawing
 from sfumato.privacy.checkpoint import drop_checkpoints
 from sfumato.runtime.compute import device
@@ -24,9 +24,10 @@ def adversarial(run: QueryRun[Adversarial]) -> None:
     state = AdversarialState(judge, generator, settings, counts.priors, plan.seed, public_batch=public_batch)
     released, sensitivity = f"{settings.steps} steps of DP-SGD", "max_grad_norm: the clipped gradient of one image"
     open_charge = partial(run.open_charge, released, sensitivity, settings.max_grad_norm)
+    train = partial(fine_tune, stage="adversarial", one_step=AdversarialState.step)
     epsilon_after = epsilon_by_step(plan.mechanism, plan.delta)
     with progress("adversarial", clock=False) as report:
-        charge, log = train_dp_gan(state, open_charge, epsilon_after=epsilon_after, report=report, say=say)
+        charge, log = train(state, open_charge, epsilon_after=epsilon_after, report=report, say=say)
     with run.releasing(charge) as directory:
         save_drawing(state.result(), settings.images, counts.priors, plan.classes, plan.seed + 1, directory)
         save_log(log, directory / "log.csv")

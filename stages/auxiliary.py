@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from sfumato.baselines.feta_sampler import new_sampled
-from sfumato.generators.gaussian import fit_gaussians, public_details
+from sfumato.data.store import load_public
+from sfumato.generators.gaussian import DETAILS, fit_gaussians
 from sfumato.generators.one_step import Match, OneStep, fit_generator, new_generator, save_drawing
 from sfumato.queries.feature_means import load_means
 from sfumato.runtime.compute import device
@@ -20,7 +21,9 @@ def auxiliary(run: StageRun[Auxiliary]) -> None:
     plan, settings = run.plan, run.settings
     priors = run.counts.priors
     if settings.target == "covariance":
-        details = public_details(run.path("public"), plan.shape, plan.seed) if settings.details else None
+        details = None
+        if settings.details:
+            details = load_public(run.path("public"), plan.shape).some(DETAILS, plan.seed)
         generator: OneStep = fit_gaussians(load_means("covariance", run.path("covariance"), plan=plan), priors, details)
     else:
         generator = fitted(run, priors)

@@ -157,7 +157,7 @@ def look(folder: Path, said: dict[str, Any], ask: Questions) -> Survey:
         except ASKED as unclear:
             if ask.yes:
                 raise
-            say(str(unclear))
+            print(unclear, file=sys.stderr)  # on a terminal only, since sensitive files were opened
             answer = ask.text(QUESTIONS[unclear.option], None, unclear.proposed)
             said |= {"alone": True} if answer == "alone" else {unclear.option: answer}
 

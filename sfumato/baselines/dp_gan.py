@@ -9,7 +9,7 @@ Source: Xie et al. 2018; Torkzadehmahani et al. 2019 for the two halves clipped 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,10 +21,9 @@ from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import EMA_DECAY, ema_model
 from sfumato.diffusion.objective import to_model_range
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
-from sfumato.dpsgd.run import State, Trained, gradient_sum
+from sfumato.dpsgd.run import State, Trained, gradient_sum, update
 from sfumato.generators.network import Generator
 from sfumato.generators.one_step import balanced_labels, recompute_batch_norm
-from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.settings.baselines import Adversarial
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal
@@ -109,6 +108,7 @@ class AdversarialState:
             model, config, public_batch=public_batch, label_dropout=0.0, autocast=autocast, generator=generator
         )
         self.judge.optimiser.param_groups[0]["betas"] = BETAS
+        self.config = config
         self.model, self.device = model, self.judge.device
         self.network, self.priors, self.seed = network.to(self.device).train(), priors.cpu(), seed
         self.pupil = Trained(dict(network.named_parameters()), GENERATOR_RATE, EMA_DECAY, BETAS)
@@ -126,12 +126,10 @@ class AdversarialState:
     def step(self, charge: Charge) -> dict[str, float]:
         """One draw, one release, a step of each network. Returns the public row of the log."""
         judge = self.judge
-        released = charge.release(gradient_sum(judge, charge), judge.config.max_grad_norm)
-        gradient = released.to(next(iter(judge.parameters.values()))) / judge.public_batch
-        judge.descend(gradient + self.half_of_generated_images())
+        released = charge.release(gradient_sum(judge, charge), self.config.max_grad_norm)
+        row = update(judge, released, self.half_of_generated_images())
         self.teach()
-        norm = float(torch.linalg.vector_norm(gradient))
-        return {"step": judge.steps, "learning_rate": judge.config.learning_rate, "noised_gradient_norm": norm}
+        return row
 
     @torch.no_grad()
     def half_of_generated_images(self) -> Tensor:
@@ -170,25 +168,3 @@ class AdversarialState:
         assert isinstance(found, Generator)
         recompute_batch_norm(found, FAKES, self.priors, torch.Generator().manual_seed(self.seed))
         return found.eval()
-
-
-def train_dp_gan(
-    state: AdversarialState,
-    open_charge: Callable[[], Charge],
-    *,
-    epsilon_after: Callable[[int], float],
-    report: Callable[[int, int], None] = lambda done, total: None,
-    say: Callable[[str], None] = lambda text: None,
-) -> tuple[Charge, list[dict]]:
-    """Run all steps of a charge, as `sfumato.dpsgd.run.fine_tune` does for a denoiser."""
-    charge, found, log = resume(open_charge, "adversarial", say)
-    if found is not None:
-        state.load(found)
-    report(charge.used, charge.uses)
-    while charge.used < charge.uses:
-        row = state.step(charge)
-        log.append({**row, "epsilon": epsilon_after(charge.used)})
-        if charge.used % state.judge.config.checkpoint_every == 0 or charge.used == charge.uses:
-            make_durable(charge, state.tensors(), log)
-            report(charge.used, charge.uses)
-    return charge, log

@@ -12,11 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
-from sfumato.data.rendered.genes import DrawnByGenes
+from sfumato.data.rendered import DRAWN
+from sfumato.data.rendered.genes import Genes
 from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
 from sfumato.generators.one_step import balanced_labels
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 GRID, BOUND = 2048, 8  # steps of the grid on which nearness is measured, to a unit, and the largest coordinate on it
 DIMENSION = 256  # principal directions of the features, at most; unscaled
 THRESHOLD = 1.0  # votes up to so many standard deviations of the noise count as none
+MEASURED, LONGEST = 8, 8192  # images of each kind that count the genes; the most there may be
 VARIATION = 0.3, 0.05  # how far genes move, in the first and in the last round
 
 
@@ -41,22 +44,30 @@ VARIATION = 0.3, 0.05  # how far genes move, in the first and in the last round
 class RendererGenerator:
     """A renderer as the public generator: its parameters are the genes in which a candidate varies (Sim-PE).
 
-    kinds: how many classes of its own it has, which need not be the sensitive ones. A candidate keeps its kind.
+    kinds: how many classes of its own it has, which need not be the sensitive ones. A candidate keeps its kind; length:
+    n, as many genes as any of MEASURED images of each kind read, LONGEST at most.
     """
 
     def __init__(self, source: str, shape: Shape) -> None:
-        self.drawn, self.shape = DrawnByGenes(source, shape), shape
-        self.kinds = len(self.drawn.classes)
+        self.shape = shape
+        kinds, self.render = DRAWN[source](shape)
+        self.kinds, self.length = len(kinds), 1
+        for kind in range(self.kinds):
+            for number in range(MEASURED):
+                genes = Genes(np.random.default_rng((kind, number)).random(LONGEST))
+                self.render(genes, kind)  # type: ignore[arg-type]
+                self.length = max(self.length, min(genes.read, LONGEST))
 
     def draw(self, count: int, random: torch.Generator) -> Tensor:
         """Genes of so many new candidates: (count, n) float32 in [0, 1)."""
-        return torch.rand(count, self.drawn.length, generator=random)
+        return torch.rand(count, self.length, generator=random)
 
     def images(self, kinds: Tensor, genes: Tensor) -> Tensor:
         """(N, C, H, W) float32 in [0, 1]: a function of kinds and genes, image by image."""
         images = torch.empty(len(kinds), *self.shape)
         for i, (kind, row) in enumerate(zip(kinds.tolist(), genes.double().numpy(), strict=True)):
-            images[i] = torch.from_numpy(self.drawn.image(kind, row).copy()).permute(2, 0, 1) / 255
+            drawn = self.render(Genes(row), kind)  # type: ignore[arg-type]
+            images[i] = torch.from_numpy(drawn.copy()).permute(2, 0, 1) / 255
         return images
 
 

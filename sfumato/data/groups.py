@@ -1,8 +1,7 @@
-"""Groups: which images are of one person. Ids are private: messages name no id and no file, but count images."""
+"""Groups: which images are of one person. Ids are private: messages name no id."""
 
 import functools
 import re
-import sys
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from sfumato.data.images import load_array
 from sfumato.data.tables import rows_by_file
-from sfumato.errors import DataError, PrivateError
+from sfumato.errors import DataError
 from sfumato.settings.data import OUTER, Groups
 
 # what tables hold where nothing is known, in several languages, as `plain` has it
@@ -40,15 +39,10 @@ COLUMNS = ("file", "group")
 Ids = list[str | None]
 
 
-class PatternMisses(PrivateError):
-    """A pattern that finds no id in the names of some files. How many, and one of them, a terminal shows alone."""
+class PatternMisses(DataError):
+    """A pattern that finds no id in the names of some files."""
 
     option, proposed = "groups", None  # of `survey`, that decides
-
-    def __init__(self, pattern: str, missed: list[str], total: int) -> None:
-        local = f" It misses {len(missed)} of {total}, such as {missed[0]}." if sys.stderr.isatty() else ""
-        fix = "or say data.groups.alone: true (--alone) where each such image is the only one of its person"
-        super().__init__(f"data.groups.pattern={pattern} finds no id in some file names: change it, {fix}.{local}")
 
 
 class GroupIndex:
@@ -76,13 +70,17 @@ def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequen
     """The id of each picture, by its name, its folder, a table or groups.npy. files: below `root`, in their order.
 
     given: those of the column, from a table. Raises ConfigError if they are not; DataError where a
-    table is none; PrivateError where it does not fit the files, or as `checked`.
+    table is none or does not fit the files, or as `checked`.
     """
     if groups.pattern is not None:
         matches = [re.search(groups.pattern, file.name) for file in files]
         missed = [file.name for file, match in zip(files, matches, strict=True) if match is None]
         if missed and (not groups.alone or len(missed) == len(files)):
-            raise PatternMisses(groups.pattern, missed, len(files))
+            raise PatternMisses(
+                f"data.groups.pattern={groups.pattern} finds no id in {len(missed)} of {len(files)} file names, as in "
+                f"{missed[0]}: change it, or say data.groups.alone: true (--alone) where each such image is its "
+                "person's only one"
+            )
         return checked([match and match[1] for match in matches], groups)
     if groups.folder == OUTER:
         return checked([file.parents[1].name for file in files], groups)
@@ -91,7 +89,7 @@ def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequen
     if groups.dicom:
         from sfumato.data.sources.deep import patient_of
 
-        return checked([patient_of(file, f"picture {i}") for i, file in enumerate(files, 1)], groups)
+        return checked([patient_of(file) for file in files], groups)
     if groups.array:
         return checked(ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy")), groups)
     if groups.column is not None:
@@ -105,12 +103,12 @@ def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
     if array.dtype.kind not in "iuU" or array.ndim != 1:
         raise DataError(f"{what} is {array.dtype} in {array.ndim} dimensions, expected a row of whole numbers or text")
     if len(array) != count:
-        raise PrivateError(f"{what} has another length than the images: give one id for each, in their order")
+        raise DataError(f"{what} has another length than the images: give one id for each, in their order")
     return [str(value) for value in array]
 
 
 def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
-    """The ids, None for an image without one. Raises PrivateError where one is missing, or two may be one person's.
+    """The ids, None for an image without one. Raises DataError where one is missing, or two may be one person's.
 
     `groups.alone`: an image without an id is a group by itself. Otherwise it is refused: it may be of anyone.
     """
@@ -123,20 +121,20 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
         name = None if forms[text] in NO_ID else text
         if name is None and not groups.alone:
             fix = "give it one, or say data.groups.alone: true where each such image is the only one of its person"
-            raise PrivateError(f"{where} no id: {fix}")
+            raise DataError(f"{where} no id: {fix}")
         if forms[text] in unclear:
-            raise PrivateError(
+            raise DataError(
                 f"{where} an id that often stands for an unknown person (0, 999, anonymized): leave it empty if the "
                 "person is unknown; otherwise write another, such as one with a letter in front"
             )
         if name is not None and known.setdefault(spelling(name), name) != name:
-            raise PrivateError(
+            raise DataError(
                 f"{where} an id that differs from another in capitals, spaces, accents, zeros, dots, or characters "
                 "that look alike or are not seen alone: is it one person? Spell them alike, or make them differ in more"
             )
         found.append(name)
     if len(known) == 1 and None not in found:
-        raise PrivateError("data.groups puts all images into one group: it must tell one person from another")
+        raise DataError("data.groups puts all images into one group: it must tell one person from another")
     return found
 
 
@@ -159,10 +157,10 @@ def spelling(text: str) -> str:
 
 
 def refuse_crowd(sizes: np.ndarray, groups: Groups) -> None:
-    """Raise PrivateError if one id has far more images than others. sizes: (G,), images of each id."""
+    """Raise DataError if one id has far more images than others. sizes: (G,), images of each id."""
     usual, most = np.quantile(sizes, 0.9), sizes.max()
     if most > max(CROWD * usual, groups.largest or FEW):
-        raise PrivateError(
+        raise DataError(
             f"data.groups gives {most} images to one id, and at most {usual:g} to nine in ten: does it stand for "
             f"unknown persons? Leave it empty then; if it is one person, say data.groups.largest: {most}"
         )

@@ -58,6 +58,11 @@ class ImageSet:
         images, labels = (torch.from_numpy(np.array(array[indices])) for array in (self.images, self.labels))
         return images.permute(0, 3, 1, 2).contiguous().float().div_(255), labels
 
+    def some(self, most: int, seed: int) -> Tensor:
+        """So many of the images at most, chosen by `seed`, in their order: (n, C, H, W) uint8."""
+        rows = np.sort(np.random.default_rng(seed).permutation(len(self))[:most])
+        return torch.from_numpy(self.images[rows]).permute(0, 3, 1, 2).contiguous()
+
     def take(self, indices: np.ndarray) -> ImageSet:
         """The images at `indices` with their labels, copied; without groups."""
         return ImageSet(self.images[indices], self.labels[indices], self.classes)

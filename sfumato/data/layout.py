@@ -4,7 +4,6 @@ Nothing becomes the name of a class by a guess: what may be read in two ways is 
 """
 
 import re
-import sys
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ from sfumato.data.sources.deep import RangeMissing, is_dicom
 from sfumato.data.sources.npz import archive_layout
 from sfumato.data.sources.splits import PARTS, folders_in, split_of, visible
 from sfumato.data.tables import BETWEEN, TABLES, columns_of, read_table, table_in, table_of
-from sfumato.errors import ConfigError, PrivateError
+from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import OUTER, Groups
 
 FOLDERS: dict[str, Any] = {"name": "imagefolder"}  # the layout of class folders
@@ -38,10 +37,10 @@ ALL = ("all",)  # the owner's word that none of the classes found is a person's
 
 
 class Unclear(ConfigError):
-    """What only the owner can decide. option: of `survey`, that does; proposed: its value; local: for a terminal."""
+    """What only the owner can decide. option: of `survey`, that does; proposed: its value."""
 
-    def __init__(self, text: str, option: str, proposed: str | None = None, local: str = "") -> None:
-        super().__init__(f"{text}. {local}" if local and sys.stderr.isatty() else text)
+    def __init__(self, text: str, option: str, proposed: str | None = None) -> None:
+        super().__init__(text)
         self.option, self.proposed = option, proposed
 
 
@@ -98,7 +97,7 @@ def meaning(name: str) -> str:
 
 
 def cells_in(table: Path, column: str) -> list[str]:
-    with suppress(PrivateError):  # of a column that is of no use here, such as an age
+    with suppress(DataError):  # of a column that is of no use here, such as an age
         return [cell for _, (cell,) in read_table(table, [column], str(table))]
     return []
 
@@ -166,7 +165,7 @@ def persons_are_outer(path: Path, outer: Sequence[Path], inner: Sequence[Path]) 
     if likeness(first) > likeness(second) and len(inner) >= 2 * len(second) and not parts:
         return True
     text = f"{path} holds folders in folders: --groups class/person or --groups person/class says which are classes"
-    raise Unclear(f"{text}, whose names are published", "groups", local=f"{outer[0].name}/{inner[0].name}, say")
+    raise Unclear(f"{text}, whose names are published, as of {outer[0].name}/{inner[0].name}", "groups")
 
 
 def likeness(names: Collection[str]) -> int:
@@ -188,5 +187,5 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
     }
     if why := [reason for reason, holds in reasons.items() if holds]:
         text = f"the names found for classes would be published, and {why[0]}: --classes a,b,c names the classes, or "
-        text += "--classes all takes all that were found, your word that none is a person's"
-        raise Unclear(text, "classes", local=f"Found are {len(names)}: {', '.join(names[:3])}, …")
+        text += "--classes all takes all that were found, your word that none is a person's. "
+        raise Unclear(f"{text}Found are {len(names)}: {', '.join(names[:3])}, …", "classes")

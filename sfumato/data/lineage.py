@@ -16,7 +16,7 @@ import numpy as np
 
 from sfumato.data.images import IMAGES, ImageSet, load_array
 from sfumato.data.store import CARD
-from sfumato.errors import ConfigError, DataError, PrivateError
+from sfumato.errors import ConfigError, DataError
 from sfumato.settings.queries import OwnNetwork
 from sfumato.storage.artifacts import PRIVACY, Artifact, as_text, read_artifact
 from sfumato.storage.digest import digest_of, digest_of_file
@@ -99,11 +99,11 @@ def hashes(path: Path) -> Iterator[str]:
 
 
 def refuse_overlap(public: ImageSet, private: Iterable[ImageSet]) -> None:
-    """Raise PrivateError where a public image is among the private ones."""
+    """Raise DataError where a public image is among the private ones."""
     found = overlapping(public, private)
     if len(found):
         shown = ", ".join(map(str, found[:10])) + (", …" if len(found) > 10 else "")
-        raise PrivateError(
+        raise DataError(
             f"local, not to be shared: {len(found)} of the {len(public)} public images are sensitive or hold-out "
             f"images too, byte for byte (public images {shown}). What is public has no guarantee: "
             "take them out of the public source, or choose another"

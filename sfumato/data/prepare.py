@@ -28,7 +28,7 @@ from sfumato.data.listing import listing_of
 from sfumato.data.rendered import DRAWN
 from sfumato.data.sources import Example, Source, read_public, read_source
 from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory, load_prepared, read_card
-from sfumato.errors import ConfigError, DataError, PrivateError, explained
+from sfumato.errors import ConfigError, DataError, explained
 from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER, SEVERAL, Data, Public
 from sfumato.storage.artifacts import Artifact, writing
 from sfumato.storage.documents import read_json
@@ -311,7 +311,7 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path, 
             writers[HOLDOUT if held_out else SENSITIVE].append(image, label, number)
     wanted = (SENSITIVE, HOLDOUT) if holdout_fraction else (SENSITIVE,)
     if empty := [part for part in wanted if not writers or not writers[part].count]:
-        raise PrivateError(
+        raise DataError(
             f"the split leaves no {empty[0]} image: equal images (of groups, all of a person) stay together. Give more "
             "that differ, or a hold-out of your own in test/."
         )

@@ -75,7 +75,7 @@ def survey(
     classes: as the owner names them, ALL for those found; alone: images without an id are their persons' only ones;
     state: where the looking is kept for the next call. Raises Unclear for what only the owner can decide, before any
     picture is decoded; RangeMissing if a picture has more than 8 bits and there is no `span`; else DataError that names
-    every file that cannot be used; with groups, by its place.
+    every file that cannot be used.
     """
     reading_sensitive()
     form, groups = layout_of(path, label, groups, classes)

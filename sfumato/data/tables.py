@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sfumato.errors import UNREADABLE, ConfigError, DataError, PrivateError, explained
+from sfumato.errors import UNREADABLE, ConfigError, DataError, explained
 from sfumato.storage.documents import parse_json, read_text
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # as Hugging Face's `imagefolder` has them
@@ -34,7 +34,7 @@ def table_of(root: Path) -> Path | None:
 def read_table(table: Path, columns: Sequence[str], what: str) -> Rows:
     """The cells of some columns, "" for an empty one, row by row. what: the table, in messages.
 
-    Raises DataError if it is not a table with these columns, each once; PrivateError for a row of another form.
+    Raises DataError if it is not a table with these columns, each once, or for a row of another form.
     """
     heads, rows = cells_of(table, columns, what)
     if any(heads.count(name) != 1 for name in columns):
@@ -44,10 +44,10 @@ def read_table(table: Path, columns: Sequence[str], what: str) -> Rows:
     for number, row in rows:
         if len(row) != len(heads):
             cells = f"{len(row)} cells and {len(heads)} columns"
-            raise PrivateError(f"{what}, row {number}, has {cells}: quote cells with commas")
+            raise DataError(f"{what}, row {number}, has {cells}: quote cells with commas")
         texts = [cell for place in places if (cell := cell_text(row[place])) is not None]
         if len(texts) < len(places):
-            raise PrivateError(f"{what}, row {number}, holds neither text nor whole numbers where it should: mend it")
+            raise DataError(f"{what}, row {number}, holds neither text nor whole numbers where it should: mend it")
         found.append((number, texts))
     return found
 
@@ -58,7 +58,7 @@ def rows_by_file(
     """The cells of each row by the file that it names, in the order of the rows.
 
     called: the table in messages; columns: the first holds paths below `root`, the others are returned; files: each
-    must be named; others: may be named too. Raises as `read_table`; PrivateError for a file without a row, and for a
+    must be named; others: may be named too. Raises as `read_table`; DataError for a file without a row, and for a
     row that names another file, one once more, or a link.
     """
     known = {plain_path(str(file.relative_to(root))): file for file in (*files, *others)}
@@ -66,16 +66,14 @@ def rows_by_file(
     for number, (name, *cells) in read_table(table, columns, called):
         if (file := known.get(plain_path(name))) is None:
             fix = "remove it, or correct the path (such as class/picture.png)"
-            raise PrivateError(f"{called}, row {number}, names a file that is not below {root}: {fix}")
+            raise DataError(f"{called}, row {number}, names a file that is not below {root}: {fix}")
         if file in found:
-            raise PrivateError(f"{called}, row {number}, names a file once more: one row for each file")
+            raise DataError(f"{called}, row {number}, names a file once more: one row for each file")
         if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):
-            raise PrivateError(f"{called}, row {number}, names a link out of {root}, or a pipe: copy the picture there")
+            raise DataError(f"{called}, row {number}, names a link out of {root}, or a pipe: copy the picture there")
         found[file] = cells
     if left := next((path for path in files if path not in found), None):
-        folder = root / left.relative_to(root).parts[0] if left.parent != root else root
-        place = [path for path in files if path.is_relative_to(folder)].index(left) + 1
-        raise PrivateError(f"{called} lacks picture {place} of {folder}, in the order of names: give each file a row")
+        raise DataError(f"{called} has no row for {left}: give each file a row")
     return found
 
 
@@ -94,7 +92,7 @@ def columns_of(table: Path) -> list[str]:
 def cells_of(table: Path, columns: Sequence[str], what: str) -> Cells:
     """The names of the columns, and the cells of each row, of all columns or at least of `columns`.
 
-    Raises DataError if it is no table; PrivateError for a row of JSON that is no object.
+    Raises DataError if it is no table, or for a row of JSON that is no object.
     """
     forms = {".parquet": "a Parquet table", ".csv": "a regular file of UTF-8 text with commas"}
     form = forms.get(table.suffix, "a regular file of UTF-8 text")
@@ -118,7 +116,7 @@ def json_rows(text: str, columns: Sequence[str]) -> Cells:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             wrong = f"row {number} of a table is not a JSON object: mend it"
-            with explained(PrivateError, lambda _: wrong, causes=(ValueError, TypeError)):  # noqa: B023
+            with explained(DataError, lambda _: wrong, causes=(ValueError, TypeError)):  # noqa: B023
                 found.append((number, dict(parse_json(line))))
     heads = [*columns] or [key for _, content in found[:1] for key in content]
     return heads, [(number, [content.get(name, "") for name in heads]) for number, content in found]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -149,28 +149,35 @@ class State(Trained):
         self.load_moments(tensors, int(tensors["step"]))
 
 
+def step(state: State, charge: Charge) -> dict[str, float]:
+    """One Poisson draw, one release, one step of Adam. Returns the public row of the log."""
+    return update(state, charge.release(gradient_sum(state, charge), state.config.max_grad_norm))
+
+
 def fine_tune(
-    state: State,
+    state: Any,
     open_charge: Callable[[], Charge],
     *,
     epsilon_after: Callable[[int], float],
     report: Callable[[int, int], None] = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
+    stage: str = "finetune",
+    one_step: Callable[[Any, Charge], dict[str, float]] = step,
 ) -> tuple[Charge, list[dict]]:
     """Run all steps of a charge, from the last durable step of an interrupted run, or from the start.
 
-    epsilon_after: ε of so many steps, for the log; report: called with (durable steps, steps), never between.
+    state: a `State`, or another with its `config`, `tensors` and `load`; epsilon_after: ε of so many steps, for the
+    log; report: called with (durable steps, steps), never between; one_step: a draw, a release and what follows.
     Returns the charge, all of whose uses are on disk, and the public log, one row for each step: never a loss, a number
     of images or a time.
     """
-    charge, found, log = resume(open_charge, "finetune", say)
+    charge, found, log = resume(open_charge, stage, say)
     if found is not None:
         state.load(found)
 
     report(charge.used, charge.uses)
     while charge.used < charge.uses:
-        # one draw of images, one release, one step of Adam
-        row = step(state, charge)
+        row = one_step(state, charge)
         log.append({**row, "epsilon": epsilon_after(charge.used)})
 
         # on disk and in the journal before anything that follows from it is shown
@@ -178,11 +185,6 @@ def fine_tune(
             make_durable(charge, state.tensors(), log)
             report(charge.used, charge.uses)
     return charge, log
-
-
-def step(state: State, charge: Charge) -> dict[str, float]:
-    """One Poisson draw, one release, one step of Adam. Returns the public row of the log."""
-    return update(state, charge.release(gradient_sum(state, charge), state.config.max_grad_norm))
 
 
 def gradient_sum(state: State, charge: Charge) -> Tensor:
@@ -198,10 +200,13 @@ def gradient_sum(state: State, charge: Charge) -> Tensor:
     return total
 
 
-def update(state: State, noised: Tensor) -> dict[str, float]:
-    """One step of Adam on a released sum, (P,): post-processing. Returns the public row of the log."""
+def update(state: State, noised: Tensor, public: Tensor | None = None) -> dict[str, float]:
+    """One step of Adam on a released sum, (P,): post-processing. Returns the public row of the log.
+
+    public: what is added to the gradient without a charge, (P,).
+    """
     gradient = noised.to(next(iter(state.parameters.values()))) / state.public_batch
-    state.descend(gradient)
+    state.descend(gradient if public is None else gradient + public)
     norm = float(torch.linalg.vector_norm(gradient))
     return {"step": state.steps, "learning_rate": state.config.learning_rate, "noised_gradient_norm": norm}
 

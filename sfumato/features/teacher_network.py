@@ -72,16 +72,10 @@ def fit_features(
         features = ProjectedFeatures(*about, settings.network.arguments(), settings.flip)
     else:
         features = ProjectedFeatures.through(network, *about, settings.flip)
-    known = spanning(images, seed)
+    known = images.some(FITTED, seed)
     features.fit(known, settings.power, seed)
     rows = torch.cat([features(as_floats(part)) for part in known.split(BATCH)]).double()
     return features, rows.T @ rows / len(rows)
-
-
-def spanning(images: ImageSet, seed: int) -> Tensor:
-    """The public or released images that span features, FITTED at most, chosen by `seed`: (n, C, H, W) uint8."""
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(images))[:FITTED])
-    return torch.from_numpy(images.images[chosen]).permute(0, 3, 1, 2).contiguous()
 
 
 def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:

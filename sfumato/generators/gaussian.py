@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sfumato.data.images import Shape
-from sfumato.data.store import load_public
 from sfumato.features import FeatureMeans
 from sfumato.features.cosine import CosineMoments
 
@@ -69,13 +65,6 @@ class GaussianGenerator(nn.Module):
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this generator."""
         return {"features": self.features.arguments, "classes": self.classes, "details": len(self.details)}
-
-
-def public_details(directory: Path, shape: Shape, seed: int) -> Tensor:
-    """Public images, DETAILS at most, chosen by `seed`: (n, C, H, W) uint8."""
-    public = load_public(directory, shape)
-    rows = np.sort(np.random.default_rng(seed).permutation(len(public))[:DETAILS])
-    return torch.from_numpy(public.images[rows]).permute(0, 3, 1, 2).contiguous()
 
 
 @torch.no_grad()

@@ -13,37 +13,31 @@ COARSE = 32  # side that is drawn first, at most; each level beyond doubles it
 LEVEL = 1024  # channels of a level times its side
 
 
-class Widen(nn.Module):
-    """Twice the sides: BN, ReLU, conv3, pixel shuffle. No transposed convolution, whose overlaps show as a grid."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm2d(inputs)
-        self.conv = nn.Conv2d(inputs, 4 * outputs, 3, padding=1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pixel_shuffle(self.conv(F.relu(self.norm(x))), 2)
-
-
-class Residual(nn.Module):
-    """x + conv3(ReLU(BN(x)))."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm2d(channels)
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv(F.relu(self.norm(x)))
-
-
-class Enlarge(nn.Module):
-    """Twice the sides: BN, ReLU, bilinear, conv3. A pixel shuffle would draw the texture of large images as a grid."""
+class NormConv(nn.Module):
+    """BN, ReLU, conv3, of which each kind makes its own step."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.norm = nn.BatchNorm2d(inputs)
         self.conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+
+
+class Widen(NormConv):
+    """Twice the sides: BN, ReLU, conv3, pixel shuffle. No transposed convolution, whose overlaps show as a grid."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pixel_shuffle(self.conv(F.relu(self.norm(x))), 2)
+
+
+class Residual(NormConv):
+    """x + conv3(ReLU(BN(x)))."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(F.relu(self.norm(x)))
+
+
+class Enlarge(NormConv):
+    """Twice the sides: BN, ReLU, bilinear, conv3. A pixel shuffle would draw the texture of large images as a grid."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(enlarged(F.relu(self.norm(x))))  # type: ignore[no-any-return]
@@ -55,7 +49,7 @@ class Level(nn.Module):
     def __init__(self, inputs: int, outputs: int, channels: int) -> None:
         super().__init__()
         self.enlarge = Enlarge(inputs, outputs)
-        self.residual, self.norm = Residual(outputs), nn.BatchNorm2d(outputs)
+        self.residual, self.norm = Residual(outputs, outputs), nn.BatchNorm2d(outputs)
         self.details = nn.Conv2d(outputs, channels, 5, padding=2)
         nn.init.zeros_(self.details.bias)  # type: ignore[arg-type]
         with torch.no_grad():
@@ -102,12 +96,12 @@ class Generator(nn.Module):
         self.stem = nn.Linear(latent + classes, wide * start * start, bias=False)
         body: list[nn.Module] = []
         for _ in range(doublings - 1):
-            body += [Widen(wide, width), Residual(width)]
+            body += [Widen(wide, 4 * width), Residual(width, width)]
             wide = width
-        self.body = nn.Sequential(*body, *([Residual(width)] if doublings == 1 else []))
+        self.body = nn.Sequential(*body, *([Residual(width, width)] if doublings == 1 else []))
         if len(self.sides) == 1:
             last = max(LAST, width // 4)
-            self.widen: nn.Module = Widen(width, last)
+            self.widen: nn.Module = Widen(width, 4 * last)
         else:
             last = LEVEL // COARSE
             self.widen = Enlarge(width, last)

@@ -26,7 +26,7 @@ from sfumato.features.fourier import FourierFeatures
 from sfumato.features.own_network import OwnFeatures, check_rows
 from sfumato.features.projection import CELLS, CLASSIFIER, ClassifierFeatures, ProjectedFeatures, ScaleToSqrtD
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
-from sfumato.features.teacher_network import TeacherNetwork, relabelled, spanning
+from sfumato.features.teacher_network import FITTED, TeacherNetwork, relabelled
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.resolved import StagePlan
 from sfumato.privacy.rows import Rows, label_rows
@@ -117,7 +117,7 @@ def train_feature_network(
     how = LEARNED.model_copy(update={"steps": steps})
     network, _ = train_public_classifier(relabelled(teacher, images), how, seed, report)
     found = ProjectedFeatures.through(network, CELLS, images.shape, DIMENSION)
-    found.fit(spanning(images, seed), POWER, seed)
+    found.fit(images.some(FITTED, seed), POWER, seed)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from cases import CLASSES, GivenCharge, discriminator, drawn_images
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from sfumato.baselines.dp_gan import LATENT, WIDTH, AdversarialState, train_dp_gan
+from sfumato.baselines.dp_gan import LATENT, WIDTH, AdversarialState
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, per_image_gradients
@@ -91,6 +92,7 @@ class Run:
         return rows
 
 
+train_dp_gan = partial(fine_tune, stage="adversarial", one_step=AdversarialState.step)
 RUNS = {
     "finetune": Run(trainer, step, fine_tune, lambda state: state),
     "adversarial": Run(adversary, AdversarialState.step, train_dp_gan, lambda state: state.judge),

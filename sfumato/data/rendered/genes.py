@@ -1,4 +1,4 @@
-"""Drawn images as functions of a vector in [0, 1)^n, their genes, which replaces the random stream of a drawing.
+"""Vectors in [0, 1)^n, genes, in place of the random stream of a drawing: an image becomes a function of them.
 
 A small step of the genes, such as those of an angle or of the noise of a texture, is a small step of the image.
 Source: the primary sample space of Kelemen et al. 2002; for Private Evolution, Sim-PE (Lin et al. 2025).
@@ -8,11 +8,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from scipy.special import ndtri
-
-from sfumato.data.images import Shape
-from sfumato.data.rendered import DRAWN
-
-MEASURED, LONGEST = 8, 8192  # images of each class that count the genes; the most there may be
 
 
 class Genes:
@@ -42,23 +37,3 @@ class Genes:
 
     def standard_normal(self, size: int | Sequence[int]) -> np.ndarray:
         return ndtri(self.random(size).clip(1e-9, 1 - 1e-9))
-
-
-class DrawnByGenes:
-    """A drawn source whose images are functions of genes.
-
-    classes: of the source; length: n, as many genes as any of MEASURED images of each class read, LONGEST at most.
-    """
-
-    def __init__(self, source: str, shape: Shape) -> None:
-        self.classes, self.draw = DRAWN[source](shape)
-        self.length = 1
-        for label in range(len(self.classes)):
-            for number in range(MEASURED):
-                genes = Genes(np.random.default_rng((label, number)).random(LONGEST))
-                self.draw(genes, label)  # type: ignore[arg-type]
-                self.length = max(self.length, min(genes.read, LONGEST))
-
-    def image(self, label: int, genes: np.ndarray) -> np.ndarray:
-        """The image of a class and its genes, (n,) in [0, 1): (H, W, C) uint8."""
-        return self.draw(Genes(genes), label)  # type: ignore[arg-type]

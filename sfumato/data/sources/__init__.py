@@ -15,7 +15,7 @@ from sfumato.data.sources.idx import read_idx_set
 from sfumato.data.sources.imagefolder import read_imagefolder
 from sfumato.data.sources.npz import read_imagenet32, read_npz
 from sfumato.data.sources.source import Example, Request, Source
-from sfumato.errors import ConfigError, DataError, PrivateError, explained, nearest, public, reading_sensitive
+from sfumato.errors import ConfigError, DataError, explained, nearest, public, reading_sensitive
 from sfumato.settings.data import OUTER, SEVERAL, Data, Public
 from sfumato.storage.documents import class_name
 
@@ -91,7 +91,7 @@ def open_source(request: Request, raw: Path) -> Source:
         raise DataError(f"{request.section}.source={request.name} has one class only: give two or more.")
     ids, trained = source.groups or [], source.size - source.held_out
     if shared := {*ids[:trained]} & {*ids[trained:]} - {None}:
-        raise PrivateError(
+        raise DataError(
             f"data.groups: {len(shared)} person(s) have pictures in both train and test of {request.path}, and no "
             "guarantee covers the hold-out: move all pictures of a person into one of them, or join the two"
         )

@@ -44,44 +44,43 @@ def is_dicom(path: Path) -> bool:
         return file.read(132)[128:] == b"DICM"
 
 
-def readable(what: str, quoted: bool = False) -> AbstractContextManager[None]:
-    """Raise DataError for whatever a decoder raises for damaged bytes; quoted: with its text, which may hold an id."""
-    reason = str if quoted else lambda error: type(error).__name__
-    return explained(DataError, lambda e: f"{what} ({reason(e)}): repair or remove it.", causes=(Exception,))
+def readable(what: str) -> AbstractContextManager[None]:
+    """Raise DataError for whatever a decoder raises for damaged bytes."""
+    return explained(DataError, lambda error: f"{what} ({error}): repair or remove it.", causes=(Exception,))
 
 
-def read_dicom(path: Path, name: str, **options: Any) -> Any:
+def read_dicom(path: Path, **options: Any) -> Any:
     """A DICOM file as pydicom's dataset. Raises ConfigError without pydicom, DataError if it cannot be read."""
     try:
         from pydicom import dcmread
     except ImportError as error:
         raise ConfigError("DICOM files need pydicom: pip install 'sfumato[dicom]'") from error
-    with readable(f"{name} cannot be read as DICOM"):
+    with readable(f"{path} cannot be read as DICOM"):
         return dcmread(path, **options)
 
 
-def decode_dicom(path: Path, name: str, span: Span | None) -> np.ndarray:
+def decode_dicom(path: Path, span: Span | None) -> np.ndarray:
     """The picture of a DICOM file, (H, W, 1) or (H, W, 3) uint8; no header field leaves it.
 
     Grey values are rescaled as the file says (Hounsfield units, of CT) and shown by `span`; MONOCHROME1 is inverted.
     """
-    data = read_dicom(path, name)
-    with readable(f"{name} has no readable pixels"):
+    data = read_dicom(path)
+    with readable(f"{path} has no readable pixels"):
         from pydicom.pixels import apply_rescale
 
         frames = int(data.get("NumberOfFrames", 1) or 1)
         kind, array = str(data.PhotometricInterpretation), data.pixel_array
         values = array if array.ndim == 3 else apply_rescale(array, data)
     if frames > 1:
-        raise DataError(f"{name} holds {frames} frames: save the one to use as a file of its own.")
+        raise DataError(f"{path} holds {frames} frames: save the one to use as a file of its own.")
     if values.dtype == np.uint8 and values.shape[2:] == (3,):
         return np.ascontiguousarray(values)
     if values.ndim != 2 or not kind.startswith("MONOCHROME"):
-        raise DataError(f"{name} is {values.dtype} {kind}, expected MONOCHROME, or colour of 8 bits: convert it.")
-    grey = shown(values, span, name, f"{int(data.BitsStored)} bits of DICOM")
+        raise DataError(f"{path} is {values.dtype} {kind}, expected MONOCHROME, or colour of 8 bits: convert it.")
+    grey = shown(values, span, str(path), f"{int(data.BitsStored)} bits of DICOM")
     return 255 - grey if kind == "MONOCHROME1" else grey
 
 
-def patient_of(path: Path, name: str) -> str:
+def patient_of(path: Path) -> str:
     """The PatientID of a DICOM file, "" if there is none. Private."""
-    return str(read_dicom(path, name, stop_before_pixels=True, specific_tags=["PatientID"]).get("PatientID", "") or "")
+    return str(read_dicom(path, stop_before_pixels=True, specific_tags=["PatientID"]).get("PatientID", "") or "")

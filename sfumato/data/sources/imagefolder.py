@@ -27,7 +27,7 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
 
     Folders that are named after parts are those, as `split_of` says. With labels in a table, or in tar files, the
     classes are those of `request`; with several labels, `list_labels` names them. Raises DataError, here or while
-    the pictures are decoded, that names every file that cannot be used; with groups, by its place: names may be ids.
+    the pictures are decoded, that names every file that cannot be used.
     """
     path, groups = request.required_path(), request.groups
     if request.sensitive and path.is_dir() and (path / GROUPS).exists() and groups is None:
@@ -96,46 +96,40 @@ def list_part(
     from PIL.Image import registered_extensions
 
     entries, nested = visible(path), groups is not None and groups.folder is True
-    outer = groups is not None and groups.folder == OUTER
-    where = root if outer else path  # a person's folder is not named
     problems += [
-        f"{entry if groups is None else f'A picture in {where}'} lies outside a class: "
-        "move it into a folder named after its class."
+        f"{entry} lies outside a class: move it into a folder named after its class."
         for entry in entries
         if not entry.is_dir() and entry.suffix.lower() in registered_extensions()
     ]
     files: list[Place] = []
     for folder in (entry for entry in entries if entry.is_dir()):
-        name = f"A folder in {root}" if outer else str(folder)
-        wrong = misplaced(folder, root, name)
+        wrong = misplaced(folder, root)
         if wrong is None and folder.name not in classes:
-            known = "data.classes" if outer else root / TRAIN
-            wrong = f"{name} is a class that {known} does not have: add it there, or remove it."
+            known = "data.classes" if groups is not None and groups.folder == OUTER else root / TRAIN
+            wrong = f"{folder} is a class that {known} does not have: add it there, or remove it."
         if wrong is not None:
             problems.append(wrong)
             continue
         label = classes.index(folder.name)
         # A folder without pictures is a class all the same: a refusal would reveal that its last picture is gone.
         for picture in pictures_in(folder, nested):
-            name = str(picture) if groups is None else f"An entry of {root if outer else folder}"
             if picture.is_dir():
                 fix = "pictures must lie directly in their class's folder"
                 fix += ", or, if it is one person's, set data.groups: {folder: true}" if groups is None else ""
-                problems.append(f"{name} is a folder inside a class: {fix}.")
-            elif wrong := misplaced(picture, root, name):
+                problems.append(f"{picture} is a folder inside a class: {fix}.")
+            elif wrong := misplaced(picture, root):
                 problems.append(wrong)
             else:
                 files.append((picture, label))
     return files
 
 
-def misplaced(entry: Path, root: Path, name: str) -> str | None:
-    """Why an entry of the folder `root` is refused: not a file, or a link out of `root`. name: for the message."""
+def misplaced(entry: Path, root: Path) -> str | None:
+    """Why an entry of the folder `root` is refused: not a file, or a link out of `root`."""
     if entry.is_symlink() and not entry.resolve().is_relative_to(root.resolve()):
-        target = entry.resolve() if name == str(entry) else "a file"
-        return f"{name} is a link to {target}, outside of {root}: copy what it links to in its place."
+        return f"{entry} is a link to {entry.resolve()}, outside of {root}: copy what it links to in its place."
     if not entry.is_file() and not entry.is_dir():
-        return f"{name} is not a file (a pipe, a device, or a link to nothing): remove it."
+        return f"{entry} is not a file (a pipe, a device, or a link to nothing): remove it."
     return None
 
 
@@ -143,27 +137,6 @@ def pictures_in(folder: Path, nested: bool) -> list[Path]:
     """The entries of a class's folder; nested: those of its folders instead of the folders."""
     inner = (visible(entry) if nested and entry.is_dir() else [entry] for entry in visible(folder))
     return [entry for entries in inner for entry in entries]
-
-
-def names_in_messages(files: Sequence[Place], request: Request) -> Iterator[str]:
-    """The name of each picture in messages: its file, or, if that may name a person, its place.
-
-    With a folder for each class, the place is that in the class's folder; otherwise among the files of the request.
-    """
-    root, groups = request.required_path(), request.groups
-    tabled = request.label_column is not None or request.name == "webdataset"
-    by_class = not (tabled or request.several or groups is None or groups.folder == OUTER)
-    depth = 1 if split_of(root)[0] == [root] else 2  # of a class's folder
-    places: dict[Path, dict[Any, int]] = {}  # in the folders of classes, each of which is listed once
-    for number, (path, _) in enumerate(files, 1):
-        folder = root.joinpath(*path.relative_to(root).parts[:depth]) if isinstance(path, Path) else root
-        if by_class and folder not in places:
-            entries = pictures_in(folder, groups is not None and groups.folder is True)
-            places[folder] = {entry: place for place, entry in enumerate(entries, 1)}
-        place, what = (places[folder][path], folder) if by_class else (number, root)
-        order = "its table" if tabled and not request.several else "names"
-        named = groups is None and isinstance(path, Path)
-        yield str(path) if named else f"picture {place} of {what}, in the order of {order},"
 
 
 def pictures_of(
@@ -175,7 +148,7 @@ def pictures_of(
     """
     for path, label in files:
         try:
-            image = fit(decode(path, span=request.range), request, str(path))
+            image = fit(decode(path, request.range), request, str(path))
         except RangeMissing:
             raise
         except DataError:
@@ -189,20 +162,20 @@ def pictures_of(
 def problems_of(files: Sequence[Place], request: Request) -> list[str]:
     """One sentence for each file that cannot be used, and one for all whose size or channels differ."""
     problems: list[str] = []
-    shapes: dict[str, tuple[int, ...]] = {}  # by the name in messages
-    for (path, _), name in zip(files, names_in_messages(files, request), strict=True):
+    shapes: dict[Path | Member, tuple[int, ...]] = {}
+    for path, _ in files:
         try:
-            shapes[name] = fit(decode(path, name, request.range), request, name).shape
+            shapes[path] = fit(decode(path, request.range), request, str(path)).shape
         except DataError as error:
             problems.append(str(error))
-    first = next(iter(shapes), "")
-    if odd := [name for name, shape in shapes.items() if shape != shapes[first] and not request.mixed]:
+    first, *others = shapes or [Path()]
+    if odd := [path for path in others if shapes[path] != shapes[first] and not request.mixed]:
         sizes, channels = {shape[:2] for shape in shapes.values()}, {shape[2] for shape in shapes.values()}
         differs = {"size": len(sizes) > 1, "channels": len(channels) > 1}
         wish = " and ".join(f"{request.section}.{key}" for key, value in differs.items() if value)
-        others = f" ({len(odd) - 1} more differ)" if len(odd) > 1 else ""
+        more = f" ({len(odd) - 1} more differ)" if len(odd) > 1 else ""
         problems.append(
-            f"{odd[0]} is {describe(shapes[odd[0]])} but {first} is {describe(shapes[first])}{others}: "
+            f"{odd[0]} is {describe(shapes[odd[0]])} but {first} is {describe(shapes[first])}{more}: "
             f"set {wish} to convert all alike."
         )
     return problems
@@ -220,34 +193,35 @@ def describe(shape: tuple[int, ...]) -> str:
     return f"{shape[0]}×{shape[1]} {'grey' if shape[2] == 1 else 'colour'}"
 
 
-def decode(path: Path | Member, name: str = "", span: Span | None = None) -> np.ndarray:
+def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
     """A picture file as (H, W, 1) or (H, W, 3) uint8: upright, transparency over black.
 
-    name: in messages, by default its path; span: shows files with more than 8 bits, as `deep.shown` does.
+    span: shows files with more than 8 bits, as `deep.shown` does.
     """
     from PIL import Image, ImageOps
 
-    name = name or str(path)
     if isinstance(path, Path) and is_dicom(path):
-        return decode_dicom(path, name, span)
+        return decode_dicom(path, span)
     Image.init()
     known = [form for form in FORMATS.split() if form in Image.OPEN]  # what this Pillow was built with
     with (
-        readable(f"{name} cannot be read as an image", quoted=name == str(path)),
+        readable(f"{path} cannot be read as an image"),
         Image.open(path if isinstance(path, Path) else path.opened(), formats=known) as opened,
     ):
         frames = getattr(opened, "n_frames", 1)
         opened.load()
         picture: Image.Image = ImageOps.exif_transpose(opened)
     if frames > 1:
-        raise DataError(f"{name} holds {frames} frames: save the one to use as a picture of its own.")
+        raise DataError(f"{path} holds {frames} frames: save the one to use as a picture of its own.")
     if picture.mode.startswith("I;16") or picture.mode in ("I", "F"):
-        return shown(np.asarray(picture), span, name, "32-bit pixels" if picture.mode in ("I", "F") else "16-bit grey")
+        return shown(
+            np.asarray(picture), span, str(path), "32-bit pixels" if picture.mode in ("I", "F") else "16-bit grey"
+        )
     if picture.has_transparency_data:
         mode = "L" if picture.mode in ("LA", "La", "L", "1") else "RGB"
         picture = picture.convert("RGBA")
         if picture.getchannel("A").getbbox() is None:
-            raise DataError(f"{name} is fully transparent: save it without transparency, or remove it.")
+            raise DataError(f"{path} is fully transparent: save it without transparency, or remove it.")
         black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
         picture = Image.alpha_composite(black, picture).convert(mode)
     return np.atleast_3d(np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB")))

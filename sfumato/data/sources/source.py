@@ -54,8 +54,8 @@ class Member:
             file.seek(self.start)
             return io.BytesIO(file.read(self.size))
 
-    def __str__(self) -> str:  # in messages: its name may be a person's
-        return f"a picture in {self.shard}"
+    def __str__(self) -> str:
+        return f"{self.name} in {self.shard}"
 
 
 Place = tuple[Path | Member, Any]  # of a picture, and its label: a number, or of several (classes,) uint8 of 0 and 1

@@ -14,7 +14,7 @@ from sfumato.data.sources.deep import is_dicom
 from sfumato.data.sources.source import Listing, Member, Place, Request
 from sfumato.data.sources.splits import PARTS, TEST, split_of
 from sfumato.data.tables import BETWEEN, FILE, METADATA, TABLES, cell_text, columns_of, rows_by_file, table_in, table_of
-from sfumato.errors import UNREADABLE, DataError, PrivateError, explained
+from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.storage.documents import parse_json
 
 VALUES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
@@ -28,7 +28,7 @@ def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[s
     """A folder with metadata.csv, .jsonl or .parquet: file_name, and columns of the label and of the person's id.
 
     Or its parts, as `split_of` finds them, each with its own. classes: None for those that occur. Raises as
-    `rows_by_file`, and PrivateError for a picture without a row.
+    `rows_by_file`.
     """
     if not path.is_dir():
         raise DataError(f"data.path={path} is not a folder: expected pictures and {METADATA[0]}.")
@@ -69,8 +69,7 @@ def list_labels(request: Request) -> Listing:
     """Each picture of a folder with its labels, (classes,) uint8 of 0 and 1, and its person's id if a column has it.
 
     The labels are the columns that `request.classes` names, by default all others, or what `label_column` lists. The
-    names are those of the columns or of `request.classes`, so they do not depend on the images. Raises DataError, or
-    PrivateError where one row is at fault.
+    names are those of the columns or of `request.classes`, so they do not depend on the images. Raises DataError.
     """
     root, column, table = request.required_path(), request.label_column, table_of(request.required_path())
     person = request.groups.column if request.groups is not None else None
@@ -85,9 +84,9 @@ def list_labels(request: Request) -> Listing:
     found: list[Place] = []
     for file in files:
         if column and not (listed := {*labels_listed(rows[file][0])}) <= {*classes}:
-            raise PrivateError(f"{table} lists a label that data.classes does not name: name all of them")
+            raise DataError(f"{table} lists a label that data.classes does not name: name all of them")
         if not column and not {*rows[file]} <= {*VALUES}:
-            raise PrivateError(
+            raise DataError(
                 f"{table} has a cell that is neither 0 nor 1 in a column of a label: write one of them for each "
                 "picture, unsure ones too, and name the columns of the labels in data.classes: [a, b, …]"
             )
@@ -105,19 +104,19 @@ def listing_of(parts: Sequence[Sequence[Row]], classes: Sequence[str] | None, wh
     """The pictures of the rows of the training part, and of the test part if there is one.
 
     classes: the owner's list, or None for those that occur, which depend on the images. A label is the name of a class,
-    or its number from 0 if the name of none is a number. Raises PrivateError for an empty label, or one of no class.
+    or its number from 0 if the name of none is a number. Raises DataError for an empty label, or one of no class.
     """
     labels = [row[1] for part in parts for row in part]
     if "" in labels:
         where = f"picture {labels.index('') + 1}, in the order of its table,"
-        raise PrivateError(f"{what}: {where} has no label: give it one")
+        raise DataError(f"{what}: {where} has no label: give it one")
     classes = classes_in(labels) if classes is None else classes
     places = {text: i for i, text in enumerate(classes)}
     if not any(name.isdecimal() for name in classes):
         numbered = {text: int(text) for text in labels if text.isdecimal() and len(text) < 10}
         places |= {text: number for text, number in numbered.items() if number < len(classes)}
     if unknown := next((text for text in labels if text not in places), None):
-        raise PrivateError(f"{what} holds a label that data.classes does not name: {unknown[:40]!r}. Name all of them.")
+        raise DataError(f"{what} holds a label that data.classes does not name: {unknown[:40]!r}. Name all of them.")
     train, *test = [[(row[0], places[row[1]]) for row in part] for part in parts]
     ids = [row[2] for part in parts for row in part if len(row) > 2]
     return Listing(tuple(classes), list(train), list(test[0]) if test else None, [], ids or None)
@@ -143,7 +142,7 @@ def list_shards(path: Path, label: str | None, group: str | None, classes: Seque
     """Samples of tar files, each of one picture with a `.cls` (name or number of its class), or a `.json`.
 
     Shards whose names begin with "test", or have it as a word, are the hold-out. label: the key in each .json, instead
-    of .cls; group: the key of the person's id. Raises DataError or PrivateError, which names a sample by its place.
+    of .cls; group: the key of the person's id. Raises DataError that names a sample by its place.
     Guarantee: nothing is unpacked, and links within an archive are refused.
     """
     from PIL.Image import registered_extensions
@@ -157,7 +156,7 @@ def list_shards(path: Path, label: str | None, group: str | None, classes: Seque
             what = f"{shard}: sample {number}"
             pictures = [member for suffix, member in sample.items() if f".{suffix}" in registered_extensions()]
             if len(pictures) != 1:
-                raise PrivateError(f"{what} has {len(pictures)} pictures: expected one ({', '.join(sorted(sample))}).")
+                raise DataError(f"{what} has {len(pictures)} pictures: expected one ({', '.join(sorted(sample))}).")
             text, person = words_of(sample, label, group, what)
             parts[held_out].append((*pictures, text, person) if group else (*pictures, text))
     return listing_of([parts[False], *filter(None, [parts[True]])], classes, str(path))
@@ -178,7 +177,7 @@ def samples_in(shard: Path) -> Iterable[Sample]:
             key, _, suffix = last.partition(".")
             member = Member(shard, entry.offset_data, entry.size, f"{key}.{suffix.lower()}")
             if key and found.setdefault(f"{folder}/{key}", {}).setdefault(suffix.lower(), member) is not member:
-                raise PrivateError(f"{shard}: entry {number} gives a sample two files of one kind: remove one.")
+                raise DataError(f"{shard}: entry {number} gives a sample two files of one kind: remove one.")
         with shard.open("rb") as file:
             file.seek(archive.offset)
             if any(file.read(tarfile.BLOCKSIZE)) or archive.offset > shard.stat().st_size:
@@ -191,14 +190,14 @@ def words_of(sample: Sample, label: str | None, group: str | None, what: str) ->
     """The label and the person's id that a sample's `.cls` and `.json` give, "" for none."""
     content: dict = {}
     if "json" in sample and (label or group or "cls" not in sample):
-        with explained(PrivateError, lambda _: f"{what} has a .json that is not a JSON object: mend it."):
+        with explained(DataError, lambda _: f"{what} has a .json that is not a JSON object: mend it."):
             content = dict(parse_json(text_of(sample["json"])))
     if label is None and "cls" in sample:
-        with explained(PrivateError, lambda _: f"{what} has a .cls that is not a line of text: mend it."):
+        with explained(DataError, lambda _: f"{what} has a .cls that is not a line of text: mend it."):
             content[LABEL] = text_of(sample["cls"]).strip()
     text, person = (cell_text(content.get(key)) for key in (label or LABEL, group))
     if not text or person is None:
-        raise PrivateError(f"{what} has no label of text or a whole number (.cls, or `{label or LABEL}` in .json).")
+        raise DataError(f"{what} has no label of text or a whole number (.cls, or `{label or LABEL}` in .json).")
     return text, person
 
 

@@ -13,7 +13,7 @@ from writers import read_all
 from sfumato.data.layout import ALL, Unclear, layout_of
 from sfumato.data.sources import read_source
 from sfumato.data.survey import survey
-from sfumato.errors import ConfigError, DataError, PrivateError
+from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data
 
 WORDS = ["cat", "dog", "cat", "dog"]
@@ -85,7 +85,7 @@ def test_labels_may_be_numbers_of_the_classes_but_never_names_and_numbers(tmp_pa
     write_table(tmp_path, rows_of([1, 0, 1, 0]), "jsonl")
     assert read_all(data(tmp_path), tmp_path)[2] == [1, 0, 1, 0]
     assert read_all(data(tmp_path, classes=("1", "0")), tmp_path)[2] == [0, 1, 0, 1]
-    with pytest.raises(PrivateError, match=r"data\.classes does not name"):
+    with pytest.raises(DataError, match=r"data\.classes does not name"):
         read_all(data(tmp_path, classes=("2", "1")), tmp_path)
 
 
@@ -94,7 +94,7 @@ def test_train_and_test_with_a_table_each_bring_the_hold_out(tmp_path):
     write_table(tmp_path / "test", rows_of())
     source = read_source(data(tmp_path), tmp_path)
     assert [label for _, label in source.test] == [1, 0, 1, 0] and source.size == 8
-    with pytest.raises(PrivateError, match=r"3 person\(s\) have pictures in both train and test"):
+    with pytest.raises(DataError, match=r"3 person\(s\) have pictures in both train and test"):
         read_source(data(tmp_path, groups={"column": "patient"}), tmp_path)
 
 
@@ -103,7 +103,7 @@ def test_a_row_that_names_a_file_outside_the_folder_is_refused_without_its_name(
     (tmp_path / "out.png").write_bytes(png(9))
     kept = [f"{i}.png" for i in range(4)]
     write_table(tmp_path / "in", rows_of(names=[name, *kept[1:]]), "jsonl", kept)
-    with pytest.raises(PrivateError, match="row 1, names a file that is not below") as refused:
+    with pytest.raises(DataError, match="row 1, names a file that is not below") as refused:
         read_source(data(tmp_path / "in"), tmp_path)
     assert "out.png" not in str(refused.value)
 
@@ -113,19 +113,19 @@ def test_a_link_out_of_the_folder_is_refused_and_a_folder_behind_a_link_is_not_l
     (tmp_path / "out").mkdir()
     first = (tmp_path / "in/scans/0.png").rename(tmp_path / "out/0.png")
     (tmp_path / "in/scans/0.png").symlink_to(first)
-    with pytest.raises(PrivateError, match="row 2, names a link out of"):
+    with pytest.raises(DataError, match="row 2, names a link out of"):
         read_source(data(tmp_path / "in"), tmp_path)
     (tmp_path / "in/scans/0.png").unlink()
     (tmp_path / "in/linked").symlink_to(first.parent)
     table = tmp_path / "in/metadata.csv"
     table.write_text(table.read_text().replace("scans/0.png", "linked/0.png"))
-    with pytest.raises(PrivateError, match="row 2, names a file that is not below"):
+    with pytest.raises(DataError, match="row 2, names a file that is not below"):
         read_source(data(tmp_path / "in"), tmp_path)
 
 
 SPOILED = {
     "a row more": (lambda t: t + "scans/0.png,cat,p1\n", "row 6, names a file once more"),
-    "a row less": (lambda t: t.replace("scans/0.png,cat,p1\n", ""), "lacks picture 1 of .*scans, in the order"),
+    "a row less": (lambda t: t.replace("scans/0.png,cat,p1\n", ""), r"has no row for .*scans/0\.png"),
     "a cell less": (lambda t: t.replace("cat,p1", "cat"), "row 2, has 2 cells and 3 columns"),
     "no label": (lambda t: t.replace("cat,p1", ",p1"), "picture 1, .* has no label"),
     "an unknown label": (lambda t: t.replace("cat,p1", "cow,p1"), r"data\.classes does not name"),
@@ -135,12 +135,12 @@ SPOILED = {
 
 
 @pytest.mark.parametrize(("spoil", "message"), SPOILED.values(), ids=SPOILED)
-def test_a_malformed_table_is_one_sentence_that_names_nobody(tmp_path, spoil, message):
+def test_a_malformed_table_is_one_sentence_that_quotes_no_id(tmp_path, spoil, message):
     file = write_table(tmp_path, rows_of()) / "metadata.csv"
     file.write_text(spoil(file.read_text()))
     with pytest.raises(DataError, match=message) as refused:
         read_source(data(tmp_path), tmp_path)
-    assert "p1" not in str(refused.value) and "0.png" not in str(refused.value)
+    assert "p1" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -149,16 +149,15 @@ def test_a_malformed_table_is_one_sentence_that_names_nobody(tmp_path, spoil, me
 def test_a_malformed_json_line_is_named_by_its_number(tmp_path, line):
     file = write_table(tmp_path, rows_of(), "jsonl") / "metadata.jsonl"
     file.write_text(file.read_text() + line)
-    with pytest.raises(PrivateError, match="row 5"):
+    with pytest.raises(DataError, match="row 5"):
         read_source(data(tmp_path), tmp_path)
 
 
-def test_a_picture_that_cannot_be_decoded_is_named_by_its_place_where_there_are_groups(tmp_path):
+def test_a_picture_that_cannot_be_decoded_is_named(tmp_path):
     write_table(tmp_path, rows_of())
     (tmp_path / "scans/2.png").write_bytes(b"text")
-    with pytest.raises(DataError, match="picture 3 of .* in the order of its table") as refused:
+    with pytest.raises(DataError, match=r"scans/2\.png cannot be read"):
         read_all(data(tmp_path, groups={"column": "patient"}), tmp_path)
-    assert "2.png" not in str(refused.value)
 
 
 def test_labels_in_a_table_need_the_owners_list_of_classes(tmp_path):
@@ -202,7 +201,7 @@ def test_a_sample_takes_its_label_and_person_from_json_if_asked(tmp_path):
     asked = data(file, "webdataset", label_column="finding", groups={"column": "patient"})
     source, _, labels = read_all(asked, tmp_path)
     assert labels == [1, 0, 1, 0] and source.groups == PATIENTS
-    with pytest.raises(PrivateError, match=r"sample 1 has no label .*`finding`"):
+    with pytest.raises(DataError, match=r"sample 1 has no label .*`finding`"):
         write_tar(file, [("0.png", png(0)), ("0.cls", b"cat")])
         read_source(asked, tmp_path)
 
@@ -233,7 +232,7 @@ def test_links_and_devices_in_a_shard_and_a_link_to_one_are_refused(tmp_path, ki
         ([("0.png", png(0)), ("0.json", b'{"label": NaN}')], "not a JSON object"),
         ([("0.png", png(0)), ("0.cls", b"cow")], r"data\.classes does not name"),
         ([("0.png", png(0)), ("0.png", png(0)), ("0.cls", b"cat")], "two files of one kind"),
-        ([("0.png", b"text"), ("0.cls", b"cat")], "picture 1 of .* cannot be read"),
+        ([("0.png", b"text"), ("0.cls", b"cat")], r"0\.png in .*a\.tar cannot be read"),
     ],
 )
 def test_a_malformed_sample_is_named_by_its_place(tmp_path, entries, message):
