@@ -1,10 +1,11 @@
-"""What one pass of a network costs: its operations, written elements and calls, counted on one blank image."""
+"""What the work of a stage costs, in operations: those of its networks, each counted once on one blank image."""
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,64 +15,176 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from sfumato.data.images import Shape
-from sfumato.generators.one_step import new_generator
-from sfumato.release.synthesizer import outline
-from sfumato.settings.training import Model
+from sfumato.diffusion.unet import UNet
+from sfumato.evaluation.classifiers import build_classifier
+from sfumato.evaluation.downstream import schedule_of
+from sfumato.features.fourier import FourierFeatures
+from sfumato.features.projection import CLASSIFIER, ProjectedFeatures
+from sfumato.features.public_network import build_network
+from sfumato.features.teacher_network import FITTED
+from sfumato.generators.one_step import block_of_steps, new_generator
+from sfumato.queries.feature_means import LEARNED
+from sfumato.settings.params import Params
+from sfumato.settings.stages import QUERIES, STAGES
+from sfumato.training.supervised import Schedule
+
+WRITTEN, CALL = 80, 40_000  # operations that take as long as writing a number, and as the call of an operator
+TRAINING, PER_IMAGE = 3, 4  # passes of a training step, and of a clipped per-image gradient, in forward passes
+PUBLIC_CLASSES = 100  # of a public set that is not prepared yet
+LABEL = torch.zeros(1, dtype=torch.int64)
+
+_counted: dict[str, int] = {}
 
 
-@dataclass(frozen=True)
-class Cost:
-    """One pass over one image."""
+class Count(TorchDispatchMode):
+    """Counts the operations of convolutions and matrix products, and what takes as long as so many of them."""
 
-    products: float  # operations of convolutions and matrix products
-    elements: float = 0.0  # written ones
-    calls: int = 0  # of operators, which a batch shares
-    width: int = 0  # of the output
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.products + other.products, self.elements + other.elements, self.calls + other.calls)
-
-
-class Counter(TorchDispatchMode):
-    """Counts what a `Cost` holds."""
-
-    products = elements = calls = 0
+    operations = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.calls += 1
+        written = 0 if func.is_view else sum(one.numel() for one in tree_leaves(out) if isinstance(one, Tensor))
+        self.operations += CALL + WRITTEN * written
         if (count := flop_registry.get(func._overloadpacket)) is not None:
-            self.products += count(*args, **(kwargs or {}), out_val=out)
-        if not func.is_view:
-            self.elements += sum(found.numel() for found in tree_leaves(out) if isinstance(found, Tensor))
+            self.operations += count(*args, **(kwargs or {}), out_val=out)
         return out
 
 
-def cost_of(network: nn.Module, *inputs: Any) -> Cost:
-    """The cost of a forward pass. inputs: of one image."""
-    network.eval()
-    with torch.no_grad(), Counter() as counter:
-        width = network(*inputs).shape[1]
-    return Cost(counter.products, counter.elements, counter.calls, width)
+def operations_of(build: Callable[[], nn.Module], *inputs: Any) -> int:
+    """The operations of a forward pass of the network that `build` makes, on one image.
+
+    inputs: of the pass; a tuple is the shape of a blank tensor.
+    """
+    key = repr((build, inputs))
+    if key not in _counted:
+        network = build().eval()
+        blank = [torch.zeros(1, *each) if isinstance(each, tuple) else each for each in inputs]
+        with torch.no_grad(), Count() as count:
+            network(*blank)
+        _counted[key] = count.operations
+    return _counted[key]
 
 
-@functools.cache
-def cost_of_map(build: Callable[..., nn.Module], shape: Shape, *arguments: Any) -> Cost:
-    """The cost of a map of images of `shape`, which `build` makes of the arguments."""
-    return cost_of(build(*arguments), torch.zeros(1, *shape))
+@dataclass(frozen=True)
+class Work:
+    """What decides the work of the stages. public_images: how many there are."""
 
+    params: Params
+    shape: Shape
+    classes: int
+    public_images: int = 0
 
-@functools.cache
-def cost_of_generator(shape: Shape, classes: int, latent: int, width: int, block: int) -> Cost:
-    """block: of the level whose image is drawn."""
-    network = new_generator(shape, classes, latent, width, 0)
-    return cost_of(network, torch.zeros(1, latent), torch.zeros(1, dtype=torch.int64), block)
+    @property
+    def diffusion(self) -> int:
+        channels, side, _ = self.shape
+        network = partial(UNet, side, channels, self.classes, **self.params.model.network())
+        return operations_of(network, self.shape, (), LABEL)
 
+    @property
+    def public_network(self) -> int:
+        settings = self.params.classifier
+        network = partial(build_network, settings.network, self.shape, PUBLIC_CLASSES, settings.width)
+        return operations_of(network, self.shape)
 
-@functools.cache
-def cost_of_diffusion(model: str, shape: Shape, classes: int) -> tuple[Cost, int]:
-    """The cost of our own U-Net, and the number of its weights. model: its settings as JSON."""
-    network, meta = outline(Model.model_validate_json(model), shape, classes), torch.device("meta")
-    labels = torch.zeros(1, dtype=torch.int64, device=meta)
-    cost = cost_of(network, torch.zeros(1, *shape, device=meta), torch.zeros(1, device=meta), labels)
-    return cost, sum(weight.numel() for weight in network.parameters())
+    @property
+    def teacher_map(self) -> int:
+        settings = self.params.teacher
+        if settings.feature == CLASSIFIER:
+            return self.public_network * (1 + settings.flip)
+        network = None if settings.network is None else settings.network.arguments()
+        about = settings.feature, self.shape, settings.dimension
+        return operations_of(partial(ProjectedFeatures, *about, network, settings.flip), self.shape)
+
+    @property
+    def learned_network(self) -> int:
+        """Of the network that `embedding` trains."""
+        network = partial(build_network, LEARNED.network, self.shape, self.classes, LEARNED.width)
+        return operations_of(network, self.shape)
+
+    def generator(self, block: int = 1) -> int:
+        """Of the image of the level of this block."""
+        settings = self.params.auxiliary
+        network = partial(new_generator, self.shape, self.classes, settings.latent, settings.width, 0)
+        return operations_of(network, (settings.latent,), LABEL, block)
+
+    def fourier(self, block: int = 1) -> int:
+        """Of means of blocks of so many pixels a side."""
+        settings, (channels, *sides) = self.params.frequency, self.shape
+        seen = (channels, *(-(-side // block) for side in sides))
+        return operations_of(partial(FourierFeatures, self.shape, settings.features, settings.size, 0), seen)
+
+    def of(self, name: str) -> float | None:
+        """Operations of a stage; None if its time is unknown until it ran: of a public model, and without a case."""
+        params, settings = self.params, getattr(self.params, name)
+        if params.model.directory is not None and (STAGES[name].network or name == "synthesize"):
+            return None
+        if name in QUERIES:
+            return self.of_query(name, settings)
+        match name:
+            case "classifier":
+                return TRAINING * settings.steps * settings.batch * self.public_network
+            case "auxiliary" if settings.target == "covariance":  # drawn from Gaussians
+                return 0.0
+            case "auxiliary":  # coarse to fine
+                generator = new_generator(self.shape, self.classes, settings.latent, settings.width, 0)
+                coarsest = max(feature.block for feature in params.frequency.features)
+                blocks = block_of_steps([block for block in generator.blocks if block <= coarsest], settings.steps)
+                costs = {block: self.generator(block) + self.fourier(block) for block in set(blocks)}
+                return TRAINING * settings.batch * sum(costs[block] for block in blocks)
+            case "refine":
+                cost = self.generator() + self.fourier() + self.teacher_map
+                if params.runs("embedding"):
+                    cost += self.learned_network + self.teacher_map
+                return TRAINING * settings.steps * settings.batch * cost
+            case "select":
+                return self.teacher_map * self.public_images if settings.by == "teacher" else 0.0
+            case "pretrain":
+                passes = 0
+                for phase in settings.phases:
+                    passes += phase.steps * phase.batch * (1 + phase.amp.steps if phase.amp else 1)
+                return TRAINING * passes * self.diffusion
+            case "synthesize":
+                evaluations = (2 * settings.steps - 1) * (2 if settings.guidance > 0 else 1)  # of Heun's solver
+                cost = self.teacher_map * (1 + settings.distorted + settings.mixed) if settings.reads("teacher") else 0
+                for source, weight in settings.sources.items():
+                    share = weight / sum(settings.sources.values())
+                    if source in ("auxiliary", "refine"):
+                        cost += share * self.generator()
+                    elif source in ("finetune", "pretrain"):
+                        cost += share * self.diffusion * evaluations
+                return settings.count * cost
+            case "evaluate":
+                return TRAINING * self.evaluation
+        return None
+
+    def of_query(self, name: str, settings: Any) -> float:
+        """Operations of a query. One that has no case here looks once at each image that it draws."""
+        sample_rate, draws = settings.sampling(self.params.privacy.size)
+        drawn = self.params.privacy.size * sample_rate * draws  # images of all draws together
+        number = 4 * (self.classes + WRITTEN)  # of a row, which is clipped and added to the sum of its class
+        match name:
+            case "frequency":
+                return self.fourier() * drawn
+            case "teacher":
+                passes = self.teacher_map * (2 * FITTED + self.params.privacy.size)
+                return passes + settings.dimension * number * drawn
+            case "embedding":
+                passes = self.params.auxiliary.images + drawn
+                training = TRAINING * settings.learned.steps * LEARNED.batch
+                return self.learned_network * (training + passes) + self.teacher_map * passes
+            case "saliency" | "finetune" | "adversarial":
+                return PER_IMAGE * getattr(settings, "draws", 1) * drawn * self.diffusion
+        if "classifier" in STAGES[name].inputs and settings.reads("classifier"):
+            return self.public_network * drawn
+        return math.prod(self.shape) * number * drawn
+
+    @property
+    def evaluation(self) -> int:
+        """Of one pass over the images of all trainings."""
+        settings, drawn = self.params.evaluate, self.params.synthesize
+        sets = [drawn.count, *([self.params.privacy.size] if settings.bound else [])] * len(settings.seeds)
+        if drawn.relabel:
+            sets.append(int(drawn.count * (1 - drawn.distorted - drawn.mixed)))
+        steps = sum(schedule_of("cnn", images, settings.epochs, settings.steps).steps for images in sets)
+        networks = [partial(build_classifier, name, self.shape, self.classes) for name in settings.classifiers]
+        return Schedule.batch * steps * sum(operations_of(network, self.shape) for network in networks)

@@ -69,8 +69,10 @@ class Past:
             **vars(lineage),
         )
         found = decide(self.state, work, self.runs, None, self.terms)
-        here = found.run is not None and own_record(self.artifacts / name, found.run.record["id"])
-        return replace(found, problem="") if here and found.kind == RESTORE else found
+        if found.run is None or found.kind != RESTORE or not found.same_inputs:
+            return found
+        here = own_record(self.artifacts / name, found.run.record["id"])
+        return replace(found, problem="") if here else found
 
 
 def known_past(state: Path, card: Card, artifacts: Path, ledger: Path, *, declared_size: bool) -> Past:
@@ -110,7 +112,7 @@ def repeat_counts(params: Params, plans: Mapping[str, tuple[str, ...]], runs: Se
     wishes, found = params.privacy.spend_again, {}
     for name, same in plans.items():
         mine = [run for run in runs if run.opened.get("plan") in same and run.end != ABANDON]
-        done = [run.record["again"] for run in [run for run in mine if run.end == CLOSE] or mine]
+        done = [run.record.get("again", 0) for run in [run for run in mine if run.end == CLOSE] or mine]
         wished = sum(wishes.get(other, 0) for other in (name, *stages_before(name, params)))
         found[name] = max(done) + (wished > max(done)) if done else wished  # a first release fulfils the wish
     return found
@@ -155,7 +157,9 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Spending], set[
             cause = name
         if name in made.mechanisms:
             inputs = [*filter(getattr(made.params, name).reads, stage.inputs)]
-            decision = past.decide(name, made.lineage[name], settings_digest(made.files[name]), inputs, whole)
+            decision = past.decide(
+                name, made.lineage[name], settings_digest(made.files[name]), inputs, not coming & {*inputs}
+            )
             done = decision.kind == RESTORE
             cause = None if done else cause
             found.append(Spending(stage=name, decision=decision, cause=cause))

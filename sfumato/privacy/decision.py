@@ -66,6 +66,7 @@ class Decision:
 
     kind: str
     run: Run | None = None
+    same_inputs: bool = True
     problem: str = ""
 
 
@@ -83,7 +84,9 @@ def decide(
     record of the work would hold, as far as it is known.
     """
     if found := last_for(work, [run for run in runs if run.end == CLOSE]):
-        return Decision(kind=RESTORE, run=found[0], problem=restoring_problem(state, work, *found))
+        run, same_inputs = found
+        problem = restoring_problem(state, work, run, same_inputs)
+        return Decision(kind=RESTORE, run=run, same_inputs=same_inputs, problem=problem)
     left_open = [run for run in runs if run.end is None and run.record["noise_source"] == noise_source]
     if (found := last_for(work, left_open)) is None:
         return Decision(kind=PAY)

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from sfumato.privacy.charge import Charge
+from sfumato.settings.stages import STAGES
 from sfumato.storage.files import replace_file
 
 IMAGES = 200
@@ -170,6 +171,16 @@ def test_dp_sgd_goes_on_after_kills_at_all_moments_under_the_lifetime(trained, k
     trained.run("finetune", "put back, nothing is charged")
     assert trained.opened == ["count", "central", "finetune"]
     assert not list(Path("state/runs").glob("*/checkpoint-*"))
+
+
+def test_the_dry_run_says_that_weights_of_other_bytes_make_a_release_refused(trained):
+    trained.run_all("finetune", *(name for name in STAGES if name not in (*trained.base["run"], "evaluate")))
+    trained.run("plan --dry-run", "finetune: already released as", "not spent again")
+    with Path("artifacts/pretrain/privacy.json").open("a") as file:
+        file.write("\n")  # as another number of threads would give others
+    for command in ("plan --dry-run", "doctor"):
+        trained.run(command, "Its inputs are others now")
+    trained.run("finetune", "Its inputs are others now", code=3)
 
 
 def test_a_lost_checkpoint_is_paid_for_again_and_the_plan_says_so_first(trained, killed_at):
