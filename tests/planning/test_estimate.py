@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 from small_plan import params as params_of
 from torch import nn
 
