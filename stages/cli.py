@@ -20,7 +20,7 @@ from stages.launch import leave
 from stages.merge import merge
 from stages.plan import plan
 from stages.report import report
-from stages.runner import command, with_paths
+from stages.runner import command, keep_memory_off_disk, with_paths
 from stages.screen import hold_back, named, say
 from stages.state import state_dir
 
@@ -52,7 +52,7 @@ app.command()(doctor)
 
 def main() -> None:
     """Run the program. A user's mistake is one sentence and its exit code: 2 configuration, 3 budget, 4 data."""
-    watchers.append(hold_back)
+    watchers.extend((hold_back, keep_memory_off_disk))
     try:
         app()
     except SystemExit as ended:

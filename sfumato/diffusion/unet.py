@@ -23,6 +23,7 @@ from sfumato.runtime.compute import prefers_bfloat16
 from sfumato.storage.weights import load_network, save_network
 
 HEAD_CHANNELS = 32
+MOST_LEVELS = 1000  # residual blocks on the way down
 MOST_GROUPS = 65_535  # that the derivative of PyTorch's group normalisation takes at a time on CUDA
 # Of each process, drawn at a time: pixels, as the network sees them, and images at most.
 PIXELS, IMAGES = 2**17, 256
@@ -154,6 +155,8 @@ class UNet(Denoiser):
             raise ConfigError(f"model.width={width}: expected a multiple of 4")
         if not set(attention) <= set(range(len(multipliers))):
             raise ConfigError(f"model.attention={tuple(attention)}: expected levels among 0..{len(multipliers) - 1}")
+        if blocks * len(multipliers) > MOST_LEVELS:
+            raise ConfigError(f"model.blocks={blocks}: expected {MOST_LEVELS} at most over all levels")
         self.resolution, self.channels, self.classes, self.blocks = resolution, channels, classes, blocks
         self.several = several
         self.multipliers, self.attention = list(multipliers), list(attention)

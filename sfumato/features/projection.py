@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.data.images import Shape, as_floats
+from sfumato.errors import DataError
 from sfumato.features import FEATURES
 from sfumato.features.own_network import OWN, OwnFeatures
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
@@ -19,6 +20,7 @@ from sfumato.settings.queries import OwnNetwork
 # the maps of a trained network: the input of its head, and its last feature map; all others are in FEATURES
 CLASSIFIER, CELLS = "classifier", "cells"
 FLOOR = 1e-3  # of the mean variance: added to each, so that flat directions are not blown up
+LARGEST_SIDE = 2048  # pixels of an image, or channels
 BATCH = 250  # public or released images at a time
 
 
@@ -52,6 +54,8 @@ class ProjectedFeatures(nn.Module):
         self, feature: str, shape: Shape, dimension: int, network: Mapping[str, Any] | None = None, flip: bool = False
     ) -> None:
         super().__init__()
+        if max(shape) > LARGEST_SIDE:
+            raise DataError(f"images of shape {tuple(shape)}: features are of {LARGEST_SIDE} pixels a side at most")
         self.feature, self.shape, self.network, self.flip = feature, tuple(shape), network, flip
         if feature == OWN and network is not None:
             self.map: nn.Module = OwnFeatures(OwnNetwork.model_validate(network))

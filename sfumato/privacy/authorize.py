@@ -182,7 +182,8 @@ def open_alone(
         if (found := decision.run) is None:
             check_lifetime(odometer, {work.stage: work.mechanism}, permission, work.unit)
         run = state / "runs" / (found.id if found else record["id"])
-        run.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (run.parent, run):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = f"{work.stage}: run {run.name} is held by another process: wait for it, or stop it"
         with explained(BudgetError, lambda _: held, causes=(Timeout,)):
             stack.enter_context(FileLock(run / "lock", blocking=False))

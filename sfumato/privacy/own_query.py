@@ -83,7 +83,7 @@ def open_charge(
 ) -> Iterator[OwnCharge]:
     """Charge the odometer for `uses` Gaussian sums over the sensitive images, and give the door to them.
 
-    Every call is a new charge, journalled as a whole before the first image is read, whatever becomes of it.
+    Every call is a new charge, journalled as a whole before the first image is drawn, whatever becomes of it.
 
     state: the private state directory; card: that of the prepared images, `data/sensitive/card.json`; name: of the
     query, for the odometer, not that of a stage; sigma: noise multiplier: the noise has the standard deviation

@@ -96,6 +96,12 @@ class OwnNetwork(Strict):
             raise ValueError(f"architecture is missing: {CONVERT}")
         return given
 
+    @model_validator(mode="after")
+    def numbers_fit_the_channels(self) -> Self:
+        if not {len(self.mean), len(self.std)} <= {1, self.channels}:
+            raise ValueError(f"mean and std: give one number each, or {self.channels}, one a channel")
+        return self
+
     def arguments(self) -> dict[str, Any]:
         """Those of `sfumato.features.own_network.OwnFeatures`."""
         return self.model_dump(exclude={"declared_public"})

@@ -1,18 +1,23 @@
 """A network on disk: its weights as safetensors, and a JSON file with the arguments that rebuild it."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replacing, write_json
 
 WEIGHTS, CONFIG = "weights.safetensors", "config.json"
+SPARE = 2**27  # numbers that a network may take beside those of its files, such as for fixed filters
+MAKERS = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}  # by the sides of a tensor
 N = TypeVar("N", bound=nn.Module)
 
 
@@ -45,10 +50,27 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+class Room(TorchFunctionMode):
+    """While it is in force, tensors are made for `left` numbers in all; one more is a ValueError, before it is made."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in MAKERS:
+            sides = args[0] if args and isinstance(args[0], (list, tuple)) else args
+            self.left -= math.prod(sides)
+            if self.left < 0:
+                raise ValueError(f"a tensor of {tuple(sides)} is more than its files can fill")
+        return func(*args, **kwargs or {})
+
+
 def load_network(directory: Path, build: Callable[..., N], stage: str, weights: str = WEIGHTS) -> N:
     """The network that `save_network` wrote. build: makes it from its arguments; stage: the one that writes it.
 
-    Raises DataError if files are missing or do not fit together.
+    Raises DataError if files are missing or do not fit together. Whatever CONFIG says, no more memory is taken than the
+    files could fill, and SPARE.
     """
     for name in (CONFIG, weights):
         if not (directory / name).is_file():
@@ -58,6 +80,7 @@ def load_network(directory: Path, build: Callable[..., N], stage: str, weights: 
         lambda error: f"{directory}: {CONFIG} and {weights} do not fit together ({error}): run `stage {stage}` again",
         causes=(*UNREADABLE, RuntimeError),
     ):
-        model = build(**read_json(directory / CONFIG))
+        with Room(SPARE + sum(file.stat().st_size for file in directory.iterdir())):
+            model = build(**read_json(directory / CONFIG))
         model.load_state_dict(load_tensors(directory / weights))
     return model

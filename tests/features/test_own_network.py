@@ -29,7 +29,7 @@ from sfumato.queries import feature_means
 from sfumato.queries.feature_means import encoding_alone
 from sfumato.release.teacher import write_card
 from sfumato.settings.evaluate import Evaluate
-from sfumato.settings.queries import FeatureMap, Teacher
+from sfumato.settings.queries import FeatureMap, OwnNetwork, Teacher
 from sfumato.storage.artifacts import writing
 
 SHAPE = (1, 8, 8)
@@ -248,3 +248,10 @@ OWN_NETWORK = {"path": "x", "sha256": "0" * 64, "architecture": ARCHITECTURE}
 def test_a_feature_and_its_network_go_together(given):
     with pytest.raises(ValidationError, match="go together"):
         Teacher(**given)
+
+
+@pytest.mark.parametrize("given", [{"mean": (0.5, 0.5)}, {"std": (1.0,) * 4}, {"channels": 1, "mean": (0.1,) * 3}])
+def test_a_mean_or_deviation_for_each_channel_or_one_for_all(given):
+    with pytest.raises(ValidationError, match="one number each, or"):
+        OwnNetwork(**OWN_NETWORK | given)
+    OwnNetwork(**OWN_NETWORK | {"mean": (0.1, 0.2, 0.3), "std": (1.0,)})

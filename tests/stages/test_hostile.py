@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import sfumato
 import stages.merge as merging
-from sfumato.errors import SfumatoError
+from sfumato.errors import DataError, SfumatoError
 from sfumato.features.projection import CELLS, ProjectedFeatures
 from sfumato.features.public_network import arguments_of, build_network
 from sfumato.features.teacher_network import TeacherNetwork, save_teacher
@@ -315,6 +315,24 @@ def test_no_hostile_teacher_is_loaded_or_ends_in_a_traceback(teacher, tmp_path):
         except Exception as error:
             wrong[name] = repr(error)
     assert wrong == {}
+
+
+HUGE = {
+    "classes": ("classes", 10**8, "is more than its files can fill"),
+    "width": ("network", arguments_of(build_network("whitened", (1, 8, 8), 4, 4)) | {"width": 10**5}, "files can fill"),
+    "shape": ("shape", [1, 10**5, 10**5], "2048 pixels a side at most"),
+}
+
+
+@pytest.mark.parametrize("case", HUGE)
+def test_a_config_of_any_sizes_takes_no_more_memory_than_the_files_can_fill(teacher, tmp_path, case):
+    key, value, why = HUGE[case]
+    own = tmp_path / "teacher"
+    shutil.copytree(teacher, own)
+    edit(own / "config.json", key, value=value)
+    sign(own)
+    with pytest.raises(DataError, match=why):
+        sfumato.load_teacher(own)
 
 
 def test_a_merge_that_was_killed_anywhere_runs_again(clinics, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import resource
 import secrets
 import shutil
 import subprocess
@@ -174,6 +175,13 @@ def test_settings_alone_are_refused_by_name(world, desk):
         desk.params(data=changes)
         ((_, code, text),) = run("prepare sensitive")
         assert code == 2 and words in text
+
+
+def test_a_command_that_opens_sensitive_files_leaves_no_core_dump(world):
+    run, hard = world(True), resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    run("prepare sensitive")
+    assert resource.getrlimit(resource.RLIMIT_CORE)[0] == 0
 
 
 NATIVE = """
