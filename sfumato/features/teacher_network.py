@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from sfumato.data.images import ImageSet, Shape, as_floats
 from sfumato.diffusion.sampler import Guide
-from sfumato.errors import DataError
 from sfumato.features.own_network import OWN, OwnFeatures
 from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
-from sfumato.settings.queries import CONVERT, Teacher
-from sfumato.storage.weights import CONFIG, load_network, save_network
+from sfumato.settings.queries import Teacher
+from sfumato.storage.weights import load_network, save_network
 
 OWN_FILE = "own-network"  # beside the weights: a copy of the file of the feature "own"
 FITTED = 10_000  # images that span the features, at most
@@ -159,8 +158,6 @@ def load_teacher(directory: Path) -> TeacherNetwork:
 
     def build(**arguments: Any) -> TeacherNetwork:
         if arguments["feature"] == OWN:
-            if arguments["network"].get("architecture") is None:  # a release of an earlier version
-                raise DataError(f"{directory / CONFIG} names no architecture: {CONVERT}")
             arguments["network"]["path"] = str(directory / OWN_FILE)
         return TeacherNetwork(**arguments)
 

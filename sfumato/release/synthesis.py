@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 from sfumato.baselines.feta_sampler import load_drawing
 from sfumato.data.images import LABELS, as_bytes, as_floats, having, load_array, load_images, room
 from sfumato.data.store import load_public
+from sfumato.diffusion.denoiser import Progress
 from sfumato.diffusion.sampler import Guide
 from sfumato.errors import DataError
 from sfumato.generators.one_step import DRAWN, balanced_labels, drawing, labels_to_draw
@@ -20,8 +21,6 @@ from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
 from sfumato.training.curriculum import MappedImages
 from sfumato.training.training_sets import public_training_set
-
-Progress = Callable[[int, int], None]
 
 
 def draw_from(

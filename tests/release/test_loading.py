@@ -1,7 +1,6 @@
 """A release as arrays: with NumPy alone, whole or not at all."""
 
 import csv
-import json
 import subprocess
 import sys
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,8 @@ def list_part(
             continue
         label = classes.index(folder.name)
         # A folder without pictures is a class all the same: a refusal would reveal that its last picture is gone.
-        for picture in pictures_in(folder, nested):
+        inner = (visible(entry) if nested and entry.is_dir() else [entry] for entry in visible(folder))
+        for picture in chain.from_iterable(inner):
             if picture.is_dir():
                 fix = "pictures must lie directly in their class's folder"
                 fix += ", or, if it is one person's, set data.groups: {folder: true}" if groups is None else ""
@@ -131,12 +133,6 @@ def misplaced(entry: Path, root: Path) -> str | None:
     if not entry.is_file() and not entry.is_dir():
         return f"{entry} is not a file (a pipe, a device, or a link to nothing): remove it."
     return None
-
-
-def pictures_in(folder: Path, nested: bool) -> list[Path]:
-    """The entries of a class's folder; nested: those of its folders instead of the folders."""
-    inner = (visible(entry) if nested and entry.is_dir() else [entry] for entry in visible(folder))
-    return [entry for entries in inner for entry in entries]
 
 
 def pictures_of(
