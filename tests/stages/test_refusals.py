@@ -61,4 +61,4 @@ def test_public_images_that_are_sensitive_ones_are_not_counted_in_a_log(clinic):
 def test_on_a_terminal_the_reason_is_shown(clinic, desk):
     desk.terminal = True
     code, text = clinic(pattern="^(Q9)-")
-    assert code == 4 and "data.groups.pattern=^(Q9)- matches no file name" in text
+    assert code == 4 and "data.groups.pattern=^(Q9)- finds no id" in text and "It misses 24 of 24" in text
