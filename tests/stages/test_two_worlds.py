@@ -177,10 +177,11 @@ def test_settings_alone_are_refused_by_name(world, desk):
         assert code == 2 and words in text
 
 
-def test_a_command_that_opens_sensitive_files_leaves_no_core_dump(world):
+def test_a_command_that_opens_sensitive_files_leaves_no_core_dump(world, desk):
     run, hard = world(True), resource.getrlimit(resource.RLIMIT_CORE)[1]
+    desk.params()
     resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
-    run("prepare sensitive")
+    assert run("prepare sensitive")[0][1] == 0
     assert resource.getrlimit(resource.RLIMIT_CORE)[0] == 0
 
 
