@@ -65,6 +65,8 @@ def check_owner(
     for name, plan in plans.items():
         if plan.get("delta", delta) != delta or (plan.get("dataset_id") and plan.get("size_hint") != hint):
             problems.append(f"its plan of {name} has another size_hint or δ than its budget: run `stage plan`")
+        if not STAGES[name].public_only and plan.get("dataset_id") != plans["count"].get("dataset_id"):
+            problems.append(f"its plan of {name} is of another data set than that of count: run `stage plan`")
     apart = queries[0].apart
     owners = apart or (plans["count"].get("dataset_id", ""),)
     for query in queries if not problems else ():

@@ -17,8 +17,8 @@ def parse_noise(value: object) -> object:
         if not match or not 0 < float(match[1]) < 100:
             raise ValueError(f"{value!r} is not a noise: give a multiplier (5.0), a share ('3%') or 'rest'")
         return f"{float(match[1]):g}%"
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and not 1e-3 <= value <= 1e7:
-        raise ValueError(f"a noise multiplier must be positive and finite, from 0.001 to 10 million, not {value}")
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and not 1e-4 <= value <= 1e7:
+        raise ValueError(f"a noise multiplier must be positive and finite, from 0.0001 to 10 million, not {value}")
     return value
 
 

@@ -143,7 +143,7 @@ class Teacher(QuerySettings):
     power: Annotated[float, Field(ge=0, le=1)] = 0.5  # directions are scaled by variance^(−power/2)
     steps: Positive = 40  # gradient steps, each of which is a release
     batch: Positive | None = None  # expected images a step: sample_rate = batch / size_hint; None: all, sample_rate 1
-    learning_rate: Annotated[float, Field(ge=1e-6, le=1e6)] = 60.0  # of the first step
+    learning_rate: Annotated[float, Field(ge=1e-9, le=1e6)] = 60.0  # of the first step
     last_rate: Share = 1.0  # part of the learning rate that the last step has
     momentum: Fraction = 0.9  # of the gradient steps
     max_norm: Annotated[Norm, Field(le=1.4143)] = 1.4142  # C, clip of an image's errors; none is longer than √2

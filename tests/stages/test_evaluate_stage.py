@@ -89,7 +89,7 @@ def test_numbers_and_pictures_are_written_and_features_are_kept_privately(desk, 
 
 
 def test_warnings_are_shown_on_a_terminal_and_kept(desk, evaluate):
-    assert "rank-deficient" not in evaluate("", "are in metrics.json", fidelity=["frechet"])  # they name numbers
+    assert "rank-deficient" not in evaluate("", fidelity=["frechet"])  # they name numbers
     assert measured()["warnings"]
     desk.terminal = True
     evaluate("", "warning: real: ", "rank-deficient", fidelity=["frechet"])

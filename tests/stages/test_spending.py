@@ -302,7 +302,7 @@ def test_an_open_charge_does_not_go_on_with_other_images(desk, monkeypatch, plan
     with monkeypatch.context() as context:
         withdraw(desk, context)
         assert Path("data/sensitive/card.json").read_bytes() == before  # it does not tell
-        desk.run("count", "was opened on other images", "spend_again: {count: 1}", code=3)
+        desk.run("count", "was opened on other images", "spend_again: {count: 1}", code=4)
     assert desk.opened == ["count"] and not Path("artifacts/count").exists()
     desk.run_all("prepare sensitive", "count")  # as they were
     assert desk.opened == ["count"]
@@ -313,6 +313,9 @@ def test_a_release_that_is_put_back_says_that_the_images_have_changed_since(desk
     assert "changed" not in desk.run("count", "put back")
     shutil.rmtree("artifacts/count")
     withdraw(desk, monkeypatch)
+    assert "changed" not in desk.run("count", "put back")  # a log does not tell
+    shutil.rmtree("artifacts/count")
+    desk.terminal = True
     desk.run("count", "put back", "images have changed since")
     private = Path("state/data/digits/fingerprint").read_text()
     shown = [path for path in Path().rglob("*") if path.is_file() and "state" not in path.parts]
