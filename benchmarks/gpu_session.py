@@ -181,7 +181,7 @@ def compare(found: Session, name: str, setting: Setting) -> None:
                 if draws == 8 and autocast:
                     measure(found, f"{what}, norms in bfloat16", step, passes, fastest, norms_in_bfloat16)
         if not autocast:
-            rows = min(passes, 8 * setting.opacus_rows)  # like for like: Opacus has no bfloat16
+            rows = min(passes, 8 * setting.opacus_rows)  # like for like: in float32 only
             step = partial(opacus, replace(setting, passes=rows, opacus_rows=rows), 8, device)
             measure(found, f"{title}, K=8, Opacus", step, rows, fastest)
     tried = f"{name}, bfloat16, K=8, unfolded"
