@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import signal
@@ -118,7 +119,7 @@ def measure(
     what: str,
     make: Callable[[], Callable[[], object]],
     passes: int,
-    fastest: float | None = None,
+    fastest: float = math.inf,
     changed: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> float:
     """Passes a second of a step, made when its turn comes. Returns its seconds a pass, infinite if it does not run.
@@ -134,10 +135,10 @@ def measure(
             took = found.seconds(make(), 3 if found.fast else 1) / passes
     except Exception as error:  # too large for this card, say: the other steps are measured all the same
         found.skip(what, f"{type(error).__name__}: {error}")
-        return float("inf")
+        return math.inf
     if found.device == "cuda":
         more["gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
-    if fastest is not None:
+    if math.isfinite(fastest):
         more["plain_steps"] = round(took / fastest, 2)
     found.row("steps", what, 1 / took, "passes/s", **more)
     return took
@@ -186,9 +187,8 @@ def compare(found: Session, name: str, setting: Setting) -> None:
             measure(found, f"{title}, K=8, Opacus", step, rows, fastest)
     tried = f"{name}, bfloat16, K=8, unfolded"
     step = partial(ours, setting, 8, True, device, kept[8], 8, True)
-    measure(
-        found, f"{tried}, cudnn.benchmark", step, passes, changed=partial(cudnn.flags, enabled=True, benchmark=True)
-    )
+    tuned = partial(cudnn.flags, enabled=True, benchmark=True)
+    measure(found, f"{tried}, cudnn.benchmark", step, passes, changed=tuned)
     step = partial(ours, replace(setting, passes=4 * passes), 8, True, device, 4 * kept[8], 8, True)
     measure(found, f"{tried}, {4 * kept[8]} images at a time", step, 4 * passes)
 
@@ -243,7 +243,7 @@ def graph(found: Session) -> None:
 
 
 def stages(found: Session) -> None:
-    """Each stage of a recipe as a user runs it, in a process of its own; then the ε of its ledger."""
+    """Each stage of a recipe as a user runs it, in a process of its own; then the ε of its release."""
     from sfumato.settings.recipes import load_params
 
     pictures = bare.CARRIED / "fashion-mnist"
@@ -256,9 +256,10 @@ def stages(found: Session) -> None:
         params = folder / "params.yaml"
         params.write_text("\n".join(lines), encoding="utf-8")
         recipe = load_params(params, bare.ROOT / "pipelines").run
-        if all(ran(found, folder, name) for name in ("prepare sensitive", "prepare public", "plan", *recipe)):
-            ledger = json.loads((folder / "ledger.json").read_text(encoding="utf-8"))
-            found.row("stages", "epsilon of the run", ledger["epsilon"]["rdp"], "")
+        commands = ["prepare sensitive", "prepare public", "plan", *recipe]
+        if all(ran(found, folder, name) for name in commands):
+            card = json.loads((folder / "artifacts" / "synthesize" / "card.json").read_text(encoding="utf-8"))
+            found.row("stages", "epsilon of the release", card["epsilon"], "", delta=card["delta"])
 
 
 def ran(found: Session, folder: Path, command: str) -> bool:
