@@ -1,14 +1,13 @@
-"""What a GPU does with this code, in about ten minutes: that it is right, how fast it is, and what it leaves idle.
+"""What a GPU does with this code, in a few minutes: that it is right, and what it leaves idle.
 
-    python benchmarks/gpu.py --out FOLDER [--device cuda] [--only gradients speed ...]
+    python benchmarks/gpu.py --out FOLDER [--device cuda] [--only gradients busy ...]
     python benchmarks/gpu.py --out FOLDER --device cpu --small
 
-Gradients of each image against a float64 loop, in every place of a chunk and in any company; passes a second of a plain
-step, of K = 1, 8 and 32, of other chunks, of the clip as one matrix and apart, of a CUDA graph, and of Opacus where it
-is installed; how busy the device is (torch.profiler), whether anything in a step waits for it, what the noise adds;
-the sampler, the warm-up, the generator, votes and classifiers; and twenty steps on digits that are killed and go on at
-one charge. All checks are made, and told at the end: one that fails makes the exit code 1. On a CPU, and with --small,
-no speed is asserted. Needs neither DVC nor Opacus; what is not installed is skipped, with the reason.
+Gradients of each image against a float64 loop, in every place of a chunk and in any company; how busy the device is
+(torch.profiler), whether anything in a step waits for it, what the noise adds; the sampler, the warm-up, the generator,
+votes and classifiers; and twenty steps on digits that are killed and go on at one charge. `gpu_session.py` compares
+steps by speed. All checks are made, and told at the end: one that fails makes the exit code 1. On a CPU, and with
+--small, nothing is asserted of speed. Needs no DVC; what is not installed is skipped, with the reason.
 Writes gpu.json and gpu.md into FOLDER. The images are random, or scikit-learn's digits.
 """
 
@@ -28,20 +27,17 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gradient_variants import CLIP, Setting, opacus, ours, plain
+from gradient_variants import CLIP, Setting, ours
 from torch import Tensor
 
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd import clip
-from sfumato.dpsgd.clip import clipped_sum
-from sfumato.dpsgd.gradients import Draws, choose_precision, clipped_gradient_sum, draw, per_draw, per_image_gradients
+from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw, per_draw, per_image_gradients
 from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal
@@ -49,7 +45,7 @@ from sfumato.settings.noise_levels import LogNormal
 REFERENCE = Setting(passes=8192)
 PAPER = Setting(passes=4096, width=36, unshuffle=1, blocks=2)  # of the profile fashion-mnist-paper
 TINY = Setting(passes=32, size=8, width=8, opacus_rows=16)
-MOST_STEPS, BUSY, NOISE = 1.3, 0.8, 0.05  # plain steps that one at K >= 8 may take; of the time; of a step
+BUSY, NOISE = 0.8, 0.05  # of the time; of a step
 STEPS, KILLED_AFTER = 20, 7
 
 
@@ -204,84 +200,7 @@ def gradients(found: Found) -> None:
     found.check("the draws of an image in parts give the same sum", apart < 1e-2, f"{apart:.2g} clips away")
 
 
-# --- speed ------------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def clipped_apart() -> Iterator[None]:
-    """The clip of each parameter by itself, as on a CPU."""
-    before, clip.one_matrix = clip.one_matrix, lambda device: False
-    try:
-        yield
-    finally:
-        clip.one_matrix = before
-
-
-def apart(step: Callable[[], object]) -> Callable[[], object]:
-    def run() -> object:
-        with clipped_apart():
-            return step()
-
-    return run
-
-
-def graphed(setting: Setting, draws: int, autocast: bool, chunk: int) -> Callable[[], Tensor]:
-    """A chunk captured as a CUDA graph and replayed for each: no Python between its kernels."""
-    model, generator = setting.network("cuda"), torch.Generator("cuda").manual_seed(0)
-    images, labels = setting.data(setting.passes // draws, "cuda")
-    parameters = dict(model.named_parameters())
-    x, y = images[:chunk].clone(), labels[:chunk].clone()
-    drawn = draw(model, x, draws, LogNormal(), generator)
-    total = torch.zeros(sum(value.numel() for value in parameters.values()), device="cuda")
-
-    def once() -> None:
-        total.add_(clipped_sum(per_image_gradients(model, parameters, x, y, drawn, autocast), CLIP))
-
-    with torch.no_grad():
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                once()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            once()
-
-    @torch.no_grad()
-    def step() -> Tensor:
-        fresh = draw(model, images, draws, LogNormal(), generator)
-        total.zero_()
-        for start in range(0, len(images) - chunk + 1, chunk):
-            piece = slice(start, start + chunk)
-            x.copy_(images[piece])
-            y.copy_(labels[piece])
-            for name, value in vars(drawn).items():
-                value.copy_(vars(fresh)[name][piece])
-            graph.replay()
-        return total
-
-    step()
-    expected = clipped_gradient_sum(model, parameters, x, y, drawn, CLIP, chunk, autocast)
-    total.zero_()
-    graph.replay()
-    if float((total - expected).norm()) > 1e-2 * float(expected.norm()):
-        raise RuntimeError("the graph gives another sum than the step")
-    return step
-
-
-def speed(found: Found) -> None:
-    networks = {"tiny": TINY} if found.small else {"reference": REFERENCE, "paper": PAPER}
-    for name, setting in networks.items():
-        model = setting.network(found.device)
-        parameters, weights = dict(model.named_parameters()), sum(value.numel() for value in model.parameters())
-        found.row("speed", f"{name} network", weights, "weights")
-        kept = {draws: chunk_of(setting, draws, model) for draws in (1, 8, 32)}
-        for draws, chunk in kept.items():
-            found.row("speed", f"{name}, K={draws}: chunk that the machine chooses", chunk, "images")
-        del model, parameters
-        for autocast in (False, True):
-            compare(found, name, setting, autocast, kept)
+# --- the device -------------------------------------------------------------------------------------------------------
 
 
 def chunk_of(setting: Setting, draws: int, model: UNet) -> int:
@@ -291,72 +210,12 @@ def chunk_of(setting: Setting, draws: int, model: UNet) -> int:
     return min(chunk, images)
 
 
-def compare(found: Found, name: str, setting: Setting, autocast: bool, kept: dict[int, int]) -> None:
-    """Passes a second of all variants in one precision, in interleaved rounds."""
-    precision, device = "bfloat16" if autocast else "float32", found.device
-    batch = min(setting.passes, kept[8] * 8)
-    works: dict[str, Callable[[], object]] = {"plain": plain(setting, autocast, device, batch)}
-    for draws, chunk in kept.items():
-        works[f"K={draws}"] = ours(setting, draws, autocast, device, chunk, draws)
-        works[f"K={draws}, clipped apart"] = apart(works[f"K={draws}"])
-    for chunk in {max(1, kept[8] // 4), max(1, kept[8] // 2), 2 * kept[8]} - {kept[8]}:
-        if chunk * 8 <= setting.passes:
-            works[f"K=8, chunk {chunk}"] = ours(setting, 8, autocast, device, chunk, 8)
-    for draws in (8, 32):
-        works[f"K={draws}, unfolded"] = ours(setting, draws, autocast, device, kept[draws], draws, unfolds=True)
-    works["K=32, 8 draws at a time"] = ours(setting, 32, autocast, device, kept[32], 8)
-    if not autocast:
-        try:
-            works["Opacus, K=8"] = opacus(replace(setting, opacus_rows=min(1024, setting.opacus_rows * 8)), 8, device)
-        except ImportError as error:
-            found.skip(f"{name}: Opacus", error)
-    times = found.timed(works, 1 if found.small else 5)
-    for what, own in times.items():
-        ratio = statistics.median(a / b for a, b in zip(own, times["plain"], strict=True))
-        rate = setting.passes / min(own)
-        found.row("speed", f"{name}, {precision}, {what}", rate, "passes/s", plain_steps=ratio)
-    if not found.fast:
-        return
-    for what in ("K=8", "K=32"):  # the machine takes the faster one
-        ratio = min(
-            statistics.median(a / b for a, b in zip(times[way], times["plain"], strict=True))
-            for way in (what, f"{what}, unfolded")
-        )
-        enough = ratio <= MOST_STEPS
-        found.check(f"{name}, {precision}, {what}: at most {MOST_STEPS} plain steps", enough, f"{ratio:.2f}")
-
-
-def graph(found: Found) -> None:
-    """A CUDA graph of a chunk beside the step as it is. It is late: a capture that fails may break more."""
-    if found.device != "cuda":
-        return found.skip("CUDA graph", "there is none on a CPU")
-    setting = TINY if found.small else REFERENCE
-    for draws in (8, 32):
-        chunk = max(1, min(512, 4096 // draws, setting.passes // draws))
-        for autocast in (False, True):
-            name = f"K={draws}, {'bfloat16' if autocast else 'float32'}"
-            try:
-                works: dict[str, Callable[[], object]] = {"graph": graphed(setting, draws, autocast, chunk)}
-            except Exception as error:  # capture fails in many ways, and nothing rests on it
-                found.skip(f"CUDA graph, {name}", error)
-                continue
-            works["as it is"] = ours(setting, draws, autocast, "cuda", chunk, draws)
-            for what, times in found.timed(works, 5).items():
-                found.row("graph", f"{name}, {what}", setting.passes / min(times), "passes/s")
-
-
-# --- the device -------------------------------------------------------------------------------------------------------
-
-
 def busy(found: Found) -> None:
     """Memory against its estimate; whether a step waits for the device, and how much of it the device works."""
     setting = TINY if found.small else REFERENCE
     for draws in (8, 32):
         model = setting.network(found.device)
-        parameters = dict(model.named_parameters())
         chunk = chunk_of(setting, draws, model)
-        fresh = partial(drawn_for, model, draws, torch.Generator(found.device).manual_seed(0))
-        choose_precision(model, parameters, chunk, fresh, autocast=True)
         unfolds = model.use_unfold
         found.row("device", f"K={draws}, chunk {chunk}: the machine unfolds images", unfolds, "")
         step = ours(setting, draws, True, found.device, chunk, draws, unfolds)
@@ -384,10 +243,6 @@ def busy(found: Found) -> None:
         found.row("device", f"K={draws}: busy", share, "of the time")
         if found.fast:
             found.check(f"the device is busy at K={draws}", share >= BUSY, f"{share:.1%}")
-
-
-def drawn_for(model: UNet, draws: int, generator: torch.Generator, images: Tensor) -> Draws:
-    return draw(model, images, draws, LogNormal(), generator)
 
 
 def busy_share(step: Callable[[], object]) -> float:
@@ -641,20 +496,16 @@ def run_child(folder: Path, device: str, small: bool) -> None:
 
 PARTS: dict[str, Callable[[Found], None]] = {
     "gradients": gradients,
-    "speed": speed,
     "busy": busy,
     "noise": noise,
     "others": others,
-    "graph": graph,
     "killed": killed,
 }
 
 
 def markdown(found: Found, about: str) -> str:
-    lines = [about, "", "| part | what | value | unit | plain steps |", "|---|---|---|---|---|"]
-    for row in found.rows:
-        ratio = f"{row['plain_steps']:.2f}" if "plain_steps" in row else ""
-        lines.append(f"| {row['part']} | {row['what']} | {row['value']:.5g} | {row['unit']} | {ratio} |")
+    lines = [about, "", "| part | what | value | unit |", "|---|---|---|---|"]
+    lines += [f"| {row['part']} | {row['what']} | {row['value']:.5g} | {row['unit']} |" for row in found.rows]
     lines += ["", "| check | result |", "|---|---|"]
     lines += [
         f"| {check['what']} | {'' if check['passed'] else 'FAILED: '}{check['detail']} |" for check in found.checks

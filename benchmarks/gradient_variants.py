@@ -6,16 +6,19 @@ one noise level) on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from sfumato.diffusion import unet
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import GroupNorm, UNet
-from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
+from sfumato.dpsgd.clip import clipped_sum
+from sfumato.dpsgd.gradients import clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.settings.noise_levels import LogNormal
 
@@ -28,13 +31,14 @@ class Setting:
     size: int = 28  # pixels
     channels: int = 1  # of the images
     width: int = 32  # channels of the finest level: kernels are fastest at multiples of 32
+    deepest: int = 2  # multiplier of the last level
     unshuffle: int = 2
     blocks: int = 1
     opacus_rows: int = 64  # rows whose gradients Opacus holds at a time
 
     def network(self, device: str = "cpu") -> UNet:
         torch.manual_seed(0)
-        shape = self.size, self.channels, 10, self.width, (2, 2), (1,)
+        shape = self.size, self.channels, 10, self.width, (2, self.deepest), (1,)
         model = UNet(*shape, blocks=self.blocks, unshuffle=self.unshuffle)
         with torch.no_grad():
             for parameter in model.parameters():  # away from the zero initialisation, where most gradients vanish
@@ -47,9 +51,41 @@ class Setting:
         return pictures.to(device), torch.randint(10, (images,), generator=generator).to(device)
 
 
-def plain(setting: Setting, autocast: bool, device: str = "cpu", batch: int | None = None) -> Callable[[], object]:
+def gflop(model: UNet) -> float:
+    """Of the forward and backward pass of one image."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    meta = UNet(**model.arguments).to("meta")
+    images = torch.zeros(2, model.channels, model.resolution, model.resolution, device="meta")
+    levels, labels = torch.zeros(2, device="meta"), torch.zeros(2, dtype=torch.int64, device="meta")
+    with FlopCounterMode(display=False) as counted:
+        meta(images, levels, labels).sum().backward()
+    return counted.get_total_flops() / 2e9
+
+
+@contextmanager
+def norms_in_bfloat16() -> Iterator[None]:
+    """Group normalisation in the type of its images, which CUDA's autocast would make float32."""
+    honest = unet.normalised
+
+    def lean(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return honest(x, groups, scale, shift)
+
+    unet.normalised = lean
+    try:
+        yield
+    finally:
+        unet.normalised = honest
+
+
+def plain(
+    setting: Setting, autocast: bool, device: str = "cpu", batch: int | None = None, channels_last: bool = False
+) -> Callable[[], object]:
     """The gradient of an ordinary training step, of all passes or, where memory is short, of `batch` at a time."""
     model = setting.network(device)
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     (images, labels), generator = setting.data(setting.passes, device), torch.Generator(device).manual_seed(0)
     parameters = list(model.parameters())
 
@@ -91,6 +127,51 @@ def ours(
             model, parameters, images, labels, drawn, CLIP, chunk, autocast, draws_per_pass=draws_per_pass
         )
 
+    return step
+
+
+def graphed(setting: Setting, draws: int, chunk: int) -> Callable[[], Tensor]:
+    """A chunk captured as a CUDA graph and replayed for each: no Python between its kernels."""
+    model, generator = setting.network("cuda"), torch.Generator("cuda").manual_seed(0)
+    images, labels = setting.data(setting.passes // draws, "cuda")
+    parameters = dict(model.named_parameters())
+    x, y = images[:chunk].clone(), labels[:chunk].clone()
+    drawn = draw(model, x, draws, LogNormal(), generator)
+    total = torch.zeros(sum(value.numel() for value in parameters.values()), device="cuda")
+
+    def once() -> None:
+        total.add_(clipped_sum(per_image_gradients(model, parameters, x, y, drawn, True), CLIP))
+
+    with torch.no_grad():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                once()
+        torch.cuda.current_stream().wait_stream(stream)
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            once()
+
+    @torch.no_grad()
+    def step() -> Tensor:
+        fresh = draw(model, images, draws, LogNormal(), generator)
+        total.zero_()
+        for start in range(0, len(images) - chunk + 1, chunk):
+            piece = slice(start, start + chunk)
+            x.copy_(images[piece])
+            y.copy_(labels[piece])
+            for name, value in vars(drawn).items():
+                value.copy_(vars(fresh)[name][piece])
+            captured.replay()
+        return total
+
+    step()
+    expected = clipped_gradient_sum(model, parameters, x, y, drawn, CLIP, chunk, True)
+    total.zero_()
+    captured.replay()
+    if float((total - expected).norm()) > 1e-2 * float(expected.norm()):
+        raise RuntimeError("the graph gives another sum than the step")
     return step
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.data.images import ImageSet
-from sfumato.runtime.compute import fast_bfloat16
+from sfumato.runtime.compute import device_of, fast_bfloat16
 
 RISE = 0.2  # share of the steps in which the learning rate rises
 PIXELS = 1000 * 64 * 64  # of a batch without gradients
@@ -122,7 +122,7 @@ def logits(model: nn.Module, images: np.ndarray) -> np.ndarray:
     """(N, H, W, C) uint8 -> (N, classes) float32, in evaluation mode; the mode of the model does not change."""
     training = model.training
     try:
-        return apply(model.eval(), images, next(model.parameters()).device.type)
+        return apply(model.eval(), images, device_of(model).type)
     finally:
         model.train(training)
 

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from sfumato.evaluation import downstream
 from sfumato.evaluation.downstream import (
@@ -73,6 +74,14 @@ def test_any_number_of_images_trains(halves, count):
     assert predicted.shape == (count,) and predicted.dtype == np.int64
     if count <= 2:
         assert np.array_equal(predicted, train.labels[:count])
+
+
+def test_a_network_without_parameters_gives_scores(halves):
+    """A teacher on fixed features has none: its weights are buffers."""
+    train, _ = halves
+    model = nn.Flatten()
+    model.register_buffer("weights", torch.zeros(1))
+    assert np.allclose(logits(model, train.images[:3]), train.images[:3].reshape(3, -1) / 255)
 
 
 def test_a_score_holds_every_seed_their_mean_and_spread(halves):

@@ -1,0 +1,396 @@
+"""What a GPU that is borrowed for eight minutes does with this code: how fast it is beside what it could be.
+
+    sh benchmarks/gpu_carry.sh    # with a network: what a bare machine lacks, into .gpu/
+    python3 benchmarks/gpu_session.py [--out build/gpu] [--seconds 440] [--only ceilings steps ...]
+    python benchmarks/gpu_session.py --device cpu --tiny
+
+The card's ceilings; the checks of `gpu.py`; passes a second of DP-SGD beside the fastest of some plain steps of the
+same precision, and beside Opacus; the kernels of a chunk; a whole step; each stage of `teacher-generator` on
+Fashion-MNIST; drawing; fitting; a chunk as a CUDA graph; other networks. Each row is a line of OUT/session.jsonl as
+soon as it is known. A part that does not fit into the seconds is skipped, one that outlasts them is cut off, and both
+are said. Exit code 1: a check failed, or a part broke. Needs no DVC; on a CPU, no speed is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import bare
+import gpu
+import torch
+from gpu import PAPER, REFERENCE, TINY, Found, chunk_of
+from gradient_variants import Setting, gflop, graphed, norms_in_bfloat16, opacus, ours, plain
+from torch import nn
+from torch.backends import cudnn
+
+ENDING = 3  # seconds that the program has to end
+SMALL_STAGES = """
+frequency: {size: 200}
+auxiliary: {steps: 10, images: 300}
+embedding: {size: 100, learned: {steps: 3}}
+refine: {steps: 4, images: 300}
+teacher: {dimension: 32, steps: 2}
+synthesize: {count: 200}
+evaluate: {epochs: 1, bound: false, classifiers: [lr], fidelity: [detector]}
+"""
+
+
+class OutOfTime(BaseException):
+    """The seconds are over. No `except Exception` takes it for a part that broke."""
+
+
+@dataclass(kw_only=True)
+class Session(Found):
+    """What was found, each thing on disk at once."""
+
+    out: Path
+    ends: float  # of time.perf_counter
+
+    def left(self) -> float:
+        return self.ends - time.perf_counter()
+
+    def write(self, **content: Any) -> None:
+        with (self.out / "session.jsonl").open("a", encoding="utf-8") as file:
+            print(json.dumps({**content, "seconds_left": round(self.left(), 1)}), file=file, flush=True)
+            os.fsync(file.fileno())
+
+    def row(self, part: str, what: str, value: float, unit: str, **more: Any) -> None:
+        super().row(part, what, value, unit, **more)
+        self.write(**self.rows[-1])
+
+    def check(self, what: str, passed: bool, detail: str) -> None:
+        super().check(what, passed, detail)
+        self.write(**self.checks[-1])
+
+    def skip(self, what: str, reason: object) -> None:
+        super().skip(what, reason)
+        self.write(skipped=what, reason=self.skipped[-1]["reason"])
+
+
+def networks(found: Found) -> dict[str, Setting]:
+    """That of the papers' Fashion-MNIST comes first."""
+    if found.small:
+        return {"tiny": TINY, "tiny, in colour": replace(TINY, channels=3)}
+    colour = Setting(passes=4096, size=32, channels=3, width=36, deepest=4, unshuffle=1, blocks=2)
+    large = Setting(passes=512, size=128, channels=3, width=64, blocks=2)
+    return {"fashion-mnist-paper": PAPER, "cifar10-paper": colour, "reference": REFERENCE, "128 pixels": large}
+
+
+# --- ceilings ---------------------------------------------------------------------------------------------------------
+
+
+def ceilings(found: Session) -> None:
+    side, count = (256, 2**20) if found.small else (8192, 2**29)
+    a, b = (torch.randn(side, side, device=found.device, dtype=torch.bfloat16) for _ in range(2))
+    took = found.seconds(lambda: [a @ b for _ in range(10)], 3)
+    found.row("ceilings", f"product of two matrices of {side}, bfloat16", 10 * 2 * side**3 / took / 1e12, "TFLOP/s")
+    source = torch.randn(count, device=found.device)
+    target = torch.empty_like(source)
+    took = found.seconds(lambda: [target.copy_(source) for _ in range(10)], 3)
+    found.row("ceilings", "copy, bytes read and written", 10 * 2 * source.nbytes / took / 1e12, "TB/s")
+
+
+def checks(found: Session) -> None:
+    gpu.gradients(found)
+    gpu.killed(found)
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def measure(
+    found: Session,
+    what: str,
+    make: Callable[[], Callable[[], object]],
+    passes: int,
+    fastest: float = math.inf,
+    changed: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> float:
+    """Passes a second of a step, made when its turn comes. Returns its seconds a pass, infinite if it does not run.
+
+    fastest: seconds a pass of the plain step to compare with; changed: what holds while it runs.
+    """
+    more = {}
+    try:
+        if found.device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        with changed():
+            took = found.seconds(make(), 3 if found.fast else 1) / passes
+    except Exception as error:  # too large for this card, say: the other steps are measured all the same
+        found.skip(what, f"{type(error).__name__}: {error}")
+        return math.inf
+    if found.device == "cuda":
+        more["gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    if math.isfinite(fastest):
+        more["plain_steps"] = round(took / fastest, 2)
+    found.row("steps", what, 1 / took, "passes/s", **more)
+    return took
+
+
+def steps(found: Session) -> None:
+    """Plain and private steps of the papers' network."""
+    compare(found, *next(iter(networks(found).items())))
+
+
+def more(found: Session) -> None:
+    """The same of the other networks."""
+    for name, setting in list(networks(found).items())[1:]:
+        compare(found, name, setting)
+
+
+def compare(found: Session, name: str, setting: Setting) -> None:
+    device, passes = found.device, setting.passes
+    model = setting.network(device)
+    weights, operations = sum(value.numel() for value in model.parameters()), gflop(model)
+    found.row("steps", f"{name}: operations of a pass", operations, "GFLOP", weights=weights)
+    kept = {draws: chunk_of(setting, draws, model) for draws in (1, 8, 32)}
+    for draws, images in kept.items():
+        found.row("steps", f"{name}, K={draws}: images at a time that the machine chooses", images, "images")
+    del model
+    batch = min(passes, 8 * kept[8])
+    for autocast in (True, False):
+        title = f"{name}, {'bfloat16' if autocast else 'float32'}"
+        step = partial(plain, setting, autocast, device, batch)
+        last = partial(step, channels_last=True)
+        fastest = measure(found, f"{title}, plain", step, passes)
+        fastest = min(fastest, measure(found, f"{title}, plain, NHWC", last, passes))
+        if autocast:
+            what = f"{title}, plain, NHWC, norms in bfloat16"
+            fastest = min(fastest, measure(found, what, last, passes, changed=norms_in_bfloat16))
+        for draws, images in kept.items():
+            for unfolds in (False, True):
+                step = partial(ours, setting, draws, autocast, device, images, draws, unfolds)
+                what = f"{title}, K={draws}, {'unfolded' if unfolds else 'grouped'}"
+                measure(found, what, step, passes, fastest)
+                if draws == 8 and autocast:
+                    measure(found, f"{what}, norms in bfloat16", step, passes, fastest, norms_in_bfloat16)
+        if not autocast:
+            rows = min(passes, 8 * setting.opacus_rows)  # like for like: in float32 only
+            step = partial(opacus, replace(setting, passes=rows, opacus_rows=rows), 8, device)
+            measure(found, f"{title}, K=8, Opacus", step, rows, fastest)
+    tried = f"{name}, bfloat16, K=8, unfolded"
+    step = partial(ours, setting, 8, True, device, kept[8], 8, True)
+    tuned = partial(cudnn.flags, enabled=True, benchmark=True)
+    measure(found, f"{tried}, cudnn.benchmark", step, passes, changed=tuned)
+    step = partial(ours, replace(setting, passes=4 * passes), 8, True, device, 4 * kept[8], 8, True)
+    measure(found, f"{tried}, {4 * kept[8]} images at a time", step, 4 * passes)
+
+
+# --- where the time goes ----------------------------------------------------------------------------------------------
+
+
+def profile(found: Session) -> None:
+    """The kernels of a step, into profile.txt; how busy the device is, and whether a chunk waits for it."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiled
+
+    setting = next(iter(networks(found).values()))
+    model = setting.network(found.device)
+    step = ours(setting, 8, True, found.device, chunk_of(setting, 8, model), 8, model.use_unfold)
+    step()
+    found.wait()
+    start = time.process_time()
+    step()
+    found.row("profile", "time of the processor to launch a step", 1e3 * (time.process_time() - start), "ms")
+    found.wait()
+    cuda = [ProfilerActivity.CUDA] if found.device == "cuda" else []
+    with profiled(activities=[ProfilerActivity.CPU, *cuda]) as recorded:
+        step()
+        found.wait()
+    order = "self_device_time_total" if cuda else "self_cpu_time_total"
+    kernels = recorded.key_averages()
+    table = kernels.table(sort_by=order, row_limit=30, max_name_column_width=70)
+    (found.out / "profile.txt").write_text(table, encoding="utf-8")
+    for kernel in sorted(kernels, key=lambda kernel: -getattr(kernel, order))[:10]:
+        found.row("profile", kernel.key[:70], getattr(kernel, order) / 1e3, "ms", calls=kernel.count)
+    gpu.busy(found)
+
+
+def step(found: Session) -> None:
+    gpu.noise(found)
+
+
+def graph(found: Session) -> None:
+    """A chunk as a CUDA graph, beside the step as it is. It is late: a capture that fails may break more."""
+    if found.device != "cuda":
+        return found.skip("graph", "needs a card")
+    name, setting = next(iter(networks(found).items()))
+    for draws in (8, 32):
+        images = max(1, min(2048, setting.passes) // draws)
+        what = f"{name}, bfloat16, K={draws}, {images} images at a time"
+        measure(found, what, partial(ours, setting, draws, True, "cuda", images, draws), setting.passes)
+        measure(found, f"{what}, a CUDA graph", partial(graphed, setting, draws, images), setting.passes)
+
+
+# --- the pipeline -----------------------------------------------------------------------------------------------------
+
+
+def stages(found: Session) -> None:
+    """Each stage of a recipe as a user runs it, in a process of its own; then the ε of its release."""
+    from sfumato.settings.recipes import load_params
+
+    pictures = bare.CARRIED / "fashion-mnist"
+    fashion = pictures.is_dir() and not found.small
+    data = f"{{dataset_id: fashion, source: fashion-mnist, path: {pictures}}}" if fashion else "{}"
+    lines = ["recipe: teacher-generator", f"profile: {'fashion-mnist-cpu' if fashion else 'digits'}", "seed: 0"]
+    lines += [f"data: {data}", "privacy: {epsilon: 10}", SMALL_STAGES if found.small else ""]
+    with tempfile.TemporaryDirectory() as below:
+        folder = Path(below)
+        params = folder / "params.yaml"
+        params.write_text("\n".join(lines), encoding="utf-8")
+        recipe = load_params(params, bare.ROOT / "pipelines").run
+        commands = ["prepare sensitive", "prepare public", "plan", *recipe]
+        if all(ran(found, folder, name) for name in commands):
+            card = json.loads((folder / "artifacts" / "synthesize" / "card.json").read_text(encoding="utf-8"))
+            found.row("stages", "epsilon of the release", card["epsilon"], "", delta=card["delta"])
+
+
+def ran(found: Session, folder: Path, command: str) -> bool:
+    """Run `stage COMMAND`; its seconds are a row."""
+    environment = {**os.environ, "SFUMATO_STATE": str(folder / ".state")}
+    words = [sys.executable, "-m", "stages.cli", *command.split()]
+    start = time.perf_counter()
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if "No module named" in done.stderr:
+        found.skip(f"stage {command}", done.stderr.splitlines()[-1])
+    elif done.returncode:
+        found.check(f"stage {command} runs", False, " ".join(done.stderr.split())[-300:])
+    else:
+        found.row("stages", f"stage {command}", time.perf_counter() - start, "s")
+    return done.returncode == 0
+
+
+def drawing(found: Session) -> None:
+    setting = next(iter(networks(found).values()))
+    gpu.sampler(found, setting, (setting.channels, setting.size, setting.size))
+
+
+def fitting(found: Session) -> None:
+    """A generator's fit and a query's features, as the profile of Fashion-MNIST has them: small kernels; votes."""
+    from sfumato.features.batch_invariant import place_matters, rows_alone
+    from sfumato.features.fourier import FourierFeatures
+    from sfumato.generators.one_step import Match, fit_generator, new_generator
+    from sfumato.settings.queries import FeatureMap
+    from sfumato.settings.training import Auxiliary
+
+    maps = [
+        FeatureMap(map="deep-scattering", length_scales=(0.837, 0.418), weight=0.5),
+        FeatureMap(map="pixels", length_scales=(0.366, 0.183), weight=0.5),
+    ]
+    size, count = (100, 70) if found.small else (11_000, 4096)
+    config = Auxiliary(steps=2, batch=20) if found.small else Auxiliary(steps=60)
+    priors = torch.full((10,), 0.1, dtype=torch.float64)
+    for side in (8,) if found.small else (28, 128):
+        shape = 1, side, side
+        features, generator = (
+            FourierFeatures(shape, maps, size, 0),
+            new_generator(shape, 10, config.latent, config.width, 0),
+        )
+        match = Match(torch.zeros(features.size, 10, device=found.device), features)
+        took = found.seconds(partial(fit_generator, generator, [match], config, priors, 0), 1)
+        found.row("fitting", f"generator, {side} pixels, batches of {config.batch}", config.steps / took, "steps/s")
+        latent = torch.randn(1000, config.latent, device=found.device)
+        drawn = partial(generator.to(found.device).eval(), latent, torch.zeros_like(latent[:, 0], dtype=torch.int64))
+        with torch.no_grad():
+            found.row("drawing", f"generator, {side} pixels", 1000 / found.seconds(drawn, 1), "images/s")
+        network: nn.Module = features.to(found.device)
+        images = torch.rand(count, *shape).to(found.device)
+        matters = place_matters(network, shape, torch.device(found.device))
+        for alone in {False, matters}:
+            some = images[:64] if alone else images
+            took = found.seconds(partial(rows_alone, network, some, alone), 1)
+            what = f"features, {side} pixels, {'one' if alone else '64'} at a time"
+            found.row("fitting", what, len(some) / took, "images/s", needed=alone == matters)
+    gpu.votes(found, TINY if found.small else REFERENCE, (1, side, side))
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+# In this order; the seconds that must be left for it to begin.
+PARTS: dict[str, tuple[Callable[[Session], None], int]] = {
+    "ceilings": (ceilings, 10),
+    "checks": (checks, 40),
+    "steps": (steps, 30),
+    "profile": (profile, 15),
+    "step": (step, 15),
+    "stages": (stages, 40),
+    "drawing": (drawing, 10),
+    "fitting": (fitting, 15),
+    "graph": (graph, 10),
+    "more": (more, 30),
+}
+
+
+def run(found: Session, names: list[str]) -> None:
+    """Run the parts one after another. One that breaks does not take the others along."""
+
+    def stop(*_: object) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, stop)
+    for name in names:
+        part, needed = PARTS[name]
+        if found.left() < needed:
+            found.skip(name, f"{found.left():.0f} s are left, and it begins only with {needed}")
+            continue
+        signal.setitimer(signal.ITIMER_REAL, max(0.1, found.left()))
+        try:
+            part(found)
+        except OutOfTime:
+            found.skip(name, "the seconds are over: what it found before is above")
+        except ImportError as error:
+            found.skip(name, error)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300]
+            found.check(f"{name} runs to its end", False, f"{type(error).__name__}: {reason}")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        if found.device == "cuda":
+            torch.cuda.empty_cache()
+    signal.signal(signal.SIGALRM, before)
+
+
+def main(began: float | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder of session.jsonl and profile.txt")
+    parser.add_argument("--seconds", type=float, default=440, help="after which the program has ended")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, and no speed is asserted")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    asked = parser.parse_args()
+    os.environ["SFUMATO_DEVICE"] = asked.device
+    warnings.filterwarnings("ignore")
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("torch finds no GPU here: --device cpu --tiny runs without one")
+
+    asked.out.mkdir(parents=True, exist_ok=True)
+    (asked.out / "session.jsonl").unlink(missing_ok=True)
+    ends = (time.perf_counter() if began is None else began) + asked.seconds - ENDING
+    found = Session(device=asked.device, small=asked.tiny, out=asked.out, ends=ends)
+    named = torch.cuda.get_device_name() if asked.device == "cuda" else platform.processor() or platform.machine()
+    found.write(device=named, torch=torch.__version__, python=platform.python_version())
+    run(found, asked.only)
+    failed = [check["what"] for check in found.checks if not check["passed"]]
+    print(f"{len(found.rows)} rows, {len(found.checks)} checks, {len(failed)} failed, {len(found.skipped)} skipped")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main(bare.BEGAN)
