@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from sfumato.release.torch_dataset import ReleaseDataset
 
-KINDS_FILE = "kinds.npy"
-NEEDED = ("images.npy", "labels.npy", KINDS_FILE, "card.json")
+NEEDED, KINDS_FILE = ("images.npy", "labels.npy", "card.json"), "kinds.npy"
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,11 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
             raise DataError(f"{folder / name} no longer has the bytes that {file.name} lists: {fetch}")
     with explained(DataError, lambda error: f"{folder} cannot be read ({error!r}): {fetch}"):
         card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
-        arrays = [np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in NEEDED[:3]]
+        names = [*NEEDED[:2], *([KINDS_FILE] if KINDS_FILE in files else [])]
+        arrays = [np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in names]
+        if KINDS_FILE not in files:  # a release of version 0.2
+            card["kinds"] = {"plain": len(arrays[0])}
+            arrays.append(np.full(len(arrays[0]), "plain"))
     if missing := {*(kinds or ())} - {*card["kinds"]}:
         raise DataError(f"{folder} holds no images of kind {min(missing)}: kinds={', '.join(card['kinds'])}")
     chosen = slice(None) if kinds is None else np.isin(arrays[2], [*kinds])

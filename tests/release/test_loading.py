@@ -1,6 +1,7 @@
 """A release as arrays: with NumPy alone, whole or not at all."""
 
 import csv
+import json
 import subprocess
 import sys
 
@@ -120,6 +121,14 @@ def test_each_image_is_of_a_kind_and_a_kind_can_be_loaded_alone(digits, tmp_path
         sfumato.load_release(path, kinds=["mixed"])
     with Image.open(path / "grid.png") as grid:
         assert grid.width == 4 * 10 * (48 + 2) + 2, "ten columns for each kind"
+
+
+def test_all_images_of_a_release_of_version_0_2_are_plain(release):
+    file = release.path / "privacy.json"
+    content = json.loads(file.read_text())
+    del content["files"]["kinds.npy"]
+    file.write_text(json.dumps(content))
+    assert sfumato.load_release(release.path, kinds=["plain"]).kinds.tolist() == ["plain"] * 40
 
 
 def test_as_a_torch_dataset_it_trains_with_a_data_loader(release, digits):
