@@ -341,7 +341,8 @@ def query_of_evolution() -> None:
 
 @part(
     *(DRAWN, SETTLED, "dpsgd/run.py State.tensors"),
-    *(f"baselines/dp_gan.py AdversarialState.{name}" for name in ("generated", "step", "tensors")),
+    *(f"baselines/dp_gan.py AdversarialState.{name}" for name in ("generated", "tensors")),
+    "dpsgd/run.py update",
 )
 def dp_gan() -> None:
     settings, judge = Adversarial(steps=2, max_grad_norm=1.0), Discriminator(28, 1, CLASSES, 8).to(CUDA)

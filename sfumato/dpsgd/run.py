@@ -56,17 +56,12 @@ class Trained:
         return self.ema.steps
 
     def descend(self, gradient: Tensor) -> None:
-        """One step of Adam along `gradient`, (P,), and of the average. Raises ConfigError if that breaks weights."""
+        """One step of Adam along `gradient`, (P,), and of the average."""
         for name, part in unflatten(gradient, self.parameters).items():
             self.parameters[name].grad = part
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.ema.update(self.parameters)
-        if not get_total_norm(self.parameters.values()).isfinite():
-            raise ConfigError(
-                f"weights are not finite after step {self.steps}: lower learning_rate or max_grad_norm of this stage "
-                "in params.yaml and run `stage plan`. Under the same settings every run would end like this one"
-            )
 
     def moments(self) -> dict[str, Tensor]:
         """The average and Adam's moments of each parameter, under names such as `exp_avg.conv_in.weight`."""
@@ -162,12 +157,13 @@ def fine_tune(
     report: Callable[[int, int], None] = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
     stage: str = "finetune",
-    one_step: Callable[[Any, Charge], dict[str, float]] = step,
+    one_step: Callable[[Any, Charge], dict[str, float]] | None = None,
 ) -> tuple[Charge, list[dict]]:
     """Run all steps of a charge, from the last durable step of an interrupted run, or from the start.
 
     state: a `State`, or another with its `config`, `tensors` and `load`; epsilon_after: ε of so many steps, for the
-    log; report: called with (durable steps, steps), never between; one_step: a draw, a release and what follows.
+    log; report: called with (durable steps, steps), never between; one_step: a draw, a release and what follows,
+    `step` by default.
     Returns the charge, all of whose uses are on disk, and the public log, one row for each step: never a loss, a number
     of images or a time.
     """
@@ -177,7 +173,7 @@ def fine_tune(
 
     report(charge.used, charge.uses)
     while charge.used < charge.uses:
-        row = one_step(state, charge)
+        row = (one_step or step)(state, charge)
         log.append({**row, "epsilon": epsilon_after(charge.used)})
 
         # on disk and in the journal before anything that follows from it is shown
@@ -204,10 +200,17 @@ def update(state: State, noised: Tensor, public: Tensor | None = None) -> dict[s
     """One step of Adam on a released sum, (P,): post-processing. Returns the public row of the log.
 
     public: what is added to the gradient without a charge, (P,).
+    Raises ConfigError if the step breaks weights.
     """
     gradient = noised.to(next(iter(state.parameters.values()))) / state.public_batch
     state.descend(gradient if public is None else gradient + public)
-    norm = float(torch.linalg.vector_norm(gradient))
+    weights = get_total_norm(state.parameters.values())
+    norm, length = torch.stack([torch.linalg.vector_norm(gradient), weights]).cpu().tolist()  # one wait for a GPU
+    if not math.isfinite(length):
+        raise ConfigError(
+            f"weights are not finite after step {state.steps}: lower learning_rate or max_grad_norm of this stage "
+            "in params.yaml and run `stage plan`. Under the same settings every run would end like this one"
+        )
     return {"step": state.steps, "learning_rate": state.config.learning_rate, "noised_gradient_norm": norm}
 
 

@@ -38,9 +38,8 @@ def test_many_numbered_names_are_asked_about():
 def test_few_pictures_each_are_asked_about(count, each):
     names = [chr(ord("a") + i % 26) * (1 + i // 26) for i in range(count)]
     check_names(names, [each + 1] * count)
-    with pytest.raises(Unclear, match="few pictures each") as caught:
+    with pytest.raises(Unclear, match="few pictures each"):
         check_names(names, [each] * count)
-    assert str(count) not in str(caught.value), "a log"
 
 
 def test_ids_look_more_like_ids_than_diagnoses():

@@ -139,7 +139,7 @@ def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, reposi
     spoiled = shutil.copytree(model, repository / "spoiled")
     weights = spoiled / "unet" / "diffusion_pytorch_model.safetensors"
     weights.rename(weights.with_suffix(".bin"))
-    assert "a pickle" in stage_with(repository, spoiled, code=4)
+    assert "Pickles (.bin, .ckpt)" in stage_with(repository, spoiled, code=4)
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name, *rest: None if name == "diffusers" else find_spec(name, *rest)
     )
