@@ -138,7 +138,7 @@ def folder_layout(path: Path, groups: Groups | None, classes: Sequence[str] | No
     elif groups is None and inner and all(entry.is_file() and is_dicom(entry) for entry in inner):
         groups = Groups(dicom=True)
     elif groups is None and nested:
-        groups = Groups(folder=OUTER if persons_are_outer(path, outer, inner) else True)
+        raise unclear_order(path, outer, inner)
     if groups is None or groups.folder != OUTER:
         names, held_out = ({folder.name for part in parts for folder in folders_in(part)} for parts in (train, test))
         if classes is None:  # before a message names a folder
@@ -152,20 +152,20 @@ def folder_layout(path: Path, groups: Groups | None, classes: Sequence[str] | No
     return FOLDERS | {"classes": found if classes in (None, ALL) else classes}, groups
 
 
-def persons_are_outer(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> bool:
-    """Whether folders are <person>/<class>/, not <class>/<person>/: the names of one of the two look more like ids.
+def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> Unclear:
+    """That folders in folders may be <class>/<person>/ or <person>/<class>/; persons' names look more like ids.
 
-    Raises Unclear if that does not tell, or if they are parts.
+    The names do not tell for sure: <name>/<date>/ and <year>/<name>/ look like both.
     """
     first, second = {folder.name for folder in outer}, {folder.name for folder in inner}
-    parts = any(FILING.fullmatch(meaning(name)) for name in second)
-    if likeness(second) > likeness(first) and not parts:
-        return False
-    # classes come back: each is in two of the outer folders or more
-    if likeness(first) > likeness(second) and len(inner) >= 2 * len(second) and not parts:
-        return True
+    proposed = None
+    if not any(FILING.fullmatch(meaning(name)) for name in second):
+        if likeness(second) > likeness(first):
+            proposed = "class/person"
+        elif likeness(first) > likeness(second):
+            proposed = "person/class"
     text = f"{path} holds folders in folders: --groups class/person or --groups person/class says which are classes"
-    raise Unclear(f"{text}, whose names are published, as of {outer[0].name}/{inner[0].name}", "groups")
+    return Unclear(f"{text}, whose names are published, as of {outer[0].name}/{inner[0].name}", "groups", proposed)
 
 
 def likeness(names: Collection[str]) -> int:

@@ -180,7 +180,8 @@ def test_a_folder_that_says_which_images_are_whose_gets_a_project_for_persons(de
     if way == "array":
         whose = [f"P{i // 2:04}" for i in range(3 * EACH)]
         np.save(root / "groups.npy", whose + [f"Q{name}" for name in whose] * split)
-    text = init("", "protects each person with all their images", "of persons to one digit")
+    order = "--groups class/person" if way == "folder" else ""
+    text = init(order, "protects each person with all their images", "of persons to one digit")
     persons = {"folder": 30, "array": 90}[way] * (1 if split else 0.8)  # in a folder, one name is one person
     assert own()["data"]["groups"] == {way: True} and own()["privacy"]["unit"] == "group"
     assert own()["privacy"]["size_hint"] == int(float(f"{persons:.0e}"))
@@ -318,7 +319,7 @@ def test_a_bad_picture_of_a_person_is_named_where_only_the_owner_reads(init, tmp
         (file.parent / f"Smith{file.stem}").mkdir()
         file.rename(file.parent / f"Smith{file.stem}" / file.name)
     (root / "disc" / "Smith2" / "2.png").write_bytes(b"no picture")
-    init("", "disc/Smith2/2.png cannot be read as an image", code=4)
+    init("--groups class/person", "disc/Smith2/2.png cannot be read as an image", code=4)
 
 
 def test_from_a_folder_to_a_release_in_the_time_announced(desk, project, tmp_path, monkeypatch, capsys):

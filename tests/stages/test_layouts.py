@@ -142,12 +142,30 @@ def odd_names(root: Path) -> None:
 # what is brought, what --yes says if it refuses (or None), what is answered ("-": the default; None: as --yes), what
 # is prepared then: the classes, the way to persons or None, and whether a hold-out was brought
 ASKED, NO_ID = "the names found for classes would be published", "- - 50"
+ORDER = "which are classes"
+DATES, YEARS = [f"2026-{month:02}-01" for month in range(1, 13)], ("2025", "2026")
 WHOLE = "- n - - y"  # name, no two of one person, minutes, size, write
 PERSONS = "- - - y"
 ROWS: dict[str, tuple] = {
     "class folders": (folders(), None, WHOLE, KINDS, None, False),
-    "<class>/<id>/": (folders("{kind}/{person}/{i}.png"), None, PERSONS, KINDS, "folder", False),
-    "<id>/<class>/": (folders("{person}/{kind}/{i}.png"), None, PERSONS, KINDS, "folder", False),
+    "<class>/<id>/": (folders("{kind}/{person}/{i}.png"), ORDER, "- " + PERSONS, KINDS, "folder", False),
+    "<id>/<class>/": (folders("{person}/{kind}/{i}.png"), ORDER, "- " + PERSONS, KINDS, "folder", False),
+    "<name>/<date>/": (
+        folders("{kind}/{person}/{i}.png", kinds=NAMES[:2], people=DATES),
+        ORDER,
+        "x",
+        None,
+        None,
+        False,
+    ),
+    "<year>/<name>/": (
+        folders("{kind}/{person}/{i}.png", kinds=YEARS, people=NAMES[:5]),
+        ORDER,
+        "x",
+        None,
+        None,
+        False,
+    ),
     "<name>/<class>/": (
         folders("{person}/{kind}/{i}.png", people=NAMES),
         "which are classes",
@@ -212,24 +230,24 @@ ROWS: dict[str, tuple] = {
     "train alone": (splits("train"), None, WHOLE, KINDS, None, False),
     "splits, <class>/<id>/": (
         splits("train", "val", "test", form="{kind}/{person}/{i}.png"),
-        None,
-        PERSONS,
+        ORDER,
+        "- " + PERSONS,
         KINDS,
         "folder",
         True,
     ),
     "splits, <id>/<class>/": (
         splits("train", "val", "test", form="{person}/{kind}/{i}.png"),
-        None,
-        PERSONS,
+        ORDER,
+        "- " + PERSONS,
         KINDS,
         "folder",
         True,
     ),
     "splits, somebody in both": (
         splits("train", "test", form="{kind}/{person}/{i}.png", shared=True),
-        "pictures in both train and test",
-        "-",
+        ORDER,
+        "- -",
         None,
         None,
         True,
