@@ -172,7 +172,7 @@ def gradients(found: Found) -> None:
         found.check(f"gradients at K={draws} in bfloat16 point the same way", middle > 0.999, f"median {middle:.5f}")
 
     # the same image in every place of a chunk and in other company
-    for autocast in (False, True):
+    for autocast, rounding in ((False, 1e-4), (True, 1e-5)):  # in float32, cuDNN rounds to TF32
         first = matrix(model, images, labels, drawn, autocast)
         apart = 0.0
         for place in range(count):
@@ -184,7 +184,7 @@ def gradients(found: Found) -> None:
         name = "bfloat16" if autocast else "float32"
         same = "bitwise the same" if apart == 0 else f"largest difference {apart:.2g}"
         found.row("gradients", f"{name}: one image in {count} places, in other company", apart, "of its norm")
-        found.check(f"an image's gradient depends on neither place nor company in {name}", apart < 1e-5, same)
+        found.check(f"an image's gradient depends on neither place nor company in {name}", apart < rounding, same)
 
     # one image more or less, on the sum that is released
     whole = clipped_gradient_sum(model, parameters, images, labels, drawn, CLIP, 4)
@@ -206,26 +206,26 @@ def gradients(found: Found) -> None:
 def chunk_of(setting: Setting, draws: int, model: UNet) -> int:
     """Images at a time that the machine chooses, where so many are drawn."""
     images = setting.passes // draws
-    chunk, _ = choose_microbatch(model, dict(model.named_parameters()), draws, 2.0 * images)
+    chunk, _ = choose_microbatch(model, dict(model.named_parameters()), draws, float(images))
     return min(chunk, images)
 
 
 def busy(found: Found) -> None:
     """Memory against its estimate; whether a step waits for the device, and how much of it the device works."""
-    setting = TINY if found.small else REFERENCE
+    setting = TINY if found.small else PAPER
     for draws in (8, 32):
         model = setting.network(found.device)
         chunk = chunk_of(setting, draws, model)
-        unfolds = model.use_unfold
-        found.row("device", f"K={draws}, chunk {chunk}: the machine unfolds images", unfolds, "")
-        step = ours(setting, draws, True, found.device, chunk, draws, unfolds)
+        products = model.use_products
+        found.row("device", f"K={draws}, chunk {chunk}: the machine takes products", products, "")
+        step = ours(setting, draws, True, found.device, chunk, draws, products)
         step()
         if found.device != "cuda":
             continue
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        with_float32 = ours(setting, draws, False, found.device, chunk, draws, unfolds)
+        with_float32 = ours(setting, draws, False, found.device, chunk, draws, products)
         with_float32()
         peak = torch.cuda.max_memory_allocated() - before
         found.row("device", f"K={draws}, chunk {chunk}: memory, as measured", peak / 2**30, "GiB")

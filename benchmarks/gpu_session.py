@@ -175,9 +175,9 @@ def compare(found: Session, name: str, setting: Setting) -> None:
             what = f"{title}, plain, NHWC, norms in bfloat16"
             fastest = min(fastest, measure(found, what, last, passes, changed=norms_in_bfloat16))
         for draws, images in kept.items():
-            for unfolds in (False, True):
-                step = partial(ours, setting, draws, autocast, device, images, draws, unfolds)
-                what = f"{title}, K={draws}, {'unfolded' if unfolds else 'grouped'}"
+            for products in (False, True):
+                step = partial(ours, setting, draws, autocast, device, images, draws, products)
+                what = f"{title}, K={draws}, {'products' if products else 'grouped'}"
                 measure(found, what, step, passes, fastest)
                 if draws == 8 and autocast:
                     measure(found, f"{what}, norms in bfloat16", step, passes, fastest, norms_in_bfloat16)
@@ -185,7 +185,7 @@ def compare(found: Session, name: str, setting: Setting) -> None:
             rows = min(passes, 8 * setting.opacus_rows)  # like for like: in float32 only
             step = partial(opacus, replace(setting, passes=rows, opacus_rows=rows), 8, device)
             measure(found, f"{title}, K=8, Opacus", step, rows, fastest)
-    tried = f"{name}, bfloat16, K=8, unfolded"
+    tried = f"{name}, bfloat16, K=8, products"
     step = partial(ours, setting, 8, True, device, kept[8], 8, True)
     tuned = partial(cudnn.flags, enabled=True, benchmark=True)
     measure(found, f"{tried}, cudnn.benchmark", step, passes, changed=tuned)
@@ -203,7 +203,7 @@ def profile(found: Session) -> None:
 
     setting = next(iter(networks(found).values()))
     model = setting.network(found.device)
-    step = ours(setting, 8, True, found.device, chunk_of(setting, 8, model), 8, model.use_unfold)
+    step = ours(setting, 8, True, found.device, chunk_of(setting, 8, model), 8, model.use_products)
     step()
     found.wait()
     start = time.process_time()
@@ -326,15 +326,15 @@ def fitting(found: Session) -> None:
 # In this order; the seconds that must be left for it to begin.
 PARTS: dict[str, tuple[Callable[[Session], None], int]] = {
     "ceilings": (ceilings, 10),
-    "checks": (checks, 40),
+    "checks": (checks, 20),
     "steps": (steps, 30),
     "profile": (profile, 15),
     "step": (step, 15),
     "stages": (stages, 40),
     "drawing": (drawing, 10),
     "fitting": (fitting, 15),
-    "graph": (graph, 10),
     "more": (more, 30),
+    "graph": (graph, 10),
 }
 
 

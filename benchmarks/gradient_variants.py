@@ -109,15 +109,15 @@ def ours(
     device: str = "cpu",
     chunk: int | None = None,
     draws_per_pass: int | None = None,
-    unfolds: bool = False,
+    products: bool = False,
 ) -> Callable[[], object]:
     """Draws, per-image gradients, clip and sum, as in DP-SGD. chunk: images at a time; None: as the machine chooses.
 
-    unfolds: weight gradients of convolutions from unfolded images.
+    products: weight gradients of convolutions by matrix products.
     """
     model, generator = setting.network(device), torch.Generator(device).manual_seed(0)
     images, labels = setting.data(setting.passes // draws, device)
-    parameters, model.use_unfold = dict(model.named_parameters()), unfolds
+    parameters, model.use_products = dict(model.named_parameters()), products
     if chunk is None:
         chunk, draws_per_pass = choose_microbatch(model, parameters, draws, 2.0 * len(images))
 

@@ -22,7 +22,7 @@ from sfumato.baselines.private_evolution import RendererGenerator, embedding_of,
 from sfumato.data.images import ImageSet, Shape
 from sfumato.data.store import LatentSet
 from sfumato.diffusion.sampler import sample
-from sfumato.diffusion.unet import UNet
+from sfumato.diffusion.unet import GroupNorm, UNet
 from sfumato.dpsgd import gradients
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.lora import merge
@@ -162,9 +162,9 @@ def dp_sgd_at_the_times_of_a_public_model() -> None:
 
 
 @part()
-def dp_sgd_unfolded() -> None:
+def dp_sgd_by_products() -> None:
     model = unet()
-    model.use_unfold = True
+    model.use_products = True
     gradient_sum_of(model, autocast=True)
 
 
@@ -353,6 +353,14 @@ def dp_gan() -> None:
     run.load(run.tensors())
     run.step(drawn)
     run.result()
+
+
+def test_under_autocast_a_norm_keeps_the_type_of_its_images():
+    """In float32 it would take half as much memory again, and a seventh of the time of a step."""
+    with pretended_gpu():
+        images = torch.zeros(4, 8, 6, 6, device="cuda", dtype=torch.bfloat16)
+        with torch.autocast("cuda", torch.bfloat16):
+            assert GroupNorm(8).to("cuda")(images).dtype == torch.bfloat16
 
 
 # --- training, drawing, evaluation ------------------------------------------------------------------------------------

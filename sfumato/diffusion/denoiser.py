@@ -28,8 +28,8 @@ class Denoiser(nn.Module):
     resolution: int
     # No image sees another in the forward pass, and only layers use weights (`sfumato.dpsgd.per_image`).
     supports_ghost_layers: bool = False
-    # Take per-image gradients of convolutions from unfolded images: a setting of the machine.
-    use_unfold: bool = False
+    # Take per-image gradients of convolutions by matrix products: a setting of the machine.
+    use_products: bool = False
     # What fixes the latents that it works on (weights of the encoder, image size); None: it works on pixels.
     encoder: str | None = None
     at_a_time: int  # images that are drawn together, by all processes

@@ -57,7 +57,8 @@ def normalised(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
     # All images as the channels of one: the scale, the shift and their gradients are then part of the kernel.
     flat = x.reshape(1, -1, x[0, 0].numel())
     scale, shift = (value.flatten().to(x.dtype) for value in (scale, shift))
-    return F.group_norm(flat, len(x) * groups, scale, shift).view(x.shape)
+    with torch.autocast("cuda", enabled=False):  # which would take float32 copies; the kernel adds up in float32 anyway
+        return F.group_norm(flat, len(x) * groups, scale, shift).view(x.shape)
 
 
 class Block(nn.Module):

@@ -125,7 +125,7 @@ def by_layers(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor)
     count = len(batch[0])
     rows = [tensor.transpose(0, 1).flatten(0, 1) for tensor in batch]  # (K·B, ...)
     with torch.enable_grad():
-        with PerImage(parameters, count, model.use_unfold) as mode:
+        with PerImage(parameters, count, model.use_products) as mode:
             losses = losses_at(model, parameters, *rows)  # (K·B,)
         loss = losses.view(-1, count).mean(0).sum()  # for each image, the mean over its K draws
         gradients = torch.autograd.grad(loss, list(mode.rows.values()), materialize_grads=True)

@@ -16,7 +16,7 @@ FREE = 0.4  # the same of a GPU: this part of its free memory
 COPIES = 8  # float32 copies of the trained parameters beside the model: average, moments, sums, noise
 SMALL, LARGE, FILLED = 64, 128, 16  # images on a CPU; the more for a batch that fills so many microbatches
 CPU_PASSES = 256  # of the network, more at a time is not faster
-GPU_IMAGES, GPU_PASSES = 512, 4096
+GPU_IMAGES, GPU_PASSES = 500, 4000  # more is not faster; a norm of 16 groups takes so many at a time
 # in the messages of CUDA, cuBLAS and cuDNN where memory does not suffice or no kernel is for this size
 DOES_NOT_FIT = ("out of memory", "CUBLAS_STATUS_", "CUDNN_STATUS_", "cuDNN algorithm", "find an engine")
 VMAP_IMAGES = 32  # for a network without ghost layers
@@ -27,7 +27,7 @@ def choose_microbatch(
 ) -> tuple[int, int]:
     """Images whose gradients are taken at a time, and how many of the K draws of each. Call it before a charge opens.
 
-    On a GPU each way is halved until a trial fits, and the faster one is set (`model.use_unfold`); all processes agree.
+    On a GPU each way is halved until a trial fits, and the faster one is set (`model.use_products`), in all processes.
     batch: expected images of a step; wanted: images at a time, as the user asked. Raises MemoryError if no trial fits.
     """
     device = device_of(parameters)
@@ -35,30 +35,30 @@ def choose_microbatch(
     if device.type != "cuda":
         return distributed.all_min(first[0]), distributed.all_min(first[1])
     sizes = {}  # of each way that fits
-    for unfold in (False, True) if model.supports_ghost_layers else (False,):
-        model.use_unfold = unfold
+    for products in (False, True) if model.supports_ghost_layers else (False,):
+        model.use_products = products
         images, some = first
         while images and not fits(model, parameters, images, some):
             images, some = (1, some // 2) if images == 1 < some else (images // 2, some)
         if images := distributed.all_min(images):
-            sizes[unfold] = images, distributed.all_min(some)
+            sizes[products] = images, distributed.all_min(some)
     if not sizes:
         raise MemoryError("the gradient of one image does not fit into the GPU")
-    model.use_unfold = unfolding_pays(model, parameters, sizes) if len(sizes) == 2 else True in sizes
-    return sizes[model.use_unfold]
+    model.use_products = products_pay(model, parameters, sizes) if len(sizes) == 2 else True in sizes
+    return sizes[model.use_products]
 
 
-def unfolding_pays(model: Denoiser, parameters: Mapping[str, Tensor], sizes: Mapping[bool, tuple[int, int]]) -> bool:
-    """Whether the same passes of blank images are faster if these are unfolded, each way at its own size."""
+def products_pay(model: Denoiser, parameters: Mapping[str, Tensor], sizes: Mapping[bool, tuple[int, int]]) -> bool:
+    """Whether the same passes of blank images are faster by matrix products, each way at its own size."""
     passes = max(map(math.prod, sizes.values()))
 
-    def gradients(unfold: bool) -> None:
-        model.use_unfold = unfold
-        blank = blanks(model, parameters, *sizes[unfold])
-        for _ in range(passes // math.prod(sizes[unfold])):
+    def gradients(products: bool) -> None:
+        model.use_products = products
+        blank = blanks(model, parameters, *sizes[products])
+        for _ in range(passes // math.prod(sizes[products])):
             per_image_gradients(model, parameters, *blank, compute.fast_bfloat16("cuda"))
 
-    key = "unfolded", str(sizes), sum(value.numel() for value in parameters.values())
+    key = "products", str(sizes), sum(value.numel() for value in parameters.values())
     return distributed.broadcast_object(compute.is_faster(gradients, key, device_of(parameters)))
 
 
@@ -77,8 +77,12 @@ def fitting(
     else:
         most = min(max(SMALL, batch / FILLED), LARGE, max(4, CPU_PASSES // draws))
     rows = (8 if gpu else 4) * sum(value.numel() for value in parameters.values())  # a GPU clips a copy of them
-    largest = int(max(1, min(most, batch / 2, room / rows, passes / draws)))
-    return 1 << (largest.bit_length() - 1), draws  # a power of two
+    largest = int(max(1, min(most, room / rows, passes / draws)))
+    if not gpu:
+        largest = max(1, min(largest, int(batch / 2)))
+        return 1 << (largest.bit_length() - 1), draws  # a power of two
+    drawn = batch + 2 * math.sqrt(batch)  # seldom more: whole microbatches, as the last one is filled up
+    return math.ceil(drawn / math.ceil(drawn / largest)), draws
 
 
 def needed(

@@ -3,7 +3,7 @@
 `torch.func.vmap(grad)` gives the same for any network, more slowly, and keeps images apart by itself. Here the network
 must: no image may see another in its forward pass, and the first dimension of every input of a layer must be the batch.
 Source: Rochette, Manoel and Tramel 2019, for the weight gradients of a convolution as a grouped convolution; Opacus
-(Yousefpour et al. 2021) for those of unfolded images.
+(Yousefpour et al. 2021) for those by matrix products.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 CHANNELS = 16  # per group: with fewer, a grouped convolution takes a slow kernel
+ALIGNED = 8  # numbers: a row of pixels begins where a GPU reads it fast
 Gradients = tuple[Tensor | None, ...]
 Geometry = tuple[list[int], list[int], list[int]]  # stride, padding, dilation
 
@@ -30,13 +31,13 @@ class PerImage(TorchFunctionMode):
     """A context in which layers that use a weight of `weights` give it one gradient per image.
 
     weights: by name; images: B. Batches have K·B rows; row k·B + b is the k-th draw of image b. `rows[name]`,
-    (B, *shape), stands for B equal weights in the memory of one: differentiate by it. use_unfold: see `Convolution`.
+    (B, *shape), stands for B equal weights in the memory of one: differentiate by it. use_products: see `Convolution`.
     A use of a weight without a rule raises NoRuleError, so no part of a gradient is lost silently.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], images: int, use_unfold: bool = False) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], images: int, use_products: bool = False) -> None:
         super().__init__()
-        self.images, self.use_unfold = images, use_unfold
+        self.images, self.use_products = images, use_products
         self.rows = {
             name: weight.detach().expand(images, *weight.shape).requires_grad_() for name, weight in weights.items()
         }
@@ -124,7 +125,7 @@ def by_image(x: Tensor, images: int) -> Tensor:
 @dataclass(frozen=True)
 class Convolution:
     geometry: Geometry
-    use_unfold: bool = False
+    use_products: bool = False
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.conv2d(x, weight, bias, *self.geometry)
@@ -139,7 +140,7 @@ class Convolution:
         return convolution_backward(gradient, x, weight, self.geometry, 1, [True, False, False])[0]
 
     def to_weights(self, gradient: Tensor, x: Tensor, weight: Tensor, images: int) -> Tensor:
-        take = unfolded_weight_gradients if self.use_unfold else grouped_weight_gradients
+        take = shifted_weight_gradients if self.use_products else grouped_weight_gradients
         return take(gradient, x, weight, self.geometry, images)
 
     def to_biases(self, gradient: Tensor, images: int) -> Tensor:
@@ -174,17 +175,40 @@ def grouped_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geomet
     return rows.unflatten(0, (images, wide))[:, :outputs]
 
 
-def unfolded_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int) -> Tensor:
-    """As `grouped_weight_gradients`, by a matrix product over the unfolded pixels of all draws: faster on a GPU."""
+def shifted_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int) -> Tensor:
+    """As `grouped_weight_gradients`, by a matrix product for each row of the kernel: faster on a GPU.
+
+    The product is over the pixels of all draws of an image, beside a margin of zeros, and has a copy of them for each
+    column of the kernel. Every image has a matrix of its own: none reads another's pixels, not even times zero.
+    """
     (high, wide), (down, right), (tall, broad) = geometry
-    rows, columns = weight.shape[2:]
-    windows = F.pad(x, (right, right, down, down))
-    windows = windows.unfold(2, tall * (rows - 1) + 1, high)[..., ::tall]
-    windows = windows.unfold(3, broad * (columns - 1) + 1, wide)[..., ::broad]  # (K·B, C, H', W', rows, columns)
-    windows = windows.unflatten(0, (-1, images)).permute(1, 2, 5, 6, 0, 3, 4)  # (B, C, rows, columns, K, H', W')
-    windows = windows.reshape(images, weight[0].numel(), -1)
-    own = gradient.unflatten(0, (-1, images)).permute(1, 2, 0, 3, 4).reshape(images, len(weight), -1)  # (B, O, K·H'·W')
-    return torch.bmm(own, windows.mT).view(images, *weight.shape)
+    outputs, inputs, rows, columns = weight.shape
+    height, width = x.shape[2] + 2 * down, x.shape[3] + 2 * right
+    width += -width % ALIGNED
+    draws = len(x) // images
+    pixels = draws * height * width
+
+    lower = tall * (rows - 1) * width  # the last row of the kernel reads so far below
+    shifted = x.new_zeros(images, columns, inputs, pixels + lower)
+    canvas = shifted[..., :pixels].unflatten(-1, (draws, height, width))[..., down : down + x.shape[2], :]
+    for column in range(columns):
+        left = right - broad * column  # where the picture begins
+        shown = slice(max(0, left), left + x.shape[3])
+        canvas[:, column, ..., shown] = by_draw(x, images)[..., shown.start - left :]
+
+    slope = gradient.new_zeros(images, outputs, pixels)
+    places = slope.unflatten(-1, (draws, height, width))[..., ::high, ::wide]
+    places[..., : gradient.shape[2], : gradient.shape[3]] = by_draw(gradient, images)
+
+    starts = range(0, lower + 1, tall * width)
+    windows = shifted.flatten(1, 2)
+    products = [torch.bmm(slope, windows[..., start : start + pixels].mT) for start in starts]
+    return torch.stack(products, dim=2).unflatten(-1, (columns, inputs)).permute(0, 1, 4, 2, 3)
+
+
+def by_draw(x: Tensor, images: int) -> Tensor:
+    """(K·B, C, H, W) to (B, C, K, H, W)."""
+    return x.unflatten(0, (-1, images)).permute(1, 2, 0, 3, 4)
 
 
 def convolution_backward(
@@ -232,7 +256,7 @@ def conv2d(
     both = [[value, value] if isinstance(value, int) else list(value) for value in (stride, padding, dilation)]
     geometry: Geometry = (both[0], both[1], both[2])
     single = weight.shape[2:] == (1, 1) and geometry == ([1, 1], [0, 0], [1, 1])
-    return layer(mode, Pointwise(geometry) if single else Convolution(geometry, mode.use_unfold), x, weight, bias)
+    return layer(mode, Pointwise(geometry) if single else Convolution(geometry, mode.use_products), x, weight, bias)
 
 
 def embedding(mode: PerImage, index: Tensor, weight: Tensor, padding_idx=None, max_norm=None, **_: Any) -> Tensor:

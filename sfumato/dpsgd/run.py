@@ -188,7 +188,7 @@ def gradient_sum(state: State, charge: Charge) -> Tensor:
     total = torch.zeros(state.size, dtype=torch.float64, device=state.device)
     bound, size, each = state.config.max_grad_norm, state.microbatch_size, state.draws_per_pass
     model, names = state.model, state.parameters
-    distributed.agree(names.values(), size, each, state.autocast, model.use_unfold)
+    distributed.agree(names.values(), size, each, state.autocast, model.use_products)
     for images, labels in charge.batches(size=4 * size, draws=state.config.draws):
         images, labels = to_device(images, state.device), to_device(labels, state.device)
         draws = state.draw(images)

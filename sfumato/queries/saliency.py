@@ -74,7 +74,7 @@ def query_saliency(
         return draw(model, images, settings.draws, settings.noise_levels, generator, label_dropout=label_dropout)
 
     autocast = choose_precision(model, parameters, microbatch_size, fresh, draws_per_pass, autocast)
-    distributed.agree(parameters.values(), microbatch_size, draws_per_pass, autocast, model.use_unfold)
+    distributed.agree(parameters.values(), microbatch_size, draws_per_pass, autocast, model.use_products)
     total = torch.zeros(size, dtype=torch.float64, device=device)
     for images, labels in charge.batches(size=4 * microbatch_size, draws=settings.draws):
         images, labels = to_device(images, device), to_device(labels, device)

@@ -46,7 +46,7 @@ def draw_from(
     if name == "evolve":
         return evolved_images(paths[name], count, priors, seed, shape)
     if name in ("auxiliary", "refine", "adversarial"):
-        return drawing(load_drawing(paths[name]), count, priors, seed)
+        return drawing(load_drawing(paths[name]).to(device()), count, priors, seed)
     start = paths["pretrain"]
     model = (load_start(start) if name == "pretrain" else load_synthesizer(paths[name], start)).to(device())
     random = torch.Generator().manual_seed(seed)

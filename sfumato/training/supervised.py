@@ -55,11 +55,11 @@ def train_supervised(
     )
     model.train()
     for step, (images, labels) in enumerate(itertools.islice(batches, schedule.steps), start=1):
+        images, labels = images.to(device), labels.to(device)
         if schedule.augment:
             images = shift_and_mirror(images, mirror=images.shape[1] == 3)
         with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
-            logits = model(images.to(device))
-            labels = labels.to(device)
+            logits = model(images)
             if labels.ndim == 2:
                 loss = F.binary_cross_entropy_with_logits(logits, labels.to(logits))
             else:

@@ -110,6 +110,14 @@ def test_on_a_cpu_a_microbatch_is_what_is_fast_and_never_more_than_half_of_a_bat
     assert images == (4 if batch == 8 else 8 if draws == 32 else 64 if draws == 4 or batch == 600 else 128)
 
 
+@pytest.mark.parametrize(("batch", "images"), [(100.0, 120), (499.0, 272), (4096.0, 470), (1e6, 500)])
+def test_on_a_gpu_a_usual_draw_fills_its_microbatches(monkeypatch, model, batch, images):
+    """The last one is filled up with copies: of 500 images each, a draw of 512 would take twice as long as need be."""
+    monkeypatch.setattr(microbatch, "room_on", lambda *where: 1e12)
+    parameters = dict(model.named_parameters())
+    assert microbatch.fitting(model, parameters, 8, batch, torch.device("cuda")) == (images, 8)
+
+
 def test_what_the_user_asks_is_taken_and_a_network_without_ghost_layers_takes_fewer(monkeypatch, model):
     assert choose_microbatch(model, dict(model.named_parameters()), 8, 64.0, 5) == (5, 8)
     monkeypatch.setattr(model, "supports_ghost_layers", False, raising=False)
@@ -117,7 +125,7 @@ def test_what_the_user_asks_is_taken_and_a_network_without_ghost_layers_takes_fe
 
 
 def chosen_on_a_gpu(monkeypatch, largest: dict[bool, int], faster: bool = False, wanted: int | None = None):
-    """What is chosen where so many passes fit, unfolded or not, and which passes were tried, and timed.
+    """What is chosen where so many passes fit, by products or not, and which passes were tried, and timed.
 
     On a CPU, with stand-ins for the device and its clock.
     """
@@ -128,19 +136,19 @@ def chosen_on_a_gpu(monkeypatch, largest: dict[bool, int], faster: bool = False,
     monkeypatch.setattr(microbatch, "blanks", lambda model, parameters, images, draws: (images * draws,))
 
     def fits(model, parameters, images, draws) -> bool:
-        tried.append((model.use_unfold, images * draws))
-        return images * draws <= largest[model.use_unfold]
+        tried.append((model.use_products, images * draws))
+        return images * draws <= largest[model.use_products]
 
     def is_faster(step, *about) -> bool:
-        for unfold in (False, True):
-            step(unfold)
+        for products in (False, True):
+            step(products)
         return faster
 
-    monkeypatch.setattr(microbatch, "per_image_gradients", lambda *given: timed.append((model.use_unfold, given[2])))
+    monkeypatch.setattr(microbatch, "per_image_gradients", lambda *given: timed.append((model.use_products, given[2])))
     monkeypatch.setattr(microbatch, "fits", fits)
     monkeypatch.setattr(compute, "is_faster", is_faster)
     found = choose_microbatch(model, dict(model.named_parameters()), 8, 1e6, wanted)
-    return (model.use_unfold, *found), tried, timed
+    return (model.use_products, *found), tried, timed
 
 
 @pytest.mark.parametrize(("largest", "expected"), [(10**6, (512, 8)), (100, (8, 8)), (12, (1, 8)), (3, (1, 2))])
@@ -150,7 +158,7 @@ def test_on_a_gpu_the_choice_is_halved_until_a_trial_on_blanks_fits(monkeypatch,
     assert tried[0] == (False, 4096) and sorted(tried, key=lambda trial: (trial[0], -trial[1])) == tried
 
 
-def test_where_no_size_fits_images_are_unfolded_and_where_that_does_not_fit_either_is_an_error(monkeypatch):
+def test_where_no_size_fits_products_are_taken_and_where_these_do_not_fit_either_is_an_error(monkeypatch):
     """cuDNN may have no kernel for the grouped convolution of any number of images."""
     assert chosen_on_a_gpu(monkeypatch, {False: 0, True: 1000})[0] == (True, 64, 8)
     with pytest.raises(MemoryError, match="one image does not fit into the GPU"):
@@ -158,7 +166,7 @@ def test_where_no_size_fits_images_are_unfolded_and_where_that_does_not_fit_eith
 
 
 @pytest.mark.parametrize("faster", [False, True])
-def test_unfolding_is_timed_at_the_size_that_fits_it_over_as_many_passes(monkeypatch, faster):
+def test_products_are_timed_at_the_size_that_fits_them_over_as_many_passes(monkeypatch, faster):
     found, _, timed = chosen_on_a_gpu(monkeypatch, {False: 5000, True: 1100}, faster)
     assert found == ((True, 128, 8) if faster else (False, 512, 8))
     assert timed == [(False, 4096), *[(True, 1024)] * 4]

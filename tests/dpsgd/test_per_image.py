@@ -18,7 +18,7 @@ from sfumato.dpsgd.per_image import (
     NoRuleError,
     PerImage,
     grouped_weight_gradients,
-    unfolded_weight_gradients,
+    shifted_weight_gradients,
 )
 from sfumato.dpsgd.trainable import candidates, flat
 from sfumato.settings.dpsgd import Lora
@@ -81,21 +81,35 @@ def test_the_gradients_of_a_layer_are_those_of_a_loop(name, layout):
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("given", [{}, {"stride": 2, "padding": (2, 1)}, {"dilation": (2, 1), "padding": 1}])
-def test_unfolded_and_grouped_weight_gradients_are_the_same(given, layout):
+def test_shifted_and_grouped_weight_gradients_are_the_same(given, layout):
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 5, (3, 2), **given).double()
     x = torch.randn(DRAWS * IMAGES, 3, 9, 8, dtype=torch.float64).to(memory_format=layout)
     gradient = torch.randn_like(layer(x)).to(memory_format=layout)
     geometry = list(layer.stride), list(layer.padding), list(layer.dilation)
     grouped = grouped_weight_gradients(gradient.contiguous(), x.contiguous(), layer.weight, geometry, IMAGES)
-    unfolded = unfolded_weight_gradients(gradient, x, layer.weight, geometry, IMAGES)
-    assert unfolded.shape == (IMAGES, *layer.weight.shape) and torch.allclose(unfolded, grouped, atol=1e-12)
+    shifted = shifted_weight_gradients(gradient, x, layer.weight, geometry, IMAGES)
+    assert shifted.shape == (IMAGES, *layer.weight.shape) and torch.allclose(shifted, grouped, atol=1e-12)
+
+
+@pytest.mark.parametrize("given", [{"padding": 1}, {"stride": 2, "padding": (2, 1)}, {"dilation": (2, 1)}])
+def test_by_products_an_image_of_infinities_touches_no_other_row(given):
+    """Zeros beside an image must be its own: zero times infinity is no number."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 5, (3, 2), **given)
+    x = torch.randn(DRAWS * IMAGES, 3, 9, 8)
+    gradient, geometry = torch.randn_like(layer(x)), (list(layer.stride), list(layer.padding), list(layer.dilation))
+    before = shifted_weight_gradients(gradient, x, layer.weight, geometry, IMAGES)
+    x[1::IMAGES] = torch.inf
+    after = shifted_weight_gradients(gradient, x, layer.weight, geometry, IMAGES)
+    others = torch.arange(IMAGES) != 1
+    assert not after[1].isfinite().any() and torch.equal(after[others], before[others])
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_network_that_unfolds_has_the_same_gradients(autocast, monkeypatch):
+def test_a_network_has_the_same_gradients_by_products(autocast, monkeypatch):
     ways = []
-    for way in (unfolded_weight_gradients, grouped_weight_gradients):
+    for way in (shifted_weight_gradients, grouped_weight_gradients):
         spy = partial(lambda way, *given: ways.append(way) or way(*given), way)
         monkeypatch.setattr(per_image, way.__name__, spy)
     model = network((1,))
@@ -103,11 +117,11 @@ def test_a_network_that_unfolds_has_the_same_gradients(autocast, monkeypatch):
     images, labels = torch.rand(5, 1, 8, 8), torch.arange(5) % 4
     drawn = draw(model, images, 3, LogNormal(), torch.Generator().manual_seed(0))
     rows = []
-    for unfolds in (False, True):
-        model.use_unfold = unfolds
+    for products in (False, True):
+        model.use_products = products
         ways.clear()
         found = per_image_gradients(model, parameters, images, labels, drawn, autocast)
-        assert (unfolded_weight_gradients in ways) == unfolds
+        assert (shifted_weight_gradients in ways) == products
         rows.append(torch.cat([value.flatten(1) for value in found.values()], dim=1))
     apart = torch.linalg.vector_norm(rows[1] - rows[0], dim=1) / torch.linalg.vector_norm(rows[0], dim=1)
     assert apart.max() < (2e-2 if autocast else 1e-5)
