@@ -99,14 +99,20 @@ class Attention(nn.Module):
         """x: (B, C, H, W)."""
         tokens = self.norm(x).flatten(2).transpose(1, 2).contiguous()  # (B, H*W, C)
         q, k, v = (self.split(project(tokens)) for project in (self.q, self.k, self.v))
-        # Spelled out: on a CPU the fused attention takes ten times as long, forward and back, for so few pixels.
-        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, heads, H*W, H*W)
-        weights = scores.softmax(dim=-1, dtype=torch.float32)
-        tokens = (weights.to(v.dtype) @ v).transpose(1, 2).flatten(2)  # (B, H*W, C)
+        tokens = attend(q, k, v).transpose(1, 2).flatten(2)  # (B, H*W, C)
         return (x + self.out(tokens).transpose(1, 2).contiguous().view(x.shape)) * math.sqrt(0.5)
 
     def split(self, tokens: Tensor) -> Tensor:
         return tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, heads, H*W, C/heads)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q kᵀ / √d) v. All (B, heads, H*W, d)."""
+    if q.is_cuda:  # without a matrix of H*W · H*W scores
+        return F.scaled_dot_product_attention(q, k, v)
+    # Spelled out: on a CPU the fused attention takes ten times as long, forward and back, for so few pixels.
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    return scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
 
 
 class Level(nn.Module):

@@ -67,6 +67,10 @@ def test_attention_agrees_with_the_fused_one():
     fused = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
     expected = (x + layer.out(fused).transpose(1, 2).reshape(x.shape)) / 2**0.5
     assert torch.allclose(layer(x), expected, atol=1e-5)
+    parameters = list(layer.parameters())
+    gradients = (torch.autograd.grad(out.square().sum(), parameters, retain_graph=True) for out in (layer(x), expected))
+    for spelled_out, one in zip(*gradients, strict=True):
+        assert torch.allclose(spelled_out, one, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [(4, 6), (7, 7), (1, 1), (2, 3)])
