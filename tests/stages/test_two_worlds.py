@@ -66,7 +66,7 @@ def world(desk, digits, tmp_path, monkeypatch) -> Callable[[bool], Callable[...,
         for i in range(200 + whole):
             file = Path(VICTIM) if i == 200 else Path("in", str(digits.labels[i]), f"person_{i}.png")
             file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(digits.images[i, ..., 0]).save(file)
+            Image.fromarray(digits.images[i + (i == 200), ..., 0]).save(file)  # the next falls to the hold-out
         return run
 
     desk.base = overlaid(SMALL, CLINIC)
@@ -83,8 +83,10 @@ def test_every_stage_prints_the_same_with_and_without_one_image_and_after_it_was
         run = world(whole)
         desk.params(recipe=name, select={"ratio": 0.2} if "histogram" in used else {})
         log = run("prepare sensitive", "prepare public", "doctor", "plan --dry-run", "plan", *stages, *local)
+        before = next(Path("state").rglob("fingerprint")).read_text()
         Path(VICTIM).unlink(missing_ok=True)
         log += run("prepare sensitive", "plan --dry-run", "plan")
+        assert (next(Path("state").rglob("fingerprint")).read_text() != before) == whole
         for query in (stage for stage in used if stage in QUERIES):
             shutil.rmtree(f"artifacts/{query}")
             ((*_, text),) = back = run(query)
