@@ -130,6 +130,8 @@ def read_model_directory(directory: str) -> ModelDirectory:
     configs = {part: read_json(path / part / CONFIG_OF.get(part, "config.json")) for part in classes}
     for part in classes:
         part_files(path, part)
+        if (path / part / "adapter_config.json").exists() or names_code(configs[part]):
+            raise DataError(f"{path / part} names code or adapters beside its weights: expected plain weights")
     model = ModelDirectory(path=path, classes=classes, configs=configs)
     lacking = f"{path}: the config.json of vae and {model.denoiser} lack"
     with explained(DataError, lambda error: f"{lacking} {error}: {AGAIN}"):
@@ -137,6 +139,18 @@ def read_model_directory(directory: str) -> ModelDirectory:
     if model.prediction not in ("epsilon", "v_prediction"):
         raise DataError(f"{path}: prediction_type is {model.prediction!r}, expected epsilon or v_prediction")
     return model
+
+
+def names_code(config: Any) -> bool:
+    """Whether a config, or a part of it, makes `transformers` fetch or run what is no part of it: kernels, classes."""
+    if not isinstance(config, dict):
+        return False
+    attention = {config.get("attn_implementation"), config.get("_attn_implementation")}
+    return (
+        bool({"auto_map", "quantization_config"} & config.keys())
+        or not attention <= {None, "eager", "sdpa"}
+        or any(map(names_code, config.values()))
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -323,6 +323,27 @@ def test_directories_that_cannot_be_used_are_refused_in_one_sentence(copied, tmp
             read_model_directory(str(copied))
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"auto_map": {"AutoModel": "someone/model--code.Model"}},
+        {"attn_implementation": "someone/kernel"},
+        {"text_config": {"_attn_implementation": "someone/kernel"}},
+        {"quantization_config": {"quant_method": "someone"}},
+        None,
+    ],
+)
+def test_a_part_that_names_code_or_adapters_is_refused_before_it_is_loaded(copied, named):
+    """`transformers` fetches kernels and adapters by name, where the packages for them are installed."""
+    config = copied / "text_encoder" / "config.json"
+    if named is None:
+        config.with_name("adapter_config.json").write_text("{}")
+    else:
+        config.write_text(json.dumps(json.loads(config.read_text()) | named))
+    with pytest.raises(DataError, match="names code or adapters"):
+        read_model_directory(str(copied))
+
+
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
 def test_a_pickle_is_never_opened(copied, part):
     weights = next((copied / part).glob("*.safetensors"))
