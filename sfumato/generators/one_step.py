@@ -22,6 +22,7 @@ from sfumato.generators.gaussian import GaussianGenerator
 from sfumato.generators.network import COARSE, Generator
 from sfumato.privacy.rows import label_rows
 from sfumato.runtime.compute import fast_bfloat16
+from sfumato.settings.fields import size_of
 from sfumato.settings.training import Fit
 from sfumato.storage.png import save_png, to_grid
 from sfumato.storage.weights import load_network, save_network
@@ -50,13 +51,10 @@ class Match:
 
 
 def new_generator(shape: Shape, classes: int, latent: int, width: int, seed: int, several: bool = False) -> Generator:
-    """A freshly initialised generator of images of `shape`, (C, H, W), square. Raises ValueError for another."""
-    channels, resolution, across = shape
-    if resolution != across:
-        raise ValueError(f"shape={shape}: the generator draws square images; resize the set (data.size)")
+    """A freshly initialised generator of images of `shape`, (C, H, W)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Generator(resolution, channels, classes, latent, width, several)
+        return Generator(size_of(shape[1:]), shape[0], classes, latent, width, several)
 
 
 def fit_generator(
@@ -298,7 +296,8 @@ def drawing(
         z = torch.randn(len(part), generator.latent, generator=random)
         return generator(z.to(device), part.to(device)).clamp(0, 1).cpu()  # type: ignore[no-any-return]
 
-    larger = max(1, getattr(generator, "resolution", COARSE) // COARSE)
+    pixels = math.prod(generator.shape[1:]) if hasattr(generator, "shape") else 0
+    larger = max(1, math.isqrt(pixels) // COARSE)
     return map(draw, labels.split(DRAWN // larger**2)), labels
 
 

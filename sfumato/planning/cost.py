@@ -24,6 +24,7 @@ from sfumato.features.public_network import build_network
 from sfumato.features.teacher_network import FITTED
 from sfumato.generators.one_step import block_of_steps, new_generator
 from sfumato.queries.feature_means import LEARNED
+from sfumato.settings.fields import size_of
 from sfumato.settings.params import Params
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.training.supervised import Schedule
@@ -76,8 +77,8 @@ class Work:
 
     @property
     def diffusion(self) -> int:
-        channels, side, _ = self.shape
-        network = partial(UNet, side, channels, self.classes, **self.params.model.network())
+        size, channels = size_of(self.shape[1:]), self.shape[0]
+        network = partial(UNet, size, channels, self.classes, **self.params.model.network())
         return operations_of(network, self.shape, (), LABEL)
 
     @property

@@ -2,9 +2,10 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Self, TypeGuard
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from sfumato.errors import ConfigError
 
@@ -16,7 +17,20 @@ def is_positive(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
+def size_of(sides: int | Sequence[int]) -> int | tuple[int, int]:
+    """The size of images as settings and networks keep it: one number for squares, else rows and columns."""
+    rows, columns = both_sides(sides)
+    return rows if rows == columns else (rows, columns)
+
+
+def both_sides(size: int | Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of images of a size."""
+    rows, columns = (size, size) if isinstance(size, int) else size
+    return rows, columns
+
+
 Positive = Annotated[int, Field(gt=0, le=10**9)]
+Size = Annotated[Positive | tuple[Positive, Positive], AfterValidator(size_of)]
 Draws = Annotated[int, Field(gt=0, le=1024)]
 # limits of floats: beyond them a query would fail, or release nothing of use, after it was charged
 PositiveFloat = Annotated[float, Field(ge=1e-9, le=1e10)]

@@ -74,8 +74,8 @@ def test_sizes_change_by_means_and_by_copies(size):
     x = torch.randn(2, 3, *size)
     assert torch.allclose(halve(x), torch.nn.functional.avg_pool2d(x, 2, ceil_mode=True), atol=1e-6)
     whole = torch.nn.functional.interpolate(x, scale_factor=2.0)
-    for cropped in (2 * size[0], 2 * size[0] - 1):
-        assert torch.equal(double(x, cropped), whole[:, :, :cropped, :cropped])
+    for rows, columns in ((2 * size[0], 2 * size[1]), (2 * size[0] - 1, 2 * size[1])):
+        assert torch.equal(double(x, (rows, columns)), whole[:, :, :rows, :columns])
 
 
 def test_a_norm_is_group_normalisation_with_its_own_or_a_given_scale():
