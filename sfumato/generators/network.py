@@ -95,8 +95,9 @@ class Generator(nn.Module):
         super().__init__()
         self.several = several
         self.resolution, self.channels, self.classes = resolution, channels, classes
+        self.shape: Shape = (channels, *both_sides(resolution))
         self.latent, self.width = latent, width
-        self.sides = [both_sides(resolution)]  # of the images of each level, the finest first
+        self.sides = [self.shape[1:]]  # of the images of each level, the finest first
         while math.prod(self.sides[-1]) > COARSE**2:
             self.sides.append(half(self.sides[-1]))
         start, doublings = self.sides[-1], 0
@@ -144,11 +145,6 @@ class Generator(nn.Module):
         for level, sides in zip(levels, self.sides[-2::-1], strict=False):
             image, hidden = (cut(part, sides) for part in level(image, hidden))
         return image.sigmoid()
-
-    @property
-    def shape(self) -> Shape:
-        """(C, H, W) of its images."""
-        return self.channels, *self.sides[0]
 
     @property
     def blocks(self) -> tuple[int, ...]:

@@ -296,8 +296,7 @@ def drawing(
         z = torch.randn(len(part), generator.latent, generator=random)
         return generator(z.to(device), part.to(device)).clamp(0, 1).cpu()  # type: ignore[no-any-return]
 
-    pixels = math.prod(generator.shape[1:]) if hasattr(generator, "shape") else 0
-    larger = max(1, math.isqrt(pixels) // COARSE)
+    larger = max(1, math.isqrt(math.prod(getattr(generator, "shape", ())[1:])) // COARSE)
     return map(draw, labels.split(DRAWN // larger**2)), labels
 
 

@@ -29,6 +29,11 @@ def both_sides(size: int | Sequence[int]) -> tuple[int, int]:
     return rows, columns
 
 
+def by(size: int | Sequence[int]) -> str:
+    """A size in words: 24×32."""
+    return "{}×{}".format(*both_sides(size))
+
+
 Positive = Annotated[int, Field(gt=0, le=10**9)]
 Size = Annotated[Positive | tuple[Positive, Positive], AfterValidator(size_of)]
 Draws = Annotated[int, Field(gt=0, le=1024)]

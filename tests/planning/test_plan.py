@@ -252,7 +252,7 @@ def test_mistakes_are_named_with_their_key(content, message):
         make_plan(params(**content), card())
 
 
-@pytest.mark.parametrize(("shape", "message"), [((1, 30, 30), "central.pool"), ((1, 8, 12), "square")])
+@pytest.mark.parametrize(("shape", "message"), [((1, 30, 30), "central.pool"), ((1, 8, 10), "central.pool")])
 def test_shapes_that_do_not_fit_are_refused_before_anything_is_spent(shape, message):
     with pytest.raises(ConfigError, match=message):
         make_plan(params(central={"pool": 4}), card(shape=shape))
