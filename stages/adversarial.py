@@ -10,7 +10,6 @@ from sfumato.generators.one_step import new_generator, save_drawing
 from sfumato.privacy.checkpoint import drop_checkpoints
 from sfumato.runtime.compute import device
 from sfumato.settings.baselines import Adversarial
-from sfumato.settings.fields import size_of
 from stages.runner import QueryRun
 from stages.screen import progress, say
 
@@ -20,7 +19,7 @@ def adversarial(run: QueryRun[Adversarial]) -> None:
     counts = run.counts
     generator = new_generator(plan.shape, len(plan.classes), LATENT, WIDTH, plan.seed)
     torch.manual_seed(plan.seed)
-    judge = Discriminator(size_of(plan.shape[1:]), plan.shape[0], len(plan.classes), FEATURES).to(device())
+    judge = Discriminator(plan.shape[1:], plan.shape[0], len(plan.classes), FEATURES).to(device())
     public_batch = plan.mechanism.sample_rate * counts.total
     state = AdversarialState(judge, generator, settings, counts.priors, plan.seed, public_batch=public_batch)
     released, sensitivity = f"{settings.steps} steps of DP-SGD", "max_grad_norm: the clipped gradient of one image"

@@ -134,12 +134,10 @@ def init(
     )
     (proposed, *others), table = proposals_for(known, sides, len(found.classes))
     show(proposed, known, found, table, size_hint is None)
-    ways = [
-        (by(one.own["data"]["size"]), "in" if one.enough else "from", one.seconds / 60, one.grown) for one in others
-    ]
+    way, when = "{} pixels {} {:.0f} minutes, {:.0%} of the way", ("from", "in")
+    ways = [way.format(by(one.own["data"]["size"]), when[one.enough], one.seconds / 60, one.grown) for one in others]
     if ways:
-        way = "{} pixels {} {:.0f} minutes, {:.0%} of the way"
-        say(f"sizes    --size decides; others: {'; '.join(way.format(*values) for values in ways)}")
+        say(f"sizes    --size decides; others: {'; '.join(ways)}")
     if not ask.agreed("Write the project?"):
         raise typer.Exit(1)
     write(project_files(proposed.own, notes(size_hint is None), proposed.seconds / 60, __version__), out, force)

@@ -8,7 +8,6 @@ from sfumato.diffusion.unet import UNet, drop_extra_classes
 from sfumato.generators.one_step import Match
 from sfumato.queries.feature_means import load_means
 from sfumato.runtime.compute import device
-from sfumato.settings.fields import size_of
 from sfumato.settings.training import Pretrain
 from sfumato.storage.png import save_png, to_grid
 from sfumato.text_to_image.reference import save_reference
@@ -27,7 +26,7 @@ def pretrain(run: StageRun[Pretrain]) -> None:
     sources, extra_classes = training_sets(paths, plan.shape, classes)
     torch.manual_seed(plan.seed)
     network = plan.network.network() | {"extra_classes": extra_classes, "several": plan.several}
-    model = UNet(size_of(plan.shape[1:]), plan.shape[0], len(classes), **network).to(device())
+    model = UNet(plan.shape[1:], plan.shape[0], len(classes), **network).to(device())
     settings, dropout = run.settings, plan.network.label_dropout
     with progress("pretrain") as report:
         if "frequency" in run.inputs:  # FETA-Pro without a generator: a phase fits the model to this release

@@ -27,7 +27,7 @@ from sfumato.generators.network import Generator, half
 from sfumato.generators.one_step import balanced_labels, recompute_batch_norm
 from sfumato.settings.baselines import Adversarial
 from sfumato.settings.dpsgd import Finetune
-from sfumato.settings.fields import Size, both_sides
+from sfumato.settings.fields import Size, both_sides, size_of
 from sfumato.settings.noise_levels import LogNormal
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Discriminator(Denoiser):
 
     def __init__(self, resolution: Size, channels: int, classes: int, width: int) -> None:
         super().__init__()
-        self.resolution, self.channels, self.classes = resolution, channels, classes
+        self.resolution, self.channels, self.classes = size_of(resolution), channels, classes
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(SLOPE)]
         sides, wide = both_sides(resolution), width
         while math.prod(sides) > COARSEST**2:

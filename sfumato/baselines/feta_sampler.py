@@ -20,7 +20,6 @@ from sfumato.diffusion.sampler import guided, noise_schedule
 from sfumato.diffusion.unet import UNet
 from sfumato.generators.one_step import Match, built, fit_generator, load_generator
 from sfumato.runtime import distributed
-from sfumato.settings.fields import size_of
 from sfumato.settings.training import Fit, Pretrain
 from sfumato.training.curriculum import Sources, warm_up
 
@@ -58,8 +57,7 @@ def new_sampled(shape: Shape, classes: int, width: int, seed: int) -> SampledGen
     """A freshly initialised diffusion model of images of `shape`, as a generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = UNet(size_of(shape[1:]), shape[0], classes, width=width, multipliers=(1, 1), attention=())
-        return SampledGenerator(network)
+        return SampledGenerator(UNet(shape[1:], shape[0], classes, width=width, multipliers=(1, 1), attention=()))
 
 
 def load_drawing(directory: Path) -> Any:

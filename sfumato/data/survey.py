@@ -133,8 +133,9 @@ def looked(source: Source, path: Path, span: Span | None, state: Path | None) ->
         coloured += bool((image != image[..., :1]).any())
     shorter, longer = np.median(np.sort(sides), axis=0)
     low, middle, high = np.quantile(np.divide(*np.transpose(sides)), (0.25, 0.5, 0.75))
-    proportion = float(middle) if (low - 1) * (high - 1) > 0 else 1.0
-    found = int(shorter), int(longer), proportion, 2 * coloured > len(sides)
+    if (low - 1) * (high - 1) <= 0:
+        middle = 1.0
+    found = int(shorter), int(longer), float(middle), 2 * coloured > len(sides)
     if state is not None:
         with suppress(OSError):
             replace_private(state / LOOKED, json.dumps({key: found}).encode())

@@ -20,7 +20,7 @@ from sfumato.errors import ConfigError
 from sfumato.privacy.rows import label_rows
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import prefers_bfloat16
-from sfumato.settings.fields import Size, both_sides
+from sfumato.settings.fields import Size, both_sides, size_of
 from sfumato.storage.weights import load_network, save_network
 
 HEAD_CHANNELS = 32
@@ -158,7 +158,7 @@ class UNet(Denoiser):
             raise ConfigError(f"model.attention={tuple(attention)}: expected levels among 0..{len(multipliers) - 1}")
         if blocks * len(multipliers) > MOST_LEVELS:
             raise ConfigError(f"model.blocks={blocks}: expected {MOST_LEVELS} at most over all levels")
-        self.resolution, self.channels, self.classes, self.blocks = resolution, channels, classes, blocks
+        self.resolution, self.channels, self.classes, self.blocks = size_of(resolution), channels, classes, blocks
         self.several = several
         self.multipliers, self.attention = list(multipliers), list(attention)
         self.width, self.unshuffle, self.sigma_data, self.extra_classes = width, unshuffle, sigma_data, extra_classes

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.data.images import Shape
-from sfumato.settings.fields import Size, both_sides
+from sfumato.settings.fields import Size, both_sides, size_of
 
 # sides of squares; of other proportions, the root of the number of pixels
 FINEST = 8  # side of the coarsest cells, at most
@@ -94,7 +94,7 @@ class Generator(nn.Module):
     ) -> None:
         super().__init__()
         self.several = several
-        self.resolution, self.channels, self.classes = resolution, channels, classes
+        self.resolution, self.channels, self.classes = size_of(resolution), channels, classes
         self.shape: Shape = (channels, *both_sides(resolution))
         self.latent, self.width = latent, width
         self.sides = [self.shape[1:]]  # of the images of each level, the finest first

@@ -22,7 +22,6 @@ from sfumato.generators.gaussian import GaussianGenerator
 from sfumato.generators.network import COARSE, Generator
 from sfumato.privacy.rows import label_rows
 from sfumato.runtime.compute import fast_bfloat16
-from sfumato.settings.fields import size_of
 from sfumato.settings.training import Fit
 from sfumato.storage.png import save_png, to_grid
 from sfumato.storage.weights import load_network, save_network
@@ -54,7 +53,7 @@ def new_generator(shape: Shape, classes: int, latent: int, width: int, seed: int
     """A freshly initialised generator of images of `shape`, (C, H, W)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Generator(size_of(shape[1:]), shape[0], classes, latent, width, several)
+        return Generator(shape[1:], shape[0], classes, latent, width, several)
 
 
 def fit_generator(

@@ -24,7 +24,6 @@ from sfumato.features.public_network import build_network
 from sfumato.features.teacher_network import FITTED
 from sfumato.generators.one_step import block_of_steps, new_generator
 from sfumato.queries.feature_means import LEARNED
-from sfumato.settings.fields import size_of
 from sfumato.settings.params import Params
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.training.supervised import Schedule
@@ -77,8 +76,7 @@ class Work:
 
     @property
     def diffusion(self) -> int:
-        size, channels = size_of(self.shape[1:]), self.shape[0]
-        network = partial(UNet, size, channels, self.classes, **self.params.model.network())
+        network = partial(UNet, self.shape[1:], self.shape[0], self.classes, **self.params.model.network())
         return operations_of(network, self.shape, (), LABEL)
 
     @property

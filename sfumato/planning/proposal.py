@@ -96,10 +96,9 @@ def quarter(proportion: float) -> float:
 
 
 def in_proportion(side: int, proportion: float) -> Size:
-    """A size whose longer side is `side`, the shorter one a multiple of 4 pixels and 8 or more."""
-    part = quarter(proportion)
-    shorter = side if part == 1 else max(8, 4 * round(side * part / 4))
-    return size_of((shorter, side) if proportion < 1 else (side, shorter))
+    """A size whose longer side is `side`, itself a multiple of 4 pixels as the shorter one, which has 8 or more."""
+    shorter = max(8, 4 * round(side * quarter(proportion) / 4))
+    return size_of(sorted((shorter, side), reverse=proportion > 1))
 
 
 def rounded_size(count: int) -> int:

@@ -9,7 +9,6 @@ import torch
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.unet import UNet, load_model
 from sfumato.dpsgd.lora import ADAPTER_CONFIG, apply_adapter
-from sfumato.settings.fields import size_of
 from sfumato.settings.training import Model
 from sfumato.storage.weights import WEIGHTS
 from sfumato.text_to_image.network import load_latent, load_trained
@@ -41,4 +40,4 @@ def outline(settings: Model, shape: tuple[int, int, int], classes: int) -> Denoi
     if settings.directory is not None:
         return outline_of_public_model(settings, classes)
     with torch.device("meta"):
-        return UNet(resolution=size_of(shape[1:]), channels=shape[0], classes=classes, **settings.network())
+        return UNet(resolution=shape[1:], channels=shape[0], classes=classes, **settings.network())
