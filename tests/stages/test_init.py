@@ -280,6 +280,25 @@ def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_their_size(pr
     assert not any("hold-out" in line for line in said)
 
 
+def test_pictures_far_from_square_are_stored_in_their_proportion_unless_they_lie_and_stand(init, tmp_path):
+    root = write_shapes(tmp_path / "in", each=10, side=48)
+    for path in root.glob("*/*.png"):
+        with Image.open(path) as picture:
+            picture.crop((0, 6, 48, 42)).save(path)
+    init("--size-hint 300", "stored as 24×32")
+    assert own()["data"]["size"] == [24, 32]
+    init("--size 16 --force", "stored as 16×16")
+    assert own()["data"]["size"] == 16
+    init("--size 30x40 --force", "no recipe is known for colour images of 30×40", code=4)
+    init("--size 40x48 --force", "--size=40x48 is more than most images have", code=4)
+    for wrong in ("7", "32x", "24,32", "24x7", "0x32", "wide"):
+        init(f"--size {wrong} --force", f"--size={wrong}: give 8 pixels a side or more, as in 64 or 192x256", code=2)
+    for path in sorted(root.glob("*/*.png"))[::3]:
+        with Image.open(path) as picture:
+            picture.rotate(90, expand=True).save(path)
+    assert (survey(root).proportion, survey(root).side, survey(root).longer) == (1.0, 36, 48)
+
+
 def test_the_looking_is_kept_for_the_next_call_until_a_file_changes(tmp_path, monkeypatch):
     decoded = []
     real = imagefolder.decode
