@@ -19,7 +19,7 @@ def adversarial(run: QueryRun[Adversarial]) -> None:
     counts = run.counts
     generator = new_generator(plan.shape, len(plan.classes), LATENT, WIDTH, plan.seed)
     torch.manual_seed(plan.seed)
-    judge = Discriminator(plan.shape[1], plan.shape[0], len(plan.classes), FEATURES).to(device())
+    judge = Discriminator(plan.shape[1:], plan.shape[0], len(plan.classes), FEATURES).to(device())
     public_batch = plan.mechanism.sample_rate * counts.total
     state = AdversarialState(judge, generator, settings, counts.priors, plan.seed, public_batch=public_batch)
     released, sensitivity = f"{settings.steps} steps of DP-SGD", "max_grad_norm: the clipped gradient of one image"

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from sfumato import __version__
 from sfumato.errors import ConfigError, explained
 from sfumato.settings.data import GROUP, IMAGE, OUTER, SEVERAL, Data, Groups
+from sfumato.settings.fields import Size, both_sides, by, size_of
 from sfumato.settings.params import Params
 from sfumato.storage.files import replace_file
 from stages.plan import show_budget, show_minutes, show_risk, show_settings_for_ever
@@ -44,7 +45,7 @@ FOLDER_HELP = (
 LABEL_HELP = "The column of the labels in metadata.csv, .jsonl or .parquet; of tar files, the key in .json."
 CLASSES_HELP = "The classes, which are published: a,b,c; or `all` that are found, your word that none is a person."
 ALONE_HELP = "Your word that each image without an id is the only one of its person."
-SIDE_HELP = "Pixels a side that images are stored and released with, at most their own. Default: as the minutes allow."
+SIDE_HELP = "Pixels stored and released, at most their own: 64, or rows x columns, 96x128. Default: as minutes allow."
 SIZE_HELP = "Public, rounded number of images. Default: their number to one digit, which is published."
 GROUPS_HELP = (
     "Protect persons with all their images: a pattern whose one group in parentheses is the id in a file's name, a "
@@ -53,7 +54,7 @@ GROUPS_HELP = (
 )
 RANGE_HELP = "Values of black and white, if pictures have more than 8 bits (16-bit grey, DICOM): 0,4095, say. Public."
 SINGLE_HELP = "Your word that no two images are of one person; reports quote it."
-FIT_HELP = "Other proportions than square: crop to the middle, or pad with black."
+FIT_HELP = "Images in other proportions: crop to the middle, or pad with black."
 NAME_HELP = "The name that the odometer counts by, for ever. Default: that of the folder."
 
 
@@ -68,7 +69,7 @@ def init(
     classes: Annotated[str | None, typer.Option(help=CLASSES_HELP)] = None,
     fit: Annotated[str, typer.Option(help=FIT_HELP, metavar="crop|pad")] = "crop",
     minutes: Annotated[float | None, typer.Option(min=0.0, help="Time there is, on this machine.")] = None,
-    size: Annotated[int | None, typer.Option(min=8, help=SIDE_HELP)] = None,
+    size: Annotated[str | None, typer.Option(help=SIDE_HELP)] = None,
     size_hint: Annotated[int | None, typer.Option(min=3, help=SIZE_HELP)] = None,
     dataset_id: Annotated[str | None, typer.Option(help=NAME_HELP)] = None,
     public: Annotated[Path | None, typer.Option(help="Folder of public images, one folder a class.")] = None,
@@ -79,13 +80,14 @@ def init(
     """Local: look at a folder of images, and write a project whose parameters fit them, ε and the minutes."""
     from sfumato.data.sources.imagefolder import list_folder
     from sfumato.planning.project import project_files
-    from sfumato.planning.proposal import Known, read_table, rounded_size, sides_of
+    from sfumato.planning.proposal import Known, read_table, rounded_size, sizes_of
 
     folder, out = folder.expanduser().resolve(), out.expanduser().resolve()
     public = public and public.expanduser().resolve()
     check_places(folder, public, out, force)
     if epsilon is None and yes:
         raise ConfigError("--epsilon is missing: it is the owner's decision, and has no default (docs: choose ε)")
+    asked = size_of_text(size)
     if fit not in ("crop", "pad"):
         raise ConfigError(f"--fit={fit}: give crop or pad")
     ask = Questions(yes)
@@ -93,7 +95,8 @@ def init(
     found = look(folder, said, ask)
     if found.groups is not None and one_image_each:
         raise ConfigError("--one-image-each says that no two images are of one person, and --groups or FOLDER who is")
-    if size is not None and size > max(found.side, 8):
+    shorter, longer = sorted(both_sides(asked or 0))
+    if shorter > max(found.side, 8) or longer > max(found.longer, 8):
         raise ConfigError(f"--size={size} is more than most images have, and they are not enlarged: give less")
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.stem if folder.is_file() else folder.name).strip("-._")[:64]
     name = ask.text("Name of the dataset, for ever", dataset_id, plain or "images")
@@ -114,11 +117,11 @@ def init(
     kept = units if found.held_out is not None else units * (1 - Data().holdout_fraction)
     question = f"How many {what}, roughly (published with the release)"
 
-    sides = sides_of(found.side, read_table()) if size is None else (size,)
+    sides = (asked,) if asked else sizes_of(found.side, found.longer, found.proportion, read_table())
     known = Known(
         dataset_id=name,
         path=str(folder),
-        side=max(sides),
+        side=max(sides, key=both_sides),
         channels=3 if found.colour else 1,
         size_hint=size_hint or int(ask.text(question, None, rounded_size(round(kept)))),
         epsilon=budget,
@@ -131,10 +134,10 @@ def init(
     )
     (proposed, *others), table = proposals_for(known, sides, len(found.classes))
     show(proposed, known, found, table, size_hint is None)
-    ways = [(one.params.data.size, "in" if one.enough else "from", one.seconds / 60, one.grown) for one in others]
+    way, when = "{} pixels {} {:.0f} minutes, {:.0%} of the way", ("from", "in")
+    ways = [way.format(by(one.own["data"]["size"]), when[one.enough], one.seconds / 60, one.grown) for one in others]
     if ways:
-        way = "{} pixels {} {:.0f} minutes, {:.0%} of the way"
-        say(f"sizes    --size decides; others: {'; '.join(way.format(*values) for values in ways)}")
+        say(f"sizes    --size decides; others: {'; '.join(ways)}")
     if not ask.agreed("Write the project?"):
         raise typer.Exit(1)
     write(project_files(proposed.own, notes(size_hint is None), proposed.seconds / 60, __version__), out, force)
@@ -213,6 +216,17 @@ def range_of(text: str | None) -> tuple[float, float] | None:
     return low, high
 
 
+def size_of_text(text: str | None) -> Size | None:
+    """The size that `--size` names: the side of squares, or rows x columns."""
+    if text is None:
+        return None
+    form = re.fullmatch(r"(\d{1,5})(?:[x×](\d{1,5}))?", text)
+    size = form and (int(form[1]), int(form[2] or form[1]))
+    if not size or min(size) < 8:
+        raise ConfigError(f"--size={text}: give 8 pixels a side or more, as in 64 or 192x256")
+    return size_of(size)
+
+
 def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> None:
     """Raise ConfigError if git would take the images, or if files would be overwritten."""
     for images in filter(None, (folder, public)):
@@ -231,14 +245,13 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
 # --- what is proposed -------------------------------------------------------------------------------------------------
 
 
-def proposals_for(known: Known, sides: Sequence[int], classes: int) -> tuple[list[Proposal], dict[str, float | None]]:
+def proposals_for(known: Known, sides: Sequence[Size], classes: int) -> tuple[list[Proposal], dict[str, float | None]]:
     """The proposals for these sides, the chosen one first, and its seconds of each stage."""
     from sfumato.planning.estimate import expected_seconds
     from sfumato.planning.proposal import proposals
 
     def stages_of(params: Params) -> dict[str, float | None]:
-        side = params.data.size or known.side
-        shape = (known.channels, side, side)
+        shape = (known.channels, *both_sides(params.data.size or known.side))
         return expected_seconds(params, shape, classes, state_dir(), known.public_images)
 
     found = proposals(known, sides, lambda params: sum(value or 0.0 for value in stages_of(params).values()))
@@ -253,11 +266,11 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     from sfumato.privacy.odometer import Odometer
 
     params = proposed.params
-    side = params.data.size or known.side
+    size = by(params.data.size or known.side)
     split = "test/" if found.held_out is not None else f"{params.data.holdout_fraction:.0%} of them, drawn by a key"
     named = "labels, any number of them an image" if params.data.labels == SEVERAL else "classes"
-    say(f"images   {'colour' if found.colour else 'grey'}, stored as {side}×{side}, {len(found.classes)} {named}")
-    show_local_facts(found, side)
+    say(f"images   {'colour' if found.colour else 'grey'}, stored as {size}, {len(found.classes)} {named}")
+    show_local_facts(found, size)
     say(f"hold-out {split}")
     if joined := [part.name for part in split_of(Path(known.path))[0] if part.name.casefold() in VALIDATION]:
         say(f"         {', '.join(joined)}/ joins the training images: nothing is chosen by it")
@@ -301,10 +314,10 @@ def show_understood(found: Survey) -> None:
         say(f"         └─ hold-out: {held}")
 
 
-def show_local_facts(found: Survey, side: int) -> None:
+def show_local_facts(found: Survey, size: str) -> None:
     """The same for what will be stored."""
     if sys.stderr.isatty():
-        say(f"local    sides of about {found.side} pixels become {side}")
+        say(f"local    sides of about {found.side} and {found.longer} pixels become {size}")
         held = round(Data().holdout_fraction * found.images) if found.held_out is None else found.held_out
         if held < FEWEST * len(found.classes):
             say(f"         hold-out: about {held}, too few for a verdict, which needs {FEWEST} of each class")

@@ -26,7 +26,7 @@ def pretrain(run: StageRun[Pretrain]) -> None:
     sources, extra_classes = training_sets(paths, plan.shape, classes)
     torch.manual_seed(plan.seed)
     network = plan.network.network() | {"extra_classes": extra_classes, "several": plan.several}
-    model = UNet(resolution=plan.shape[1], channels=plan.shape[0], classes=len(classes), **network).to(device())
+    model = UNet(plan.shape[1:], plan.shape[0], len(classes), **network).to(device())
     settings, dropout = run.settings, plan.network.label_dropout
     with progress("pretrain") as report:
         if "frequency" in run.inputs:  # FETA-Pro without a generator: a phase fits the model to this release

@@ -9,6 +9,7 @@ Source: Xie et al. 2018; Torkzadehmahani et al. 2019 for the two halves clipped 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,11 @@ from sfumato.diffusion.ema import EMA_DECAY, ema_model
 from sfumato.diffusion.objective import to_model_range
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State, Trained, gradient_sum, update
-from sfumato.generators.network import Generator
+from sfumato.generators.network import Generator, half
 from sfumato.generators.one_step import balanced_labels, recompute_batch_norm
 from sfumato.settings.baselines import Adversarial
 from sfumato.settings.dpsgd import Finetune
+from sfumato.settings.fields import Size, both_sides, size_of
 from sfumato.settings.noise_levels import LogNormal
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ FAKES = 200  # generated images of a step
 LATENT, WIDTH = 32, 16  # of the generator
 GENERATOR_RATE = 2e-3  # its learning rate
 FEATURES = 16  # channels of the discriminator's first layer
-COARSEST = 4  # side of its last cells, at most
+COARSEST = 4  # side of its last cells, at most; of other proportions, the root of their number
 WIDEST = 4  # times its first width: channels at most
 SLOPE = 0.2  # of the leaky ReLU
 
@@ -52,18 +54,19 @@ class Discriminator(Denoiser):
     supports_ghost_layers = True
     target = 1
 
-    def __init__(self, resolution: int, channels: int, classes: int, width: int) -> None:
+    def __init__(self, resolution: Size, channels: int, classes: int, width: int) -> None:
         super().__init__()
-        self.resolution, self.channels, self.classes = resolution, channels, classes
+        self.resolution, self.channels, self.classes = size_of(resolution), channels, classes
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(SLOPE)]
-        side, wide = resolution, width
-        while side > COARSEST:
+        sides, wide = both_sides(resolution), width
+        while math.prod(sides) > COARSEST**2:
             following = min(2 * wide, WIDEST * width)
             layers += [nn.Conv2d(wide, following, 3, stride=2, padding=1), nn.LeakyReLU(SLOPE)]
-            side, wide = (side + 1) // 2, following
+            sides, wide = half(sides), following
         self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(wide * side * side, 1)
-        self.by_label = nn.Embedding(classes + 1, wide * side * side)
+        cells = wide * math.prod(sides)
+        self.head = nn.Linear(cells, 1)
+        self.by_label = nn.Embedding(classes + 1, cells)
         nn.init.zeros_(self.by_label.weight)
 
     def forward(self, x: Tensor, levels: Tensor, labels: Tensor) -> Tensor:

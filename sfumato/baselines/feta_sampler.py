@@ -6,6 +6,7 @@ Source: FETA-Pro, Appendix C.1 (there DDIM with 50 steps).
 """
 
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class SampledGenerator(nn.Module):
     def __init__(self, model: UNet) -> None:
         super().__init__()
         self.model, self.classes = model, model.classes
-        self.latent, self.blocks = model.channels * model.resolution**2, (1,)
+        self.latent, self.blocks = math.prod(model.shape), (1,)
 
     def forward(self, z: Tensor, labels: Tensor, block: int = 1) -> Tensor:
         """z: (B, latent); labels: (B,) int64 below `classes`; block: 1. Returns (B, C, H, W) float32, about [0, 1].
@@ -42,7 +43,7 @@ class SampledGenerator(nn.Module):
         It is not clamped to [0, 1]: a pixel beyond would get no gradient.
         """
         sigmas = noise_schedule(STEPS).tolist()
-        x = z.view(len(z), self.model.channels, self.model.resolution, self.model.resolution) * sigmas[0]
+        x = z.view(len(z), *self.model.shape) * sigmas[0]
         for sigma, following in itertools.pairwise(sigmas):
             x = x + (following - sigma) * (x - guided(self.model, x, sigma, labels, 0.0)) / sigma
         return (x + 1) / 2
@@ -54,10 +55,9 @@ class SampledGenerator(nn.Module):
 
 def new_sampled(shape: Shape, classes: int, width: int, seed: int) -> SampledGenerator:
     """A freshly initialised diffusion model of images of `shape`, as a generator."""
-    channels, resolution, _ = shape
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return SampledGenerator(UNet(resolution, channels, classes, width=width, multipliers=(1, 1), attention=()))
+        return SampledGenerator(UNet(shape[1:], shape[0], classes, width=width, multipliers=(1, 1), attention=()))
 
 
 def load_drawing(directory: Path) -> Any:

@@ -39,7 +39,7 @@ def synflow_scores(model: Denoiser, names: Sequence[str]) -> dict[str, float]:
     linear = copy.deepcopy(model).cpu().double()
     wanted = set(names)
     weights = {name: value.detach().abs().requires_grad_(name in wanted) for name, value in linear.named_parameters()}
-    ones = torch.ones(1, model.channels, model.resolution, model.resolution, dtype=torch.float64)
+    ones = torch.ones(1, *model.shape, dtype=torch.float64)
     arguments = ones, torch.zeros(1, dtype=torch.float64), torch.tensor([model.classes])
     output = functional_call(linear, weights, arguments)
     gradients = torch.autograd.grad(output.sum(), [weights[name] for name in names])

@@ -42,16 +42,19 @@ LOOKED = "looked.json"  # in the state directory: what the last folder's picture
 class Survey:
     """The size and form of a set of sensitive images. Private, except for what its owner decides to publish.
 
-    images, held_out: how many; side: the median of the shorter sides; colour: most pictures have some; groups: where
-    the ids of persons are found; persons: how many of them are not held out; counts: pictures of each class that are
-    not held out; named: a pattern that finds persons, if names of files repeat their beginnings; data: keys of the
-    section `data` that say where the labels are.
+    images, held_out: how many; side, longer: the medians of the shorter and of the longer sides; proportion: the median
+    of rows over columns, 1 if a quarter of the pictures lie otherwise than most; colour: most pictures have some;
+    groups: where the ids of persons are found; persons: how many of them are not held out; counts: pictures of each
+    class that are not held out; named: a pattern that finds persons, if names of files repeat their beginnings; data:
+    keys of the section `data` that say where the labels are.
     """
 
     classes: tuple[str, ...]
     images: int
     held_out: int | None
     side: int
+    longer: int
+    proportion: float
     colour: bool
     groups: Groups | None
     persons: int | None
@@ -91,7 +94,7 @@ def survey(
         raise DataError(f"{path} has {len(source.classes)} classes and no pictures: give some of each.")
     if source.test is not None and not source.held_out:
         raise DataError(f"{path} has no pictures in its hold-out: add some, or remove {TEST}/ for one drawn by a key.")
-    side, colour = looked(source, path, span, state)
+    side, longer, proportion, colour = looked(source, path, span, state)
     ids = None if source.groups is None else source.groups[:trained]
     data: dict[str, Any] = {} if form == FOLDERS else {"source": request.name}
     data |= {"classes": [*source.classes]} if data and (request.name != "npz" or request.classes) else {}
@@ -103,6 +106,8 @@ def survey(
         images=trained,
         held_out=None if source.test is None else source.held_out,
         side=side,
+        longer=longer,
+        proportion=proportion,
         colour=colour,
         groups=groups,
         persons=None if ids is None else len({*ids} - {None}) + ids.count(None),
@@ -112,21 +117,25 @@ def survey(
     )
 
 
-def looked(source: Source, path: Path, span: Span | None, state: Path | None) -> tuple[int, bool]:
-    """The median of the shorter sides, and whether most pictures have colours; as kept in `state`, if nothing changed.
+def looked(source: Source, path: Path, span: Span | None, state: Path | None) -> tuple[int, int, float, bool]:
+    """`side`, `longer`, `proportion` and `colour` of a survey; as kept in `state`, if nothing changed.
 
     Raises as the decoding of `source` does.
     """
     about = [str(path), span, source.size, [(name, s.st_size, s.st_ino, s.st_ctime_ns) for name, s in statuses(path)]]
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
     with suppress(*UNREADABLE):
-        side, colour = read_json(state / LOOKED)[key]  # type: ignore[operator]  # without `state` there is none
-        return int(side), bool(colour)
+        side, longer, proportion, colour = read_json(state / LOOKED)[key]  # type: ignore[operator]  # or there is none
+        return int(side), int(longer), float(proportion), bool(colour)
     sides, coloured = [], 0
     for image, _ in progress(chain(source.train, source.test or ()), source.size, "looking"):
-        sides.append(min(image.shape[:2]))
+        sides.append(image.shape[:2])
         coloured += bool((image != image[..., :1]).any())
-    found = int(np.median(sides)), 2 * coloured > len(sides)
+    shorter, longer = np.median(np.sort(sides), axis=0)
+    low, middle, high = np.quantile(np.divide(*np.transpose(sides)), (0.25, 0.5, 0.75))
+    if (low - 1) * (high - 1) <= 0:
+        middle = 1.0
+    found = int(shorter), int(longer), float(middle), 2 * coloured > len(sides)
     if state is not None:
         with suppress(OSError):
             replace_private(state / LOOKED, json.dumps({key: found}).encode())

@@ -6,8 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from sfumato.data.images import Shape
 from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.sampler import Guide
+from sfumato.settings.fields import Size, both_sides
 from sfumato.settings.noise_levels import NoiseLevels
 
 Sampler = Callable[[Tensor], Tensor]  # labels, as in `drawing` -> images, (B, C, H, W) float32 in [0, 1], on the CPU
@@ -17,7 +19,8 @@ Progress = Callable[[int, int], None]  # done, of how many
 class Denoiser(nn.Module):
     """A class-conditional network that learns to remove noise, from pixels or from latents.
 
-    channels, resolution: of pixels or latents; classes: labels are 0..classes-1, and `classes` means no label.
+    channels, resolution: of pixels or latents; the resolution is the side of squares, or rows and columns.
+    classes: labels are 0..classes-1, and `classes` means no label.
     several: labels are (B, classes) of 0 and 1, and a row with any other entry means no label.
     A network that is only trained needs only `per_image_loss`.
     """
@@ -25,7 +28,7 @@ class Denoiser(nn.Module):
     classes: int
     several: bool = False
     channels: int
-    resolution: int
+    resolution: Size
     # No image sees another in the forward pass, and only layers use weights (`sfumato.dpsgd.per_image`).
     supports_ghost_layers: bool = False
     # Take per-image gradients of convolutions by matrix products: a setting of the machine.
@@ -33,6 +36,11 @@ class Denoiser(nn.Module):
     # What fixes the latents that it works on (weights of the encoder, image size); None: it works on pixels.
     encoder: str | None = None
     at_a_time: int  # images that are drawn together, by all processes
+
+    @property
+    def shape(self) -> Shape:
+        """(C, H, W) of the pixels or latents."""
+        return self.channels, *both_sides(self.resolution)
 
     @property
     def no_label(self) -> int:

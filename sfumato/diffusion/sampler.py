@@ -48,11 +48,11 @@ def sample(
     `Denoiser.drawing`.
     """
     device = next(model.parameters()).device
-    shape = (model.channels, model.resolution, model.resolution)
     training = model.training
     model.eval()
     # One image's noise at a time, so that the k-th image does not depend on how many are drawn together.
-    start = torch.cat([torch.empty(0, *shape), *(torch.randn(1, *shape, generator=generator) for _ in labels)])
+    noise = (torch.randn(1, *model.shape, generator=generator) for _ in labels)
+    start = torch.cat([torch.empty(0, *model.shape), *noise])
     with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
         noised = distributed.local_shard(start).to(device) * noise_schedule(steps)[0].item()
         own = distributed.local_shard(labels).to(device)

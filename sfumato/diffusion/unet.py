@@ -20,6 +20,7 @@ from sfumato.errors import ConfigError
 from sfumato.privacy.rows import label_rows
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import prefers_bfloat16
+from sfumato.settings.fields import Size, both_sides, size_of
 from sfumato.storage.weights import load_network, save_network
 
 HEAD_CHANNELS = 32
@@ -143,7 +144,7 @@ class UNet(Denoiser):
 
     def __init__(
         self,
-        resolution: int,
+        resolution: Size,
         channels: int,
         classes: int,
         width: int = 32,
@@ -156,7 +157,7 @@ class UNet(Denoiser):
         several: bool = False,
     ) -> None:
         super().__init__()
-        if resolution % unshuffle:
+        if any(side % unshuffle for side in both_sides(resolution)):
             raise ConfigError(f"model.unshuffle={unshuffle} does not divide the resolution {resolution}: use 1")
         if width % 4:
             raise ConfigError(f"model.width={width}: expected a multiple of 4")
@@ -164,7 +165,7 @@ class UNet(Denoiser):
             raise ConfigError(f"model.attention={tuple(attention)}: expected levels among 0..{len(multipliers) - 1}")
         if blocks * len(multipliers) > MOST_LEVELS:
             raise ConfigError(f"model.blocks={blocks}: expected {MOST_LEVELS} at most over all levels")
-        self.resolution, self.channels, self.classes, self.blocks = resolution, channels, classes, blocks
+        self.resolution, self.channels, self.classes, self.blocks = size_of(resolution), channels, classes, blocks
         self.several = several
         self.multipliers, self.attention = list(multipliers), list(attention)
         self.width, self.unshuffle, self.sigma_data, self.extra_classes = width, unshuffle, sigma_data, extra_classes
@@ -221,8 +222,8 @@ class UNet(Denoiser):
             x = level(x, embedding)
         for level in self.up:
             skip = skips.pop()
-            if x.shape[-1] != skip.shape[-1]:
-                x = double(x, skip.shape[-1])
+            if x.shape[2:] != skip.shape[2:]:
+                x = double(x, skip.shape[2:])
             x = level(torch.cat([x, skip.to(x.dtype)], dim=1), embedding)
         return F.pixel_shuffle(self.conv_out(F.silu(self.norm_out(x))), self.unshuffle)
 
@@ -233,8 +234,8 @@ class UNet(Denoiser):
     def at_a_time(self) -> int:  # type: ignore[override]
         """Sampling batch size. Larger batches use more memory and are not faster."""
         pixels, most = (GPU_PIXELS, GPU_IMAGES) if self.conv_in.weight.is_cuda else (PIXELS, IMAGES)
-        side = self.resolution // self.unshuffle
-        return distributed.world_size() * max(1, min(most, pixels // side**2))
+        seen = math.prod(side // self.unshuffle for side in self.shape[1:])
+        return distributed.world_size() * max(1, min(most, pixels // seen))
 
     def sampler(
         self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None, guide: Guide | None
@@ -285,11 +286,11 @@ def halve(x: Tensor) -> Tensor:
     return rows.view(*x.shape[:2], height // 2, width // 2)
 
 
-def double(x: Tensor, size: int) -> Tensor:
-    """Each pixel twice in both directions, cropped to `size` (a 4 that came from a 7 goes back to 7)."""
+def double(x: Tensor, sides: Sequence[int]) -> Tensor:
+    """Each pixel twice in both directions, cropped to `sides` (a 4 that came from a 7 goes back to 7)."""
     height, width = x.shape[2:]
     rows = x.reshape(-1, width) @ pairs(width, x).t()
-    return rows.view(*x.shape[:2], 2 * height, 2 * width)[:, :, :size, :size]
+    return rows.view(*x.shape[:2], 2 * height, 2 * width)[:, :, : sides[0], : sides[1]]
 
 
 def pairs(width: int, like: Tensor) -> Tensor:

@@ -192,7 +192,7 @@ def choose_precision(
     autocast: the answer if it is given; None to measure.
     """
     device = next(iter(parameters.values())).device
-    images = torch.zeros(microbatch_size, model.channels, model.resolution, model.resolution, device=device)
+    images = torch.zeros(microbatch_size, *model.shape, device=device)
     labels = model.blank_labels(microbatch_size, device)
     draws = draw(images).of_each(slice(draws_per_pass))
     network = (device, images.shape, draws.levels.shape, sum(value.numel() for value in parameters.values()))

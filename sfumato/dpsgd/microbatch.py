@@ -151,7 +151,7 @@ def fits(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: 
 def blanks(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: int) -> tuple[Tensor, Tensor, Draws]:
     """Black images, labels and draws, as `per_image_gradients` takes them."""
     device = device_of(parameters)
-    black = torch.zeros(images, model.channels, model.resolution, model.resolution, device=device)
+    black = torch.zeros(images, *model.shape, device=device)
     levels = torch.ones(images, draws, dtype=torch.int64, device=device)
     noise = torch.zeros(images, draws, *black.shape[1:], device=device)
     return black, model.blank_labels(images, device), Draws(levels=levels, noise=noise, drop=levels.bool())

@@ -27,7 +27,8 @@ def blurred(images: Tensor) -> Tensor:
 def displaced(images: Tensor, angle: float, part: float) -> Tensor:
     """Turned by so many degrees about the middle, and moved by that part of the side, edges repeated."""
     sine, cosine, back = math.sin(math.radians(angle)), math.cos(math.radians(angle)), -2 * part
-    place = torch.tensor([[cosine, -sine, back], [sine, cosine, back]], device=images.device)
+    upright = images.shape[2] / images.shape[3]  # places are in parts of each side
+    place = torch.tensor([[cosine, -sine * upright, back], [sine / upright, cosine, back]], device=images.device)
     grid = F.affine_grid(place.expand(len(images), 2, 3), list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
 

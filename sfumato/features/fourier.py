@@ -28,11 +28,12 @@ class OfBlocks(nn.Module):
 
     def __init__(self, build: Callable[[Shape], nn.Module], shape: Shape, block: int) -> None:
         super().__init__()
-        self.side = -(-shape[2] // block)
-        self.map = build((shape[0], -(-shape[1] // block), self.side))
+        self.sides = -(-shape[1] // block), -(-shape[2] // block)
+        self.map = build((shape[0], *self.sides))
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.map(averaged(images, -(-images.shape[3] // self.side)))  # type: ignore[no-any-return]
+        down, across = (-(-seen // side) for seen, side in zip(images.shape[2:], self.sides, strict=True))
+        return self.map(averaged(images, down, across))  # type: ignore[no-any-return]
 
 
 class FourierFeatures(nn.Module):
@@ -109,7 +110,7 @@ class FourierFeatures(nn.Module):
 
     def block_of(self, images: Tensor) -> int:
         """The side of the blocks whose means the images are; 1 of whole images."""
-        return -(-self.shape[2] // images.shape[3])
+        return max(-(-whole // side) for whole, side in zip(self.shape[1:], images.shape[2:], strict=True))
 
     def active(self, block: int) -> Tensor:
         """Which cells block means determine: (K,) bool, those of maps that see blocks as large, or larger ones."""

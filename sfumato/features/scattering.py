@@ -140,21 +140,23 @@ def block_of(shape: Shape) -> int:
     return 2 ** max(0, math.ceil(math.log2(min(shape[1:]) / LARGEST)))
 
 
-def averaged(planes: Tensor, size: int) -> Tensor:
+def averaged(planes: Tensor, size: int, across: int = 0) -> Tensor:
     """The mean of every size×size pixels; at an edge, of fewer. (N, C, H, W) to (N, C, ceil(H/size), ceil(W/size)).
 
-    Where a gradient is asked for and cells are whole, as a product with a small matrix, `size` rows at a time: many
-    times faster on a CPU, there and back. Without, an image's place in a batch changes no bit of its row.
+    across: columns of a block, if it has another number of them than rows. Where a gradient is asked for and cells are
+    whole, as a product with a small matrix, `size` rows at a time: many times faster on a CPU, there and back. Without,
+    an image's place in a batch changes no bit of its row.
     """
-    if size == 1:
+    across = across or size
+    if size == across == 1:
         return planes
     height, width = planes.shape[2:]
-    if height % size or width % size or not planes.requires_grad:
-        return F.avg_pool2d(planes, size, ceil_mode=True)
-    cells = torch.eye(width // size, dtype=planes.dtype, device=planes.device) / size**2
+    if height % size or width % across or not planes.requires_grad:
+        return F.avg_pool2d(planes, (size, across), ceil_mode=True)
+    cells = torch.eye(width // across, dtype=planes.dtype, device=planes.device) / (size * across)
     with torch.autocast(planes.device.type, enabled=False):  # in the precision that the planes have
-        rows = planes.reshape(-1, size * width) @ cells.repeat_interleave(size, 0).repeat(size, 1)
-    return rows.view(*planes.shape[:2], height // size, width // size)
+        rows = planes.reshape(-1, size * width) @ cells.repeat_interleave(across, 0).repeat(size, 1)
+    return rows.view(*planes.shape[:2], height // size, width // across)
 
 
 def unit(rows: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class GaussianGenerator(nn.Module):
     def __init__(self, features: dict[str, Any], classes: int, details: int) -> None:
         super().__init__()
         self.features, self.classes = CosineMoments(**features), classes
-        self.channels, self.resolution, _ = self.features.shape
+        self.shape = self.features.shape
         size, whole = len(self.features.chosen), math.prod(self.features.shape)
         self.latent = whole + 1
         self.register_buffer("means", torch.zeros(classes, size))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sfumato.data.images import Shape
+from sfumato.settings.fields import Size, both_sides, size_of
+
+# sides of squares; of other proportions, the root of the number of pixels
 FINEST = 8  # side of the coarsest cells, at most
 FAINT = 0.1  # of the usual scale: the weights of the last layers at first
 LAST = 8  # channels at full resolution, at least
@@ -60,8 +66,13 @@ class Level(nn.Module):
         return enlarged(image) + self.details(F.relu(self.norm(hidden))).float(), hidden
 
 
-def cut(planes: Tensor, side: int) -> Tensor:
-    return planes[..., :side, :side]
+def cut(planes: Tensor, sides: tuple[int, int]) -> Tensor:
+    return planes[..., : sides[0], : sides[1]]
+
+
+def half(sides: tuple[int, int]) -> tuple[int, int]:
+    """Half of both sides, rounded up."""
+    return (sides[0] + 1) // 2, (sides[1] + 1) // 2
 
 
 def enlarged(planes: Tensor) -> Tensor:
@@ -72,28 +83,29 @@ def enlarged(planes: Tensor) -> Tensor:
 class Generator(nn.Module):
     """Class-conditional convolutional generator G(z, y).
 
-    resolution: height and width, 4 or more; channels: 1 or 3; latent: size of z ~ N(0, I); width: channels at half
-    resolution of the coarse image, twice as many below; several: labels are 0/1 vectors. The coarse image, of COARSE
-    pixels a side at most, is the sum of a smooth one, at half resolution, and its details. Each level doubles the image
-    before it and adds finer details.
+    resolution: as of `Denoiser`, sides of 4 or more; channels: 1 or 3; latent: size of z ~ N(0, I); width: channels at
+    half resolution of the coarse image, twice as many below; several: labels are 0/1 vectors. The coarse image, of
+    COARSE pixels a side at most, is the sum of a smooth one, at half resolution, and its details. Each level doubles
+    the image before it and adds finer details.
     """
 
     def __init__(
-        self, resolution: int, channels: int, classes: int, latent: int = 32, width: int = 40, several: bool = False
+        self, resolution: Size, channels: int, classes: int, latent: int = 32, width: int = 40, several: bool = False
     ) -> None:
         super().__init__()
         self.several = several
-        self.resolution, self.channels, self.classes = resolution, channels, classes
+        self.resolution, self.channels, self.classes = size_of(resolution), channels, classes
+        self.shape: Shape = (channels, *both_sides(resolution))
         self.latent, self.width = latent, width
-        self.sides = [resolution]  # of the images of each level, the finest first
-        while self.sides[-1] > COARSE:
-            self.sides.append((self.sides[-1] + 1) // 2)
+        self.sides = [self.shape[1:]]  # of the images of each level, the finest first
+        while math.prod(self.sides[-1]) > COARSE**2:
+            self.sides.append(half(self.sides[-1]))
         start, doublings = self.sides[-1], 0
-        while start > FINEST or doublings == 0:
-            start, doublings = (start + 1) // 2, doublings + 1
+        while math.prod(start) > FINEST**2 or doublings == 0:
+            start, doublings = half(start), doublings + 1
         self.start = start
         wide = 2 * width if doublings > 1 else width
-        self.stem = nn.Linear(latent + classes, wide * start * start, bias=False)
+        self.stem = nn.Linear(latent + classes, wide * math.prod(start), bias=False)
         body: list[nn.Module] = []
         for _ in range(doublings - 1):
             body += [Widen(wide, 4 * width), Residual(width, width)]
@@ -113,8 +125,8 @@ class Generator(nn.Module):
             with torch.no_grad():
                 last_layer.weight.mul_(FAINT)
         self.levels = nn.ModuleList()
-        for side in self.sides[-2::-1]:
-            self.levels.append(Level(last, finer := max(LAST, LEVEL // side), channels))
+        for sides in self.sides[-2::-1]:
+            self.levels.append(Level(last, finer := max(LAST, LEVEL // math.isqrt(math.prod(sides))), channels))
             last = finer
 
     def forward(self, z: Tensor, labels: Tensor, block: int = 1) -> Tensor:
@@ -124,14 +136,14 @@ class Generator(nn.Module):
         levels, at the resolution divided by it.
         """
         code = torch.cat([z, (labels if self.several else F.one_hot(labels, self.classes)).to(z)], dim=1)
-        hidden = self.body(self.stem(code).unflatten(1, (-1, self.start, self.start)))  # (B, width, H/2, W/2)
+        hidden = self.body(self.stem(code).unflatten(1, (-1, *self.start)))  # (B, width, H/2, W/2)
         smooth = enlarged(self.smooth(hidden).float())
         hidden = self.widen(hidden)
         image = smooth + self.details(F.relu(self.norm(hidden))).float()
         image, hidden = (cut(part, self.sides[-1]) for part in (image, hidden))
         levels = self.levels[: len(self.levels) + 1 - block.bit_length()]
-        for level, side in zip(levels, self.sides[-2::-1], strict=False):
-            image, hidden = (cut(part, side) for part in level(image, hidden))
+        for level, sides in zip(levels, self.sides[-2::-1], strict=False):
+            image, hidden = (cut(part, sides) for part in level(image, hidden))
         return image.sigmoid()
 
     @property

@@ -50,13 +50,10 @@ class Match:
 
 
 def new_generator(shape: Shape, classes: int, latent: int, width: int, seed: int, several: bool = False) -> Generator:
-    """A freshly initialised generator of images of `shape`, (C, H, W), square. Raises ValueError for another."""
-    channels, resolution, across = shape
-    if resolution != across:
-        raise ValueError(f"shape={shape}: the generator draws square images; resize the set (data.size)")
+    """A freshly initialised generator of images of `shape`, (C, H, W)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Generator(resolution, channels, classes, latent, width, several)
+        return Generator(shape[1:], shape[0], classes, latent, width, several)
 
 
 def fit_generator(
@@ -298,7 +295,7 @@ def drawing(
         z = torch.randn(len(part), generator.latent, generator=random)
         return generator(z.to(device), part.to(device)).clamp(0, 1).cpu()  # type: ignore[no-any-return]
 
-    larger = max(1, getattr(generator, "resolution", COARSE) // COARSE)
+    larger = max(1, math.isqrt(math.prod(getattr(generator, "shape", ())[1:])) // COARSE)
     return map(draw, labels.split(DRAWN // larger**2)), labels
 
 

@@ -8,6 +8,7 @@ from itertools import chain
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import ConfigError, nearest
 from sfumato.settings.data import GROUP, SEVERAL
+from sfumato.settings.fields import size_of
 from sfumato.settings.params import Params
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import PUBLIC_MODEL
@@ -45,7 +46,7 @@ def card_problems(params: Params, card: Card) -> Iterator[str]:
         yield f"data.dataset_id={data.name!r}, but the prepared card is of {card.dataset_id!r}: {PREPARE_AGAIN}"
     if data.holdout_fraction == 0 and card.split == "keyed" and params.runs("evaluate"):
         yield "data.holdout_fraction=0 leaves evaluate nothing to judge by: raise it, or take evaluate out of run"
-    shape = {"size": card.shape[1], "channels": card.shape[0]}
+    shape = {"size": size_of(card.shape[1:]), "channels": card.shape[0]}
     for key, prepared in {"source": card.source, "labels": card.labels, **shape}.items():
         if (asked := getattr(data, key)) not in (None, prepared):
             yield f"data.{key}={asked}, but {prepared} was prepared: {PREPARE_AGAIN}"
@@ -164,11 +165,11 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
         yield "refine fits a network further, and auxiliary.target=covariance has none: leave one of them out"
     if params.runs("refine") and params.auxiliary.network == "denoiser":
         yield "refine fits a one-step generator further, and auxiliary.network=denoiser has none: leave one of them out"
-    if any(params.runs(name) for name in ("pretrain", "auxiliary", "adversarial")) and height != width:
-        yield f"images of {height}×{width} do not fit the models, which need square ones: set data.size"
+    if model.directory is not None and height != width:
+        yield f"model.directory names a public model, which draws squares, not {height}×{width}: set data.size"
     if params.runs("evolve") and params.evolve.population < len(card.classes):
         yield f"evolve.population={params.evolve.population} is below the {len(card.classes)} classes: raise it"
-    if params.runs("pretrain") and model.directory is None and height % model.unshuffle:
+    if params.runs("pretrain") and model.directory is None and any(side % model.unshuffle for side in (height, width)):
         yield f"model.unshuffle={model.unshuffle} does not divide images of {height}×{width}: choose a divisor"
 
 

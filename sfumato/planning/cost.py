@@ -76,8 +76,7 @@ class Work:
 
     @property
     def diffusion(self) -> int:
-        channels, side, _ = self.shape
-        network = partial(UNet, side, channels, self.classes, **self.params.model.network())
+        network = partial(UNet, self.shape[1:], self.shape[0], self.classes, **self.params.model.network())
         return operations_of(network, self.shape, (), LABEL)
 
     @property

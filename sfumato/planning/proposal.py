@@ -15,6 +15,7 @@ from typing import Any
 from sfumato.data.store import Card
 from sfumato.errors import ConfigError
 from sfumato.settings.data import SEVERAL
+from sfumato.settings.fields import Size, both_sides, by, size_of
 from sfumato.settings.noise import noise_at
 from sfumato.settings.params import Params
 from sfumato.settings.queries import Teacher
@@ -35,7 +36,7 @@ class Known:
 
     dataset_id: str
     path: str
-    side: int  # of the images as they will be stored, at most
+    side: Size  # of the images as they will be stored, at most; or rows and columns
     channels: int
     size_hint: int  # a rounded number of sensitive images, or of persons
     epsilon: float
@@ -66,7 +67,7 @@ def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> C
     return Card(
         dataset_id=data.name,
         source=data.source,
-        shape=(data.channels or 1, data.size or 0, data.size or 0),
+        shape=(data.channels or 1, *both_sides(data.size or 0)),
         classes=classes,
         split="official" if official else "keyed",
         version="proposed",
@@ -79,9 +80,25 @@ def read_table() -> dict[str, Any]:
     return dict(read_yaml(TABLE))
 
 
-def sides_of(side: int, table: Mapping[str, Any]) -> tuple[int, ...]:
-    """The sides that images of `side` pixels may be resized to, the largest first: never enlarged but to the least."""
-    return tuple(sorted((known for known in table["sides"] if known <= side), reverse=True)) or (min(table["sides"]),)
+def sizes_of(side: int, longer: int, proportion: float, table: Mapping[str, Any]) -> tuple[Size, ...]:
+    """The sizes that images may be resized to, the largest first: never enlarged but to the least.
+
+    side, longer: the medians of their sides; proportion: rows over columns, of which a quarter is taken.
+    """
+    most = min(side / quarter(proportion), longer)
+    sides = sorted((known for known in table["sides"] if known <= most), reverse=True) or [min(table["sides"])]
+    return tuple(in_proportion(known, proportion) for known in sides)
+
+
+def quarter(proportion: float) -> float:
+    """The shorter side over the longer one, to a quarter: 1 for what is nearly square."""
+    return max(1, round(4 * min(proportion, 1 / proportion))) / 4
+
+
+def in_proportion(side: int, proportion: float) -> Size:
+    """A size whose longer side is `side`, itself a multiple of 4 pixels as the shorter one, which has 8 or more."""
+    shorter = max(8, 4 * round(side * quarter(proportion) / 4))
+    return size_of(sorted((shorter, side), reverse=proportion > 1))
 
 
 def rounded_size(count: int) -> int:
@@ -108,21 +125,21 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
     return replace(found, whole=whole)
 
 
-def proposals(known: Known, sides: Sequence[int], seconds: Seconds) -> list[Proposal]:
-    """A proposal for each of the sides that the table has a row for: the chosen one first, then the others by size.
+def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Proposal]:
+    """A proposal for each of the sizes that the table has a row for: the chosen one first, then the others by size.
 
     The largest is chosen that goes WORTH of the way in the given minutes; if none does, the smallest.
     Raises ConfigError if there is a row for none of them.
     """
-    found, unknown = dict[int, Proposal](), None
-    for side in sorted(sides, reverse=True):
+    found, unknown = dict[Size, Proposal](), None
+    for side in sorted(sides, key=both_sides, reverse=True):
         try:
             found[side] = propose(replace(known, side=side), seconds)
         except ConfigError as error:
             unknown = unknown or error
     if not found and unknown is not None:
         raise unknown
-    chosen = next((side for side, one in found.items() if one.enough and one.grown >= WORTH), min(found))
+    chosen = next((side for side, one in found.items() if one.enough and one.grown >= WORTH), [*found][-1])
     return [found.pop(chosen), *found.values()]
 
 
@@ -130,11 +147,11 @@ def row_for(known: Known, table: Mapping[str, Any]) -> Mapping[str, Any]:
     for row in table["rows"]:
         when = row["when"]
         low, high = when["side"]
-        fits = known.channels in when["channels"] and low <= known.side <= high
+        fits = known.channels in when["channels"] and low <= max(both_sides(known.side)) <= high
         fits &= when.get("several", False) == (known.data.get("labels") == SEVERAL)
         if fits and when.get("public", known.public is not None) == (known.public is not None):
             return dict(row)
-    kind = f"{'colour' if known.channels == 3 else 'grey'} images of {known.side}×{known.side}"
+    kind = f"{'colour' if known.channels == 3 else 'grey'} images of {by(known.side)}"
     kind += " with public images" if known.public else ""
     raise ConfigError(f"no recipe is known for {kind}: take one of `stage recipe list` and write params.yaml")
 
@@ -166,6 +183,9 @@ def proposal(
         own["public"] = {"source": "imagefolder", "path": known.public, "declared_public": True}
     for overlay in overlays:
         own = overlaid(own, overlay)
+    height, width = both_sides(known.side)
+    if own["data"]["size"] != known.side:  # a lighter one
+        own["data"]["size"] = in_proportion(own["data"]["size"], height / width)
     if row.get("tuned_at"):
         rules = at_effective_epsilon(own["recipe"], known.epsilon * known.size_hint / row["tuned_at"])
         runs = own.get("run", known_recipe(own["recipe"])["run"])

@@ -40,4 +40,4 @@ def outline(settings: Model, shape: tuple[int, int, int], classes: int) -> Denoi
     if settings.directory is not None:
         return outline_of_public_model(settings, classes)
     with torch.device("meta"):
-        return UNet(resolution=shape[1], channels=shape[0], classes=classes, **settings.network())
+        return UNet(resolution=shape[1:], channels=shape[0], classes=classes, **settings.network())

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, FiniteFloat, field_validator, model_validator
 
 from sfumato.errors import ConfigError
-from sfumato.settings.fields import Fraction, Positive, Strict
+from sfumato.settings.fields import Fraction, Positive, Size, Strict
 from sfumato.storage.documents import class_name, dataset_name
 
 DatasetId = Annotated[str, AfterValidator(dataset_name)]
@@ -68,7 +68,8 @@ class Data(Strict):
     dataset_id: DatasetId | None = None
     source: str = "digits"  # one of SOURCES (sfumato/data/sources): digits, fashion-mnist, cifar10, imagefolder, …
     path: str | None = None  # folder or file; required for imagefolder, npz and webdataset
-    size: Positive | None = None  # height and width after resizing; None: as in the source
+    # after resizing: the side of squares, or [rows, columns]; None: as in the source
+    size: Size | None = None
     channels: Literal[1, 3] | None = None  # 1 grey, 3 colour; None: as in the source
     # values shown as black and white, for files with more than 8 bits (16-bit grey, DICOM after its rescale, such as
     # Hounsfield units); required for them

@@ -2,9 +2,10 @@
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Self, TypeGuard
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WrapValidator
 
 from sfumato.errors import ConfigError
 
@@ -16,7 +17,37 @@ def is_positive(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
+def size_of(sides: int | Sequence[int]) -> int | tuple[int, int]:
+    """The size of images as settings and networks keep it: one number for squares, else rows and columns."""
+    rows, columns = both_sides(sides)
+    if rows == columns:
+        return rows
+    return rows, columns
+
+
+def both_sides(size: int | Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of images of a size."""
+    if isinstance(size, int):
+        return size, size
+    rows, columns = size
+    return rows, columns
+
+
+def checked_size(value: Any, read: Callable[[Any], Any]) -> int | tuple[int, int]:
+    """The size that `read` finds. Raises ValueError for another form, in one sentence."""
+    try:
+        return size_of(read(value))
+    except ValueError as error:
+        raise ValueError("give the pixels of a side, as in 64, or [rows, columns]") from error
+
+
+def by(size: int | Sequence[int]) -> str:
+    """A size in words: 24×32."""
+    return "{}×{}".format(*both_sides(size))
+
+
 Positive = Annotated[int, Field(gt=0, le=10**9)]
+Size = Annotated[Positive | tuple[Positive, Positive], WrapValidator(checked_size)]
 Draws = Annotated[int, Field(gt=0, le=1024)]
 # limits of floats: beyond them a query would fail, or release nothing of use, after it was charged
 PositiveFloat = Annotated[float, Field(ge=1e-9, le=1e10)]

@@ -143,8 +143,7 @@ class LatentDiffusion(Denoiser):
         labels = labels.to(device)
         scheduler.set_timesteps(steps, device=device)
         # one at a time, so that the k-th latent does not depend on the batch size
-        shape = (self.channels, self.resolution, self.resolution)
-        start = torch.stack([torch.randn(shape, generator=generator) for _ in labels])
+        start = torch.stack([torch.randn(self.shape, generator=generator) for _ in labels])
         x = start.to(device) * float(scheduler.init_noise_sigma)
         own = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
         for t in scheduler.timesteps:

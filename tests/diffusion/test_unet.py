@@ -7,6 +7,7 @@ from small_network import perturbed
 
 from sfumato.diffusion.unet import Attention, GroupNorm, UNet, double, drop_extra_classes, halve, load_model
 from sfumato.errors import ConfigError, DataError
+from sfumato.settings.fields import both_sides
 
 TINY = {"width": 8, "multipliers": (1, 2), "attention": (1,), "blocks": 1}
 
@@ -20,13 +21,15 @@ TINY = {"width": 8, "multipliers": (1, 2), "attention": (1,), "blocks": 1}
         (28, 1, {"multipliers": (1, 1, 1), "unshuffle": 2}),  # 14, 7, 4: odd sizes on the way up
         (32, 3, {"blocks": 2, "attention": ()}),
         (7, 2, {"multipliers": (1, 1, 1), "attention": (0, 1, 2)}),
+        ((1, 2), 1, {"attention": ()}),  # one of the sides is not halved
+        ((12, 20), 3, {"multipliers": (1, 1, 2), "attention": (2,), "unshuffle": 2}),  # 6×10, 3×5, 2×3
     ],
 )
 def test_every_size_comes_out_as_it_went_in_and_images_do_not_see_each_other(resolution, channels, options):
     model = perturbed(UNet(resolution, channels, 4, **{**TINY, **options}))
-    x, c_noise, labels = torch.randn(3, channels, resolution, resolution), torch.randn(3), torch.tensor([0, 3, 4])
+    x, c_noise, labels = torch.randn(3, *model.shape), torch.randn(3), torch.tensor([0, 3, 4])
     together = model(x, c_noise, labels)
-    assert together.shape == x.shape and together.isfinite().all()
+    assert together.shape == (3, channels, *both_sides(resolution)) and together.isfinite().all()
     alone = torch.cat([model(x[i : i + 1], c_noise[i : i + 1], labels[i : i + 1]) for i in range(3)])
     assert torch.allclose(together, alone, atol=1e-5)
 
@@ -78,8 +81,8 @@ def test_sizes_change_by_means_and_by_copies(size):
     x = torch.randn(2, 3, *size)
     assert torch.allclose(halve(x), torch.nn.functional.avg_pool2d(x, 2, ceil_mode=True), atol=1e-6)
     whole = torch.nn.functional.interpolate(x, scale_factor=2.0)
-    for cropped in (2 * size[0], 2 * size[0] - 1):
-        assert torch.equal(double(x, cropped), whole[:, :, :cropped, :cropped])
+    for rows, columns in ((2 * size[0], 2 * size[1]), (2 * size[0] - 1, 2 * size[1])):
+        assert torch.equal(double(x, (rows, columns)), whole[:, :, :rows, :columns])
 
 
 def test_a_norm_is_group_normalisation_with_its_own_or_a_given_scale():
@@ -105,6 +108,14 @@ def test_a_norm_is_group_normalisation_with_its_own_or_a_given_scale():
 def test_sizes_that_do_not_fit_are_refused(options, named):
     with pytest.raises(ConfigError, match=named):
         UNet(10, 1, 4, **{**TINY, "attention": (0,), **options})
+
+
+def test_a_network_of_rectangles_is_the_same_after_the_disk_and_one_of_squares_keeps_one_number(tmp_path):
+    for resolution, kept in ((8, 8), ((8, 12), [8, 12])):
+        model = UNet(resolution, 1, 4, **TINY)
+        model.save(tmp_path)
+        assert json.loads((tmp_path / "config.json").read_text())["resolution"] == kept
+        assert load_model(tmp_path).shape == model.shape == (1, *both_sides(resolution))
 
 
 def test_a_broken_model_is_an_error_that_names_it(tmp_path):
@@ -155,8 +166,8 @@ def test_dropping_nothing_changes_nothing_and_a_frozen_table_stays_frozen():
 
 
 def test_larger_images_are_drawn_fewer_at_a_time_in_about_the_same_memory():
-    def network(side: int, **options) -> UNet:
-        return UNet(side, 1, 2, width=8, multipliers=(1,), attention=(), **options)
+    def network(size, **options) -> UNet:
+        return UNet(size, 1, 2, width=8, multipliers=(1,), attention=(), **options)
 
-    assert [network(side).at_a_time for side in (8, 28, 32, 64, 256)] == [256, 167, 128, 32, 2]
+    assert [network(size).at_a_time for size in (8, 28, 32, 64, (32, 128), 256)] == [256, 167, 128, 32, 32, 2]
     assert network(64, unshuffle=2).at_a_time == 128

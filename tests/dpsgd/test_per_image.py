@@ -198,6 +198,7 @@ def test_a_use_without_a_rule_is_refused(use):
 NETWORKS = {
     "digits": {"resolution": 8, "channels": 1, "width": 32, "multipliers": (1, 2), "attention": (1,)},
     "unshuffled": {"resolution": 12, "channels": 3, "multipliers": (1, 2, 2), "attention": (0, 2), "unshuffle": 2},
+    "oblong": {"resolution": (6, 10), "channels": 1, "multipliers": (1, 2, 2), "attention": (1,), "unshuffle": 2},
     "deep": {"resolution": 7, "channels": 2, "multipliers": (1, 1), "attention": (), "blocks": 2},
 }  # the pixels of the second are 6, 3 and 2 a side
 
@@ -217,8 +218,7 @@ def test_the_network_has_the_gradients_that_vmap_finds(name, adapted):
                 if path.endswith(".B"):
                     value.normal_(std=0.1)
     parameters = {path: value for path, value in model.named_parameters() if value.requires_grad}
-    shape = (model.channels, model.resolution, model.resolution)
-    images, noise = torch.rand(IMAGES, DRAWS, *shape), torch.randn(IMAGES, DRAWS, *shape)
+    images, noise = torch.rand(IMAGES, DRAWS, *model.shape), torch.randn(IMAGES, DRAWS, *model.shape)
     batch = (images, torch.randint(5, (IMAGES, DRAWS)), torch.rand(IMAGES, DRAWS) + 0.1, noise)
     rows, expected = by_layers(model, parameters, *batch), by_vmap(model, parameters, *batch)
     assert list(rows) == list(parameters)

@@ -14,7 +14,7 @@ def dot(side: int = 28, channels: int = 1) -> np.ndarray:
 
 def centre(images: np.ndarray) -> np.ndarray:
     weights = images[0, ..., 0].astype(float)
-    return np.array([(weights.sum(1 - axis) @ np.arange(len(weights))) / weights.sum() for axis in (0, 1)])
+    return np.array([(weights.sum(1 - axis) @ np.arange(weights.shape[axis])) / weights.sum() for axis in (0, 1)])
 
 
 @pytest.mark.parametrize("name", SHIFTS)
@@ -30,10 +30,15 @@ def test_a_dot_moves_two_pixels_of_28_right_and_down():
     assert centre(shifted("moved", dot())) - centre(dot()) == pytest.approx([2, 2], abs=0.05)
 
 
-def test_a_dot_turns_by_ten_degrees_about_the_middle():
-    before, after = (centre(images) - 13.5 for images in (dot(), shifted("turned", dot())))
+@pytest.mark.parametrize("sides", [(28, 28), (28, 56), (64, 40)])
+def test_a_dot_turns_by_ten_degrees_about_the_middle(sides):
+    images = np.zeros((1, *sides, 1), dtype=np.uint8)
+    images[0, sides[0] // 3, sides[1] // 4] = 255
+    middle = (np.array(sides) - 1) / 2
+    before, after = centre(images) - middle, centre(shifted("turned", images)) - middle
     cosine = before @ after / np.linalg.norm(before) / np.linalg.norm(after)
     assert np.degrees(np.arccos(cosine)) == pytest.approx(10, abs=1.5)
+    assert np.linalg.norm(after) == pytest.approx(np.linalg.norm(before), rel=0.05)
 
 
 def test_blur_spreads_over_three_pixels_and_over_more_of_a_larger_image():

@@ -5,18 +5,20 @@ import torch.nn.functional as F
 from sfumato.features import FEATURES
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.scattering import Filtered, averaged, morlet
+from sfumato.settings.fields import both_sides
 from sfumato.settings.queries import FeatureMap
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("shape", [(3, 2, 12, 8), (2, 1, 28, 28), (2, 3, 7, 10)])
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 2, 4, (1, 2), (4, 2)])
 def test_a_mean_of_cells_and_its_gradient_are_those_of_pooling(shape, size, layout):
     planes = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     planes = planes.to(memory_format=layout)
     one, other = planes.clone().requires_grad_(), planes.clone().requires_grad_()
-    found, expected = averaged(one, size), F.avg_pool2d(other, size, ceil_mode=True)
-    assert torch.equal(averaged(planes, size), expected) and torch.allclose(found, expected, atol=1e-12)
+    sides = both_sides(size)
+    found, expected = averaged(one, *sides), F.avg_pool2d(other, size, ceil_mode=True)
+    assert torch.equal(averaged(planes, *sides), expected) and torch.allclose(found, expected, atol=1e-12)
     wanted = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     (first,), (second,) = torch.autograd.grad(found, one, wanted), torch.autograd.grad(expected, other, wanted)
     assert torch.allclose(first, second, atol=1e-12)
@@ -59,16 +61,17 @@ MAPS = [
 ]
 
 
-@pytest.mark.parametrize("side", [64, 50, 97])
-def test_block_means_determine_the_cells_of_maps_that_see_blocks_as_large(side):
-    features = FourierFeatures((1, side, side), MAPS, 60, seed=0)
-    images = torch.rand(4, 1, side, side, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("size", [64, 50, 97, (48, 64), (64, 32), (5, 68), (97, 41)])
+def test_block_means_determine_the_cells_of_maps_that_see_blocks_as_large(size):
+    shape = 1, *both_sides(size)
+    features = FourierFeatures(shape, MAPS, 60, seed=0)
+    images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
     weights = F.one_hot(torch.tensor([0, 1, 1, 0]), 2).float()
     whole = features.embed(images, weights)
     assert torch.allclose(whole, features(images).T @ weights, atol=1e-5)
     assert torch.allclose(features(images).norm(dim=1), torch.ones(4), atol=1e-5)
     assert features.active(1).all() and 0 < features.active(4).sum() < features.active(2).sum() < features.size
-    for block in (2, 4) if side == 64 else ():
+    for block in (2, 4) if size in (64, (48, 64), (64, 32)) else ():
         active = features.active(block)
         assert torch.allclose(features.embed(averaged(images, block), weights)[active], whole[active], atol=1e-4)
 

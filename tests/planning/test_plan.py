@@ -13,7 +13,7 @@ from sfumato.generators.network import Generator
 from sfumato.planning.resolve import make_plan, noise_requests, plan_texts, warnings_of
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.resolved import QueryPlan, read_stage_plan
-from sfumato.settings.fields import MACHINE
+from sfumato.settings.fields import MACHINE, both_sides
 from sfumato.settings.recipes import load_params, overlaid
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Model
@@ -252,10 +252,32 @@ def test_mistakes_are_named_with_their_key(content, message):
         make_plan(params(**content), card())
 
 
-@pytest.mark.parametrize(("shape", "message"), [((1, 30, 30), "central.pool"), ((1, 8, 12), "square")])
+@pytest.mark.parametrize(("shape", "message"), [((1, 30, 30), "central.pool"), ((1, 8, 10), "central.pool")])
 def test_shapes_that_do_not_fit_are_refused_before_anything_is_spent(shape, message):
     with pytest.raises(ConfigError, match=message):
         make_plan(params(central={"pool": 4}), card(shape=shape))
+
+
+def test_rectangles_fit_our_networks_and_a_public_model_refuses_them_before_anything_is_spent():
+    oblong = card(shape=(1, 8, 12))
+    made = make_plan(params(), oblong)
+    assert all(file["shape"] == [1, 8, 12] for file in made.files.values())
+    with pytest.raises(ConfigError, match=r"unshuffle=4 does not divide images of 8×10"):
+        make_plan(params(model={"unshuffle": 4}, central={"pool": 2}), card(shape=(1, 8, 10)))
+    with pytest.raises(ConfigError, match="draws squares, not 8×12"):
+        make_plan(params(recipe="dp-lora", model={"directory": "model"}), oblong)
+
+
+@pytest.mark.parametrize(
+    ("size", "prepared"), [(8, (1, 8, 8)), ((8, 12), (1, 8, 12)), ((8, 12), (1, 12, 8)), (8, (1, 8, 12))]
+)
+def test_a_size_is_compared_with_both_sides_of_the_prepared_images(size, prepared):
+    asked = params(data={"size": size})
+    if both_sides(size) == prepared[1:]:
+        make_plan(asked, card(shape=prepared))
+    else:
+        with pytest.raises(ConfigError, match=r"data\.size=.*was prepared"):
+            make_plan(asked, card(shape=prepared))
 
 
 def test_a_budget_that_cannot_be_met_names_the_stage_and_the_fix():

@@ -7,7 +7,7 @@ from small_plan import card, params
 
 from sfumato.errors import ConfigError
 from sfumato.generators.network import Generator
-from sfumato.planning.proposal import Known, proposals, propose, read_table, rounded_size, sides_of
+from sfumato.planning.proposal import Known, proposals, propose, read_table, rounded_size, sizes_of
 from sfumato.planning.resolve import make_plan
 
 GREY = Known(dataset_id="set", path="/images", side=28, channels=1, size_hint=60_000, epsilon=1.0, minutes=1e6)
@@ -16,11 +16,11 @@ SMALL, COLOUR = replace(GREY, side=8), replace(GREY, side=32, channels=3)
 CHOSEN = replace(COLOUR, public="/public", public_images=100_000)
 
 
-def seconds(asked) -> float:
+def seconds(asked, side: int | None = None) -> float:
     """A machine on which a step takes a second, at 32 pixels a side, and less on smaller images."""
     steps = sum(getattr(asked, name).steps for name in ("auxiliary", "refine", "classifier") if asked.runs(name))
     steps += asked.evaluate.steps
-    return steps * (asked.data.size / 32) ** 2 * asked.frequency.size / 11_000
+    return steps * ((side or asked.data.size) / 32) ** 2 * asked.frequency.size / 11_000
 
 
 @pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CHOSEN, SEVERAL])
@@ -83,7 +83,34 @@ def test_a_size_is_rounded_to_one_digit(count, rounded):
 
 @pytest.mark.parametrize(("side", "stored"), [(4, 8), (8, 8), (28, 28), (31, 28), (100, 64), (500, 128)])
 def test_images_are_never_enlarged_beyond_the_smallest_side(side, stored):
-    assert sides_of(side, read_table())[0] == stored
+    assert sizes_of(side, side, 1.0, read_table())[0] == stored
+
+
+@pytest.mark.parametrize(
+    ("side", "longer", "proportion", "stored"),
+    [
+        (40, 44, 40 / 44, 32),  # nearly square
+        (165, 224, 224 / 165, (128, 96)),  # upright
+        (165, 224, 165 / 224, (96, 128)),
+        (60, 80, 0.65, (48, 64)),
+        (60, 120, 0.5, (32, 64)),
+        (30, 40, 1.0, 28),  # as many lie as stand
+        (9, 100, 0.09, (8, 32)),
+        (6, 8, 0.75, 8),
+    ],
+)
+def test_images_that_are_far_from_square_keep_their_proportion_to_a_quarter(side, longer, proportion, stored):
+    assert sizes_of(side, longer, proportion, read_table())[0] == stored
+
+
+@pytest.mark.parametrize("known", [replace(SEVERAL, side=(24, 32)), replace(GREY, side=(128, 64))])
+@pytest.mark.parametrize("minutes", [0.01, 1e6])
+def test_a_proposal_for_rectangles_is_a_plan_and_a_lighter_one_keeps_the_proportion(known, minutes):
+    proposed = propose(replace(known, minutes=minutes), lambda asked: seconds(asked, max(asked.data.size)))
+    size = proposed.params.data.size
+    assert size == known.side or (not proposed.enough and size == (12, 16))
+    labels = known.data.get("labels", "one")
+    make_plan(proposed.params, card("set", (known.channels, *size), source="imagefolder", labels=labels))
 
 
 def test_the_largest_size_is_proposed_that_the_minutes_allow_and_the_others_are_named():

@@ -40,6 +40,7 @@ from sfumato.queries.histogram import query_histogram
 from sfumato.queries.teacher import query_teacher
 from sfumato.settings.baselines import Adversarial
 from sfumato.settings.dpsgd import Finetune, Saliency
+from sfumato.settings.fields import Size, size_of
 from sfumato.settings.queries import Central, FeatureMap, Teacher
 from sfumato.settings.training import Classifier
 from sfumato.training.public_classifier import train_public_classifier
@@ -173,9 +174,9 @@ def moment_map() -> FourierFeatures:
     return moment_features(classifier())
 
 
-def unet(classes: int = CLASSES, several: bool = False) -> UNet:
+def unet(classes: int = CLASSES, several: bool = False, resolution: Size = 8) -> UNet:
     torch.manual_seed(0)
-    model = UNet(8, 1, classes, width=8, multipliers=(1,), attention=(0,), several=several)
+    model = UNet(resolution, 1, classes, width=8, multipliers=(1,), attention=(0,), several=several)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -197,9 +198,9 @@ def seeded_draws(model: object, images: Tensor, draws: int, *rest: Any, **more: 
     )
 
 
-def central(charge: Any, **settings: Any) -> Tensor:
+def central(charge: Any, shape: Shape = SHAPE, **settings: Any) -> Tensor:
     denominators = torch.full((CLASSES,), PUBLIC).double()
-    return query_central(charge, denominators, SHAPE, Central(**{"repeats": 2, **settings}))
+    return query_central(charge, denominators, shape, Central(**{"repeats": 2, **settings}))
 
 
 def teacher(charge: Any, classes: int = CLASSES, offsets: Tensor | float = 0.0, **settings: Any) -> Tensor:
@@ -223,18 +224,20 @@ def finetune(charge: Any, draws: int = 1, model: UNet | None = None) -> dict[str
     return {**state.tensors(), **{name: torch.tensor(value) for name, value in step(state, charge).items()}}
 
 
-def discriminator(resolution: int = 8, channels: int = 1) -> Discriminator:
+def discriminator(resolution: Size = 8, channels: int = 1) -> Discriminator:
     torch.manual_seed(0)
     model = Discriminator(resolution, channels, CLASSES, 4)
     torch.nn.init.normal_(model.by_label.weight, std=0.1)
     return model
 
 
-def adversarial(charge: Any) -> dict[str, Tensor]:
+def adversarial(charge: Any, shape: Shape = SHAPE) -> dict[str, Tensor]:
     chosen = Adversarial(max_grad_norm=C, microbatch_size=16)
-    generator = new_generator(SHAPE, CLASSES, 4, 8, 0)
+    generator = new_generator(shape, CLASSES, 4, 8, 0)
     even = torch.full((CLASSES,), 1 / CLASSES)
-    state = AdversarialState(discriminator(), generator, chosen, even, 0, public_batch=PUBLIC, autocast=False)
+    state = AdversarialState(
+        discriminator(size_of(shape[1:])), generator, chosen, even, 0, public_batch=PUBLIC, autocast=False
+    )
     state.judge.draw = functools.partial(seeded_draws, None, draws=1)  # type: ignore[method-assign]
     state.step(charge)
     return state.tensors()

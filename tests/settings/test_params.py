@@ -29,6 +29,18 @@ def test_noise_is_a_multiplier_a_share_or_the_rest(given, kept):
     assert Central(noise=given).noise == kept
 
 
+@pytest.mark.parametrize(("given", "kept"), [(28, 28), ([28, 28], 28), ([24, 32], (24, 32)), (None, None)])
+def test_a_size_is_one_number_for_squares_and_rows_and_columns_for_others(given, kept):
+    data = Data(dataset_id="set", size=given)
+    assert data.size == kept and Data.model_validate_json(data.model_dump_json()) == data
+
+
+@pytest.mark.parametrize("size", [0, [24], [24, 0], [1, 2, 3], "24x32"])
+def test_a_size_of_another_form_is_refused(size):
+    with pytest.raises(ValidationError, match="size"):
+        Data(dataset_id="set", size=size)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -209,7 +209,7 @@ def test_the_time_of_reading_private_images_is_not_in_the_parameters(init, tmp_p
 def test_fits_that_the_minutes_cut_short_are_warned_of_with_the_minutes_of_whole_ones(init, tmp_path, monkeypatch):
     write_shapes(tmp_path / "in", side=16)
     monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: {"evaluate": 9.0 * params.evaluate.steps})
-    text = init("--size-hint 100 --minutes 15 --force", "others: 16 pixels in 15 minutes, 0% of the way")
+    text = init("--size-hint 100 --minutes 15 --force", "others: 16×16 pixels in 15 minutes, 0% of the way")
     whole = re.search(r"is short, .* --minutes (\d+) goes all of it", " ".join(text.split()))[1]
     assert "100% of the way" in init(f"--size-hint 100 --minutes {whole} --force")
     assert "is short" not in init(f"--size-hint 100 --minutes {whole} --force")
@@ -272,12 +272,31 @@ def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_their_size(pr
         "└─ hold-out: drawn by a key",
     ]
     said.clear()
-    show_local_facts(found, 32)
-    assert said[0].startswith("local    sides of about 40 pixels become 32")
+    show_local_facts(found, "32×32")
+    assert said[0].startswith("local    sides of about 40 and 40 pixels become 32×32")
     assert said[1].strip() == "hold-out: about 5, too few for a verdict, which needs 10 of each class"
     said.clear()
-    show_local_facts(replace(found, held_out=30), 32)
+    show_local_facts(replace(found, held_out=30), "32×32")
     assert not any("hold-out" in line for line in said)
+
+
+def test_pictures_far_from_square_are_stored_in_their_proportion_unless_they_lie_and_stand(init, tmp_path):
+    root = write_shapes(tmp_path / "in", each=10, side=48)
+    for path in root.glob("*/*.png"):
+        with Image.open(path) as picture:
+            picture.crop((0, 6, 48, 42)).save(path)
+    init("--size-hint 300", "stored as 24×32")
+    assert own()["data"]["size"] == [24, 32]
+    init("--size 16 --force", "stored as 16×16")
+    assert own()["data"]["size"] == 16
+    init("--size 30x40 --force", "no recipe is known for colour images of 30×40", code=4)
+    init("--size 40x48 --force", "--size=40x48 is more than most images have", code=4)
+    for wrong in ("7", "32x", "24,32", "24x7", "0x32", "wide"):
+        init(f"--size {wrong} --force", f"--size={wrong}: give 8 pixels a side or more, as in 64 or 192x256", code=2)
+    for path in sorted(root.glob("*/*.png"))[::3]:
+        with Image.open(path) as picture:
+            picture.rotate(90, expand=True).save(path)
+    assert (survey(root).proportion, survey(root).side, survey(root).longer) == (1.0, 36, 48)
 
 
 def test_the_looking_is_kept_for_the_next_call_until_a_file_changes(tmp_path, monkeypatch):

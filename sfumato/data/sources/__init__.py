@@ -17,6 +17,7 @@ from sfumato.data.sources.npz import read_imagenet32, read_npz
 from sfumato.data.sources.source import Example, Request, Source
 from sfumato.errors import ConfigError, DataError, explained, nearest, public, reading_sensitive
 from sfumato.settings.data import OUTER, SEVERAL, Data, Public
+from sfumato.settings.fields import both_sides
 from sfumato.storage.documents import class_name
 
 __all__ = ["SOURCES", "Example", "Source", "read_public", "read_source"]
@@ -46,7 +47,7 @@ def read_source(data: Data, raw: Path) -> Source:
     Names and array shapes are checked here; pictures are decoded, and can be refused, while they are iterated over.
     Raises ConfigError if `data` is incomplete, DataError if files are missing or unusable.
     """
-    size = None if data.size is None else (data.size, data.size)
+    size = None if data.size is None else both_sides(data.size)
     asked = {name: getattr(data, name) for name in ("path", "channels", "groups", "range", "classes", "label_column")}
     several = data.labels == SEVERAL
     outer = data.groups is not None and data.groups.folder == OUTER

@@ -12,6 +12,7 @@ from sfumato.data.rendered import drawn_set
 from sfumato.data.sources import read_public, read_source
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Public
+from sfumato.settings.fields import both_sides
 
 
 def test_digits_span_the_whole_range(digits, tmp_path):
@@ -26,8 +27,10 @@ def test_size_and_channels_convert_every_picture(tmp_path):
     Image.new("L", (9, 4), 77).save(root / "cat" / "other.jpg")
     Image.new("P", (3, 3)).save(root / "dog" / "palette.gif")
     for channels in (1, 3):
-        _, images, _ = read_all(Data(source="imagefolder", path=str(root), size=5, channels=channels), tmp_path)
-        assert {(image.shape, image.dtype.name) for image in images} == {((5, 5, channels), "uint8")}
+        for size in (5, (4, 6)):
+            asked = Data(source="imagefolder", path=str(root), size=size, channels=channels)
+            _, images, _ = read_all(asked, tmp_path)
+            assert {(image.shape, image.dtype.name) for image in images} == {((*both_sides(size), channels), "uint8")}
     assert np.abs(images[3].astype(int) - 77).max() <= 2
 
 
