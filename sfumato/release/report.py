@@ -198,7 +198,9 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "public_images": public,
         "odometer": ledger["odometer"] | {"epsilon": bound_text(ledger["odometer"]["epsilon"])},
         "charges": len(ledger["records"]),
-        "owners": [(own, bound_text(compose(part, delta, (), accountant)["epsilon"][accountant])) for own, part in owners],
+        "owners": [
+            (own, bound_text(compose(part, delta, (), accountant)["epsilon"][accountant])) for own, part in owners
+        ],
         "together": bound_text(together),
     }
 
