@@ -95,14 +95,14 @@ def spent_on_one(
 
 
 def by_line(accountant: str) -> str:
-    """The accountant of a ledger's lines, of stages and odometer: Rényi's unless the ledger is exact."""
+    """That of the ledger's lines, of stages and odometer: Rényi's, as ever, unless `accountant` is exact."""
     return EXACT if accountant == EXACT else "rdp"
 
 
 def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = (), accountant: str = "rdp") -> dict:
     """The cost of the records: `epsilon` by every accountant; `stages`, each one's own epsilon and share of the RDP.
 
-    accountant: the ledger's. Ledgers of another one than `exact` do not list it, as those before it did not.
+    accountant: the ledger's, of which `exact` is listed in its own ledgers only.
     With `apart`, each number is the largest over its data sets, and shares are those of the one that costs most.
     Raises BudgetError if they have different privacy units, which cannot be composed.
     """
@@ -133,7 +133,7 @@ def odometer_line(
     """Everything ever opened on a dataset: the union of its journal and of the release's records, aborted charges too.
 
     journal: its records; head: of the journal, if it is at hand and lacks nothing that is known of it; else None: the
-    line is incomplete; accountant: the ledger's. `others` of the line are the mechanisms of charges that the release does not depend on.
+    line is incomplete. `others` of the line are the mechanisms of charges that the release does not depend on.
     """
     own = {record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id}
     others = sorted((record["event"] for record in journal if record["id"] not in own), key=canonical)

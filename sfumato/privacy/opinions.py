@@ -51,10 +51,7 @@ class Opinion:
 
 
 def all_opinions(records: Sequence[Mapping], delta: float, accountant: str = "rdp") -> dict[str, Opinion]:
-    """Epsilon of the records at `delta` by every accountant: our own four, then Opacus' two.
-
-    accountant: the ledger's. If it is `exact`, distributions are compared with it, and it with Rényi's bound.
-    """
+    """Epsilon of the records at `delta` by every accountant: our four, then Opacus' two. accountant: the ledger's."""
     parts, adjacency = [Mechanism.from_json(record["event"]) for record in records], common_adjacency(records)
     found = {name: epsilon([part.event for part in parts], delta, name, adjacency) for name in ACCOUNTANTS}
     own = {name: Opinion(value, name, value) for name, value in found.items()}

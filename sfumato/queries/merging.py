@@ -90,10 +90,7 @@ def check_owner(
 def merged_budget(
     budgets: Sequence[Mapping[str, Any]], size_hint: int, records: Sequence[dict], apart: Sequence[str]
 ) -> dict[str, Any]:
-    """The budget of the merged release: at the smallest δ of the owners, their largest ε, or what it is at that δ.
-
-    Owners whose accountants differ get the most cautious one: any of them holds for the records of all.
-    """
+    """The budget at the smallest δ of the owners: their largest ε, or the ε of their most cautious accountant."""
     recipe, *others = {budget["recipe"] for budget in budgets}
     if others:
         raise ConfigError("the owners differ in recipe: they agree on it before they spend")
