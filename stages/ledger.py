@@ -121,9 +121,10 @@ def check(
     fail(ledger, problems)
     at, apart = delta or content["delta"], content.get("apart", ())
     parts = of_one_person(content["records"], apart)
+    by = content["accountant"]
     dearest = max(parts.values(), key=lambda part: compose(part, at)["epsilon"]["rdp"])
-    opinions = all_opinions(dearest, at)  # takes seconds: of a ledger that holds
-    fail(ledger, disagreements(opinions, content["accountant"]))
+    opinions = all_opinions(dearest, at, by)  # takes seconds: of a ledger that holds
+    fail(ledger, disagreements(opinions, by))
     bound = f" ≤ {epsilon:g}" if epsilon is not None else ""
     units = sorted({record["unit"] for record in content["records"]})
     protected = "".join(f", for {PROTECTED.get(name, name)}" for name in units)
@@ -133,7 +134,7 @@ def check(
     )
     typer.echo(f"ε by accountant: {', '.join(f'{name} {opinion}' for name, opinion in opinions.items())}")
     for name, part in parts.items() if apart else ():
-        own = compose(part, at)["epsilon"][content["accountant"]]
+        own = compose(part, at, accountant=by)["epsilon"][by]
         typer.echo(f"ε = {own:.4f} for whoever is in {name!r} only, by the declaration that the owners' people differ")
 
 
@@ -269,7 +270,10 @@ def history(
     if not entries or entries[-1]["kind"] == GENESIS:
         typer.echo(f"dataset {odometer.dataset_id!r}: no history")
         return
-    delta = read_policy().delta if delta is None else delta
+    accountant = "rdp"
+    if delta is None:
+        policy = read_policy()
+        delta, accountant = policy.delta, policy.accountant
     runs = odometer.runs()
     words = {CLOSE: "released", ABANDON: "given up"}
     ended = {entry["id"]: words[entry["kind"]] for entry in entries if entry["kind"] in words}
@@ -291,7 +295,8 @@ def history(
     table_console().print(table)
     opened = odometer.events()
     note = " (incomplete: entries of the journal were lost)" if unknown or not odometer.complete() else ""
-    typer.echo(f"{charges(len(opened))}, ε = {epsilon(opened, delta):.4f} together at δ = {delta_text(delta)}{note}")
+    spent = epsilon(opened, delta, accountant)
+    typer.echo(f"{charges(len(opened))}, ε = {spent:.4f} together at δ = {delta_text(delta)}{note}")
 
 
 def utc(seconds: int) -> str:

@@ -173,7 +173,7 @@ def proposal(
     """One point between the first and the last numbers of a row: part 0 to 1."""
     data: dict[str, Any] = {"dataset_id": known.dataset_id, "source": "imagefolder", "path": known.path}
     data |= {"size": known.side, "channels": known.channels, **known.data}
-    privacy = {"epsilon": known.epsilon, "size_hint": known.size_hint}
+    privacy = {"epsilon": known.epsilon, "size_hint": known.size_hint, "accountant": "exact"}
     own: dict[str, Any] = {"recipe": None, "profile": None, "seed": 0, "data": data, "privacy": privacy}
     if known.groups is not None:
         own["data"]["groups"] = dict(known.groups)

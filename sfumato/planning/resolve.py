@@ -87,7 +87,7 @@ def make_plan(
     privacy = params.privacy
     delta = checked_delta(privacy.delta, privacy.size, "privacy.")
     adjacency = ZERO_OUT_ONE if privacy.declared_size else ADD_OR_REMOVE_ONE
-    brought = inherited_events(inherited, privacy.epsilon, delta, privacy.protected)
+    brought = inherited_events(inherited, privacy.epsilon, delta, privacy.protected, privacy.accountant)
     if any(record["adjacency"] == ADD_OR_REMOVE_ONE for record in inherited):
         adjacency = ADD_OR_REMOVE_ONE
     mechanisms = calibrate(noise_requests(params), privacy.epsilon, delta, privacy.accountant, adjacency, brought)
@@ -140,7 +140,9 @@ def schema4_digests(params: Params, files: Mapping[str, dict], public: PublicCar
     }
 
 
-def inherited_events(records: Sequence[dict], target: float, delta: float, unit: str = IMAGE) -> list[DpEvent]:
+def inherited_events(
+    records: Sequence[dict], target: float, delta: float, unit: str = IMAGE, accountant: str = "rdp"
+) -> list[DpEvent]:
     """The mechanisms of records that inputs bring. Raises BudgetError if they do not count, or cost too much."""
     problems = [problem for record in records for problem in record_problems("record", record)] or [
         f"{record['id'][:8]} is of the unit {record['unit']!r}, not {UNITS[unit]!r}"
@@ -150,7 +152,7 @@ def inherited_events(records: Sequence[dict], target: float, delta: float, unit:
     if problems:
         raise BudgetError(f"public images or the public model bring records that cannot be counted: {problems[0]}")
     events = [event_of(record) for record in records]
-    if (spent := epsilon(events, delta)) >= target:
+    if (spent := epsilon(events, delta, accountant)) >= target:
         cause = f"public images or the public model were made from sensitive images: that alone costs {spent:.4g}"
         raise BudgetError(f"privacy.epsilon={target:g}: {cause}. Raise privacy.epsilon, or choose others")
     return events

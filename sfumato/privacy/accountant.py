@@ -1,7 +1,7 @@
 """The cost of mechanisms: RDP with the tight and the papers' conversion, PLD, and calibration of noise to a budget.
 
-The Rényi curves and the privacy-loss distributions are dp-accounting's. Ours are the conversion, which drops an order
-whose value is not a number (it never counts as free), and the solver of budget shares.
+The Rényi curves, the privacy-loss distributions and the closed form of a Gaussian are dp-accounting's. Ours are the
+conversion, which drops an order whose value is not a number (it never counts as free), and the solver of budget shares.
 """
 
 import math
@@ -11,7 +11,8 @@ from functools import lru_cache, partial
 
 import numpy as np
 from absl import logging
-from dp_accounting import ComposedDpEvent, DpEvent, NeighboringRelation
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NeighboringRelation, SelfComposedDpEvent
+from dp_accounting.gaussian_mechanism import get_epsilon_gaussian, get_sigma_gaussian
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
@@ -36,8 +37,11 @@ RELATIONS = {
     ZERO_OUT_ONE: NeighboringRelation.REPLACE_SPECIAL,
 }
 LARGEST_PLD = 100.0  # epsilon above which no privacy-loss distribution is computed
+ROOT_ERROR = 1e-11  # of epsilon: ten times what dp-accounting's search for it leaves open
 MOST_NOISE = 1e7  # no multiplier is sought above it
-ACCOUNTANTS = ("rdp", "rdp_classic", "pld")
+EXACT = "exact"
+BOUNDS = ("rdp", "rdp_classic", "pld")  # listed in every ledger
+ACCOUNTANTS = (*BOUNDS, EXACT)  # the most cautious first
 
 
 def rdp_curve(events: Iterable[DpEvent], orders: tuple[float, ...] = ORDERS) -> np.ndarray:
@@ -109,9 +113,11 @@ def epsilon_and_order(curve: np.ndarray, delta: float, classic: bool = False) ->
 def epsilon(
     events: Iterable[DpEvent], delta: float, accountant: str = "rdp", adjacency: str = ADD_OR_REMOVE_ONE
 ) -> float:
-    """Epsilon of the composition of all events at `delta`, by `rdp`, `rdp_classic` or `pld`.
+    """Epsilon of the composition of all events at `delta`, by `rdp`, `rdp_classic`, `pld` or `exact`.
 
-    Infinite if no finite bound is known. Without events it is 0.
+    `exact` is the closed form if every event is a Gaussian over all images, and `pld` else, which rounds privacy losses
+    up to a grid of 1e-4. Infinite if no finite bound is known. Without events it is 0.
+    Source of the closed form: Balle & Wang 2018, theorem 8; Dong, Roth & Su 2022, corollary 2.
     """
     events = sorted(events, key=repr)  # the order in which they were opened changes no bit of the result
     if not events:
@@ -120,15 +126,24 @@ def epsilon(
         raise BudgetError(f"adjacency={adjacency!r} is unknown: one of {', '.join(RELATIONS)}")
     if not 0 < delta < 1:
         raise BudgetError(f"delta={delta} must lie in (0, 1)")
-    if accountant == "pld":
+    if accountant in ("pld", EXACT):
         # beyond all use the distribution takes gigabytes and minutes; Rényi's bound holds as well
         if (bound := epsilon(events, delta, "rdp", adjacency)) > LARGEST_PLD:
             return bound
+        if accountant == EXACT and math.isfinite(square := math.fsum(map(squared_mu, events))):
+            with np.errstate(divide="ignore"):  # of a mu so small that it costs nothing
+                return float(get_epsilon_gaussian(1 / math.sqrt(square), delta)) + ROOT_ERROR
         return float(loss_distribution(tuple(events), adjacency).get_epsilon(delta))
     if accountant not in ACCOUNTANTS:
         raise BudgetError(f"accountant={accountant!r} is unknown: one of {', '.join(ACCOUNTANTS)}")
     # One image set to zero and one image removed give the same pair of Gaussians, hence the same curve.
     return epsilon_and_order(rdp_curve(events), delta, accountant == "rdp_classic")[0]
+
+
+def squared_mu(event: DpEvent) -> float:
+    """μ² of an event that is μ-GDP and no better: Gaussians over all images, whose μ² add up. Infinite of any other."""
+    uses, one = (event.count, event.event) if isinstance(event, SelfComposedDpEvent) else (1, event)
+    return uses / one.noise_multiplier**2 if isinstance(one, GaussianDpEvent) else math.inf
 
 
 @lru_cache(maxsize=8)  # of some 10 MB each
@@ -199,6 +214,8 @@ def calibrate(
     less the conversion at `reference_order`, which the stage's own sampling, the target and delta fix: no other stage
     moves its noise. The one stage with neither a multiplier nor a share takes what all the others leave, at the order
     that gives it the least noise, so that the whole meets the target. Multipliers are rounded up to 4 digits.
+    With `exact`, a share is a part of the RDP of one Gaussian that takes the whole budget, so of μ² where a stage reads
+    all images; and the rest is what the exact composition leaves.
     Raises BudgetError if the budget cannot be met, and names the stage that costs most.
     """
     given = {name: ask.noise_multiplier for name, ask in asks.items() if ask.noise_multiplier is not None}
@@ -213,13 +230,16 @@ def calibrate(
 
     def with_found(name: str, noise: float) -> Mechanism:
         if not math.isfinite(noise):
-            raise BudgetError(_infeasible(fixed, name, target, delta))
+            raise BudgetError(_infeasible(fixed, name, target, delta, accountant))
         return asks[name].with_noise(round_up(noise))
 
     solved = dict(fixed)
     for name, share in shares.items():
         order = reference_order(asks[name], target, delta)
-        fits = partial(_fits, asks[name], order, share * (target - conversion(order, delta)))
+        whole = target - conversion(order, delta)
+        if accountant == EXACT:  # the RDP, at this order, of the one Gaussian that meets the target
+            whole = order / 2 / get_sigma_gaussian(target, delta) ** 2
+        fits = partial(_fits, asks[name], order, share * whole)
         solved[name] = with_found(name, smallest_noise(fits))
 
     taken = dict(zip(ORDERS, rdp_curve(before), strict=True))
@@ -230,17 +250,18 @@ def calibrate(
         fits = partial(_fits, asks[rest], order, left)
         if left > 0 and (not math.isfinite(best_noise) or fits(best_noise * (1 - 1e-5))):
             best_noise = min(best_noise, smallest_noise(fits, high=min(best_noise, MOST_NOISE)))
-    solved[rest] = with_found(rest, best_noise)
+    others = [*before, *(m.event for m in solved.values())]
 
+    def total(noise: float) -> float:
+        return epsilon([*others, asks[rest].with_noise(noise).event], delta, accountant, adjacency)
+
+    if accountant == EXACT:
+        enough = min(1.1 * best_noise, MOST_NOISE)  # Rényi's bound is the larger
+        best_noise = smallest_noise(lambda noise: total(round_up(noise)) <= target, high=enough, tolerance=1e-4)
+    solved[rest] = with_found(rest, best_noise)
     if accountant == "pld":
-        others = [*before, *(m.event for name, m in solved.items() if name != rest)]
-        best_noise = smallest_noise(
-            lambda s: epsilon([*others, asks[rest].with_noise(s).event], delta, "pld", adjacency) <= target,
-            low=best_noise / 2,
-            high=best_noise * 1.1,
-            tolerance=2e-4,
-        )
-        solved[rest] = with_found(rest, best_noise)
+        around = {"low": best_noise / 2, "high": best_noise * 1.1, "tolerance": 2e-4}
+        solved[rest] = with_found(rest, smallest_noise(lambda noise: total(noise) <= target, **around))
     return {name: solved[name] for name in asks}
 
 
@@ -249,15 +270,15 @@ def _fits(ask: NoiseRequest, order: float, most: float, noise: float) -> bool:
     return _mechanism_rdp(ask.with_noise(noise), order) <= most
 
 
-def _infeasible(fixed: Mapping[str, Mechanism], rest: str, target: float, delta: float) -> str:
+def _infeasible(fixed: Mapping[str, Mechanism], rest: str, target: float, delta: float, accountant: str) -> str:
     if not fixed:
         return (
             f"privacy.epsilon={target:g} cannot be met at delta={delta:.3g}, however much noise {rest} adds. "
             "Raise privacy.epsilon, or lower the shares"
         )
-    alone = {name: epsilon([m.event], delta) for name, m in fixed.items()}
+    alone = {name: epsilon([m.event], delta, accountant) for name, m in fixed.items()}
     most = max(alone, key=lambda name: alone[name])
-    together = epsilon([m.event for m in fixed.values()], delta)
+    together = epsilon([m.event for m in fixed.values()], delta, accountant)
     excess = ""
     if together > target:
         excess = f"; the stages of fixed noise cost {together:.4g} together, {together - target:.3g} too much"

@@ -50,7 +50,7 @@ class SpendingPolicy(Exact):
 
     delta: Annotated[float, Field(gt=0, lt=1)]
     lifetime_epsilon: float | str  # of everything ever opened on the dataset, or "unlimited"
-    accountant: Literal["rdp", "pld"] = "rdp"
+    accountant: Literal["rdp", "pld", "exact"] = "rdp"
     declared_size: bool = False
     one_image_each: bool = False
 

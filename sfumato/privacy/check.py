@@ -61,7 +61,7 @@ def check_ledger(
     if apart and (len({*apart}) < 2 or not {*apart} <= {record["dataset_id"] for record in records}):
         problems.append(f"it sets {', '.join(apart)} apart, of which it lacks records: two data sets or more have some")
         return math.inf, problems
-    stored = compose(records, ledger["delta"], apart)
+    stored = compose(records, ledger["delta"], apart, accountant)
     for name, found in stored["epsilon"].items():
         said = ledger["epsilon"].get(name, math.nan)
         if not abs(said - found) <= TOLERANCE * max(1.0, found):
@@ -84,7 +84,9 @@ def odometer_problems(ledger: Mapping) -> list[str]:
     said = ledger["odometer"]
     try:
         others = [{"id": None, "event": event} for event in said["others"]]
-        found = odometer_line(ledger["records"], others, ledger["delta"], said["dataset_id"], said["head"])
+        found = odometer_line(
+            ledger["records"], others, ledger["delta"], said["dataset_id"], said["head"], ledger["accountant"]
+        )
     except BudgetError as error:
         return [f"its odometer cannot be read ({error})"]
     problems = [

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from sfumato.errors import BudgetError, ConfigError, explained
-from sfumato.privacy.accountant import ACCOUNTANTS, epsilon, shares_of_rdp
+from sfumato.privacy.accountant import BOUNDS, EXACT, epsilon, shares_of_rdp
 from sfumato.privacy.events import Mechanism, common_adjacency, event_of
 from sfumato.settings.fields import Positive, PositiveFloat
 from sfumato.settings.stages import QUERIES
@@ -94,9 +94,15 @@ def spent_on_one(
     return max(epsilon(map(event_of, part), delta, accountant, adjacency) for part in parts)
 
 
-def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = ()) -> dict:
+def by_line(accountant: str) -> str:
+    """That of the ledger's lines, of stages and odometer: Rényi's, as ever, unless `accountant` is exact."""
+    return EXACT if accountant == EXACT else "rdp"
+
+
+def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = (), accountant: str = "rdp") -> dict:
     """The cost of the records: `epsilon` by every accountant; `stages`, each one's own epsilon and share of the RDP.
 
+    accountant: the ledger's, of which `exact` is listed in its own ledgers only.
     With `apart`, each number is the largest over its data sets, and shares are those of the one that costs most.
     Raises BudgetError if they have different privacy units, which cannot be composed.
     """
@@ -109,10 +115,10 @@ def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = ()) ->
     by_stage = {name: [record for record in records if record["stage"] == name] for name in QUERIES}
     return {
         "adjacency": adjacency,
-        "epsilon": {name: spent_on_one(records, delta, name, adjacency, apart) for name in ACCOUNTANTS},
+        "epsilon": {name: spent_on_one(records, delta, name, adjacency, apart) for name in {*BOUNDS, accountant}},
         "stages": {
             name: {
-                "epsilon": spent_on_one(own, delta, "rdp", adjacency, apart),
+                "epsilon": spent_on_one(own, delta, by_line(accountant), adjacency, apart),
                 "share": shares[name],
                 "records": sorted(record["id"] for record in own),
             }
@@ -122,7 +128,7 @@ def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = ()) ->
 
 
 def odometer_line(
-    records: Sequence[dict], journal: Sequence[dict], delta: float, dataset_id: str, head: str | None
+    records: Sequence[dict], journal: Sequence[dict], delta: float, dataset_id: str, head: str | None, accountant: str
 ) -> dict:
     """Everything ever opened on a dataset: the union of its journal and of the release's records, aborted charges too.
 
@@ -132,7 +138,8 @@ def odometer_line(
     own = {record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id}
     others = sorted((record["event"] for record in journal if record["id"] not in own), key=canonical)
     events = [Mechanism.from_json(event).event for event in (*own.values(), *others)]
-    found = {"dataset_id": dataset_id, "charges": len(events), "epsilon": epsilon(events, delta), "others": others}
+    spent = epsilon(events, delta, by_line(accountant))
+    found = {"dataset_id": dataset_id, "charges": len(events), "epsilon": spent, "others": others}
     return {**found, "complete": head is not None, "head": head}
 
 
@@ -150,16 +157,16 @@ def build_ledger(
     budget: the plan's; journal, head: as `odometer_line` takes them; dataset_id: whose journal it is; None: the first
     that the records name; apart: data sets of a merged release, which show different people by declaration.
     """
-    delta = budget["delta"]
+    delta, accountant = budget["delta"], budget["accountant"]
     rows = [records[key] for key in sorted(records)]
     if dataset_id is None:
         dataset_id = next((record["dataset_id"] for record in (*rows, *journal)), "")
     ledger = {
         "schema": SCHEMA,
         **{key: budget[key] for key in ("recipe", "accountant", "delta", "size_hint", "target")},
-        **compose(rows, delta, apart),
+        **compose(rows, delta, apart, accountant),
         "records": rows,
-        "odometer": odometer_line(rows, journal, delta, dataset_id, head),
+        "odometer": odometer_line(rows, journal, delta, dataset_id, head, accountant),
         **({"apart": sorted(apart)} if apart else {}),
     }
     return {**ledger, "digest": digest_of(ledger)}

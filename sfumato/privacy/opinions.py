@@ -5,6 +5,7 @@ ledger's declared accountant. What would refute it is another computation of the
 than its own error: then one of the two is wrong, and a check has to fail.
 - RDP: Opacus' curve, with the same conversion, against ours over the orders that Opacus computes.
 - PLD: Opacus' PRV accountant, an upper bound that is at most twice its `eps_error` above a lower one.
+- exact: the distributions of both libraries against the closed form; and Rényi's bound, which may only be larger.
 Opacus takes seconds to import, so nothing but `stage ledger check` asks for it.
 """
 
@@ -12,11 +13,11 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sfumato.privacy.accountant import ACCOUNTANTS, LARGEST_PLD, ORDERS, epsilon, epsilon_and_order, rdp_curve
+from sfumato.privacy.accountant import ACCOUNTANTS, EXACT, LARGEST_PLD, ORDERS, epsilon, epsilon_and_order, rdp_curve
 from sfumato.privacy.events import Mechanism, common_adjacency
 
 AGREEMENT = 0.01  # relative, beyond an opinion's own error
@@ -24,13 +25,15 @@ AGREEMENT = 0.01  # relative, beyond an opinion's own error
 OPACUS_ORDERS = (2, 1024)
 LARGEST_GRID = 2**20  # points of a discretized privacy loss: about a second for each mechanism
 LARGEST_ERROR = 0.1  # of epsilon: a grid that is coarser has no opinion
+GRID_ERROR = 2e-3  # of epsilon by our own distribution
+KINDS = {"pld": ("pld",), EXACT: (EXACT, "rdp")}  # that bear on a ledger's accountant; else Rényi's
 
 
 @dataclass(frozen=True)
 class Opinion:
     """What one accountant makes of a composition.
 
-    epsilon: None if it cannot express it; kind: the accountant of the ledger that it bears on; ours: the bound of that
+    epsilon: None if it cannot express it; kind: the accountant that it is compared with; ours: the bound of that
     kind by the ledger's own code; error: the most by which `epsilon` exceeds the true value of its kind.
     """
 
@@ -47,23 +50,28 @@ class Opinion:
         return "n/a" if self.epsilon is None else f"{self.epsilon:.4f}"
 
 
-def all_opinions(records: Sequence[Mapping], delta: float) -> dict[str, Opinion]:
-    """Epsilon of the records at `delta` by every accountant: our own three, then Opacus' two."""
+def all_opinions(records: Sequence[Mapping], delta: float, accountant: str = "rdp") -> dict[str, Opinion]:
+    """Epsilon of the records at `delta` by every accountant: our four, then Opacus' two. accountant: the ledger's."""
     parts, adjacency = [Mechanism.from_json(record["event"]) for record in records], common_adjacency(records)
     found = {name: epsilon([part.event for part in parts], delta, name, adjacency) for name in ACCOUNTANTS}
     own = {name: Opinion(value, name, value) for name, value in found.items()}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # of orders at the end of a list
-        return own | {"Opacus RDP": opacus_rdp(parts, delta), "Opacus PRV": opacus_prv(parts, delta, found["pld"])}
+        own |= {"Opacus RDP": opacus_rdp(parts, delta), "Opacus PRV": opacus_prv(parts, delta, found["pld"])}
+    if accountant == EXACT:
+        own["pld"] = Opinion(found["pld"], EXACT, found[EXACT], GRID_ERROR)
+        own["Opacus PRV"] = replace(own["Opacus PRV"], kind=EXACT, ours=found[EXACT])
+        own[EXACT] = Opinion(found[EXACT], "rdp", found["rdp"], GRID_ERROR)
+    return own
 
 
 def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]:
     """What refutes the bound of a ledger's declared accountant, one sentence each. rdp_classic rests on rdp's curve."""
-    kind = "pld" if accountant == "pld" else "rdp"
+    kinds = KINDS.get(accountant, ("rdp",))
     return [
-        f"{name} comes to epsilon={opinion}, where {kind} comes to {opinion.ours:.4f}: one of the two is wrong"
+        f"{name} comes to epsilon={opinion}, where {opinion.kind} comes to {opinion.ours:.4f}: one of the two is wrong"
         for name, opinion in opinions.items()
-        if opinion.kind == kind and opinion.disagrees
+        if opinion.kind in kinds and opinion.disagrees
     ]
 
 

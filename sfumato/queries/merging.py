@@ -12,7 +12,7 @@ import torch
 
 from sfumato.errors import BudgetError, ConfigError, DataError, explained
 from sfumato.features import FeatureMeans
-from sfumato.privacy.accountant import checked_delta, round_up
+from sfumato.privacy.accountant import ACCOUNTANTS, checked_delta, round_up
 from sfumato.privacy.check import TOLERANCE
 from sfumato.privacy.events import Mechanism, common_adjacency
 from sfumato.privacy.ledger import spent_on_one
@@ -90,10 +90,11 @@ def check_owner(
 def merged_budget(
     budgets: Sequence[Mapping[str, Any]], size_hint: int, records: Sequence[dict], apart: Sequence[str]
 ) -> dict[str, Any]:
-    """The budget of the merged release: at the smallest δ of the owners, their largest ε, or what it is at that δ."""
-    (recipe, accountant), *others = {(budget["recipe"], budget["accountant"]) for budget in budgets}
+    """The budget at the smallest δ of the owners: their largest ε, or the ε of their most cautious accountant."""
+    recipe, *others = {budget["recipe"] for budget in budgets}
     if others:
-        raise ConfigError("the owners differ in recipe or privacy.accountant: they agree on both before they spend")
+        raise ConfigError("the owners differ in recipe: they agree on it before they spend")
+    accountant = min((budget["accountant"] for budget in budgets), key=ACCOUNTANTS.index)
     delta = checked_delta(min(budget["delta"] for budget in budgets), size_hint)
     spent = spent_on_one(records, delta, accountant, common_adjacency(records), apart)
     target = max(*(budget["target"] for budget in budgets), round_up(spent))

@@ -154,10 +154,10 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
 
 def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     """Epsilon and delta, the table of charges and the bar of spending, all computed again from the records."""
-    apart, delta = ledger.get("apart", ()), ledger["delta"]
-    composed = compose(ledger["records"], delta, apart)
+    apart, delta, by = ledger.get("apart", ()), ledger["delta"], ledger["accountant"]
+    composed = compose(ledger["records"], delta, apart, by)
     owners = of_one_person(ledger["records"], apart).items() if apart else ()
-    together = compose(ledger["records"], delta)["epsilon"][ledger["accountant"]] if apart else 0
+    together = compose(ledger["records"], delta, (), by)["epsilon"][by] if apart else 0
     records, rows, start = by_id(ledger), [], 0.0
     for stage in (name for name in QUERIES if composed["stages"][name]["records"]):
         entry = composed["stages"][stage]
@@ -192,13 +192,13 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "factor": bound_text(math.exp(spent), 3) if spent <= math.log(LARGEST_FACTOR) else "",
         "target": f"{ledger['target']:g}",
         "size_hint": grouped(ledger["size_hint"]),
-        "accountant": ACCOUNTANTS[ledger["accountant"]],
+        "accountant": ACCOUNTANTS.get(by, by),
         "accountants": [(name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())],
         "stages": rows,
         "public_images": public,
         "odometer": ledger["odometer"] | {"epsilon": bound_text(ledger["odometer"]["epsilon"])},
         "charges": len(ledger["records"]),
-        "owners": [(own, bound_text(compose(part, delta)["epsilon"][ledger["accountant"]])) for own, part in owners],
+        "owners": [(own, bound_text(compose(part, delta, (), by)["epsilon"][by])) for own, part in owners],
         "together": bound_text(together),
     }
 

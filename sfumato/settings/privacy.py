@@ -36,7 +36,9 @@ class Privacy(Strict):
     # public, rounded number of units (images, or persons with unit: group); fixes sample rate, steps, σ and δ; required
     size_hint: Annotated[int, Field(ge=FEWEST_UNITS, le=MOST_UNITS)] | None = None
     declared_size: bool = False  # the number of units is exactly size_hint and public; records then use zero-out-one
-    accountant: Literal["rdp", "pld"] = "rdp"  # how mechanisms are composed: Rényi DP, or privacy loss distributions
+    # how mechanisms are composed: Rényi DP, privacy loss distributions (PLD), or `exact`, as new projects have: a
+    # closed form if no query samples, else PLD. A change of it spends again
+    accountant: Literal["rdp", "pld", "exact"] = "rdp"
     # queries to pay for again, with those that depend on them, and how often in all: {count: 1}; [count] means the same
     spend_again: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})
     # limit on everything ever charged to the dataset; None: `epsilon`. `unlimited` is for public images; a profile's

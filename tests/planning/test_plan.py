@@ -12,6 +12,7 @@ from sfumato.errors import BudgetError, ConfigError
 from sfumato.generators.network import Generator
 from sfumato.planning.resolve import make_plan, noise_requests, plan_texts, warnings_of
 from sfumato.privacy.accountant import default_delta, epsilon
+from sfumato.privacy.ledger import read_ledger
 from sfumato.privacy.resolved import QueryPlan, read_stage_plan
 from sfumato.settings.fields import MACHINE, both_sides
 from sfumato.settings.recipes import load_params, overlaid
@@ -364,3 +365,17 @@ def test_a_share_of_another_recipe_gives_way_to_the_rest():
     assert own.frequency.noise == "30%" and own.count.noise == "rest"
     with pytest.raises(ConfigError, match="exactly one stage"):  # a number is meant
         noise_requests(params(recipe="dp-merf", frequency={"noise": 3.0}, privacy={"size_hint": 1500}))
+
+
+def test_a_project_that_exists_keeps_its_accountant_and_its_noise():
+    """The repository's own params.yaml, against the ledger that was written before there was an exact accountant."""
+    ledger, loaded = read_ledger(ROOT / "ledger.json"), load_params(ROOT / "params.yaml", RECIPES)
+    made = make_plan(loaded, card())
+    recorded = {record["stage"]: record["event"] for record in ledger["records"]}
+    assert {name: mechanism.to_json() for name, mechanism in made.mechanisms.items()} == recorded
+    assert {name: made.budget[name] for name in ("accountant", "delta", "epsilon")} == {
+        "accountant": "rdp",
+        "delta": ledger["delta"],
+        "epsilon": pytest.approx(ledger["epsilon"]["rdp"], rel=1e-12),
+    }
+    assert params(recipe="teacher-generator").privacy.accountant == "rdp"  # where params.yaml does not name one

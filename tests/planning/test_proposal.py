@@ -33,7 +33,7 @@ def test_every_proposal_is_a_plan_within_its_budget(known, minutes, epsilon, siz
     made = make_plan(found, card("set", shape, source="imagefolder", labels=known.data.get("labels", "one")))
     assert 0.9 * epsilon < made.budget["epsilon"] <= epsilon
     assert proposed.enough == (seconds(found) <= 60 * minutes)
-    assert found.privacy.lifetime == epsilon and found.profile is None
+    assert found.privacy.lifetime == epsilon and found.profile is None and found.privacy.accountant == "exact"
     if found.runs("select"):
         assert found.synthesize.count <= found.select.images <= known.public_images
 
@@ -127,3 +127,14 @@ def test_the_features_of_large_images_fit_the_levels_of_their_generator(side):
     generator = Generator(side, 1, 10)
     seen = {feature.block for feature in propose(replace(GREY, side=side), seconds).params.frequency.features}
     assert set(generator.blocks) <= seen and max(seen) == generator.blocks[0]
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 10.0])
+def test_a_proposal_has_less_noise_in_every_query_than_renyi_s_bound_asks_for(epsilon):
+    found = propose(replace(GREY, size_hint=5700, epsilon=epsilon), seconds).params
+    before = found.model_copy(update={"privacy": found.privacy.model_copy(update={"accountant": "rdp"})})
+    exact, renyi = (
+        make_plan(one, card("set", (1, 28, 28), source="imagefolder")).mechanisms for one in (found, before)
+    )
+    for name in renyi:
+        assert 1.05 < renyi[name].noise_multiplier / exact[name].noise_multiplier < 1.10, name

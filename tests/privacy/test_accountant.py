@@ -1,5 +1,6 @@
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from sfumato.errors import BudgetError
 from sfumato.privacy import accountant
 from sfumato.privacy.accountant import (
+    EXACT,
+    LARGEST_PLD,
     ORDERS,
     NoiseRequest,
     calibrate,
@@ -236,3 +239,126 @@ def test_what_inputs_bring_along_is_part_of_the_budget(accountant):
     beside = calibrate(asks, 0.5, 1e-5, accountant, before=before)
     together = epsilon([*before, *(m.event for m in beside.values())], 1e-5, accountant)
     assert 0.487 < together <= 0.5
+
+
+# --- exact composition ------------------------------------------------------------------------------------------------
+
+
+def delta_in_sixty_digits(epsilon: mpmath.mpf, mu: mpmath.mpf) -> mpmath.mpf:
+    """Balle & Wang 2018, theorem 8, of a Gaussian of which one image moves the sum by `mu` standard deviations."""
+    first, second = mpmath.ncdf(mu / 2 - epsilon / mu), mpmath.ncdf(-mu / 2 - epsilon / mu)
+    return first - mpmath.exp(epsilon) * second
+
+
+GAUSSIANS = [  # (noise multiplier, uses): alone, many, loud, quiet, and so quiet that float64 cancels
+    [(4.139, 1)],
+    [(30.0, 60), (7.557, 1), (9.255, 1), (58.54, 1)],
+    [(0.2, 1)],
+    [(0.9, 2), (1e5, 10**9)],
+    [(1e3, 1)],
+    [(1e7, 1)],
+    [(1e12, 3)],
+    [(1e100, 1)],
+]
+
+
+@pytest.mark.parametrize("parts", GAUSSIANS)
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 4e-12])
+def test_exact_is_the_closed_form_of_all_gaussians_together_and_never_below_it(parts, delta):
+    events = [Mechanism(noise_multiplier=noise, uses=uses).event for noise, uses in parts]
+    claimed = epsilon(events, delta, EXACT)
+    with mpmath.workdps(60):
+        mu = mpmath.sqrt(sum(uses / mpmath.mpf(noise) ** 2 for noise, uses in parts))
+        assert delta_in_sixty_digits(mpmath.mpf(claimed), mu) <= delta
+        less = mpmath.mpf(claimed) - mpmath.mpf(1e-10)
+        assert less < 0 or delta_in_sixty_digits(less, mu) > delta
+    assert claimed <= epsilon(events, delta) + 1e-10
+
+
+def test_beyond_all_use_exact_is_renyi_s_bound():
+    loud = [Mechanism(noise_multiplier=1e-50).event]
+    assert epsilon(loud, 1e-5, EXACT) == epsilon(loud, 1e-5) > LARGEST_PLD
+
+
+over_all = st.builds(Mechanism, noise_multiplier=st.floats(0.6, 300), uses=st.integers(1, 400))
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(over_all, min_size=1, max_size=3), st.sampled_from([1e-4, 1e-5, 1e-6]))
+def test_renyi_s_bound_and_the_distribution_are_never_below_the_exact_one(composition, delta):
+    events = [m.event for m in composition]
+    found = {name: epsilon(events, delta, name) for name in ("rdp", "pld", EXACT)}
+    if 0.05 <= found["rdp"] <= 60:
+        assert found[EXACT] <= found["pld"] + 1e-8 and found[EXACT] <= found["rdp"]
+        assert found["pld"] <= found[EXACT] * 1.001 + 1e-3
+
+
+@pytest.mark.parametrize("adjacency", ["add-or-remove-one", "zero-out-one"])
+def test_with_a_subsampled_query_exact_is_the_distribution_of_all_events(adjacency):
+    drawn, whole = Mechanism(noise_multiplier=2.0, sample_rate=0.2, uses=20).event, GaussianDpEvent(1.5)
+    both = epsilon([drawn, whole], 1e-5, EXACT, adjacency)
+    assert both == epsilon([whole, drawn], 1e-5, "pld", adjacency)
+    assert both > 1.05 * max(epsilon([event], 1e-5, EXACT, adjacency) for event in (drawn, whole))
+
+
+# METHODS §15: the noise of one release over all images, by N and ε
+NOISE = {(60_000, 1): 4.139, (60_000, 3): 1.518, (60_000, 10): 0.534, (5700, 1): 3.570, (5700, 10): 0.4866}
+
+
+@pytest.mark.parametrize(("size", "target"), NOISE)
+def test_exact_noise_is_the_least_that_meets_the_budget(size, target):
+    delta = default_delta(size)
+    noise = calibrate({"all": NoiseRequest()}, target, delta, EXACT)["all"].noise_multiplier
+    assert noise == pytest.approx(NOISE[size, target], rel=5e-4)
+    assert (
+        epsilon([GaussianDpEvent(noise)], delta, EXACT)
+        <= target
+        < epsilon([GaussianDpEvent(noise * 0.999)], delta, EXACT)
+    )
+    assert 1.05 < calibrate({"all": NoiseRequest()}, target, delta)["all"].noise_multiplier / noise < 1.10
+
+
+@pytest.mark.parametrize("target", [0.1, 1.0, 10.0, 60.0])
+def test_exact_shares_are_parts_of_mu_squared(target):
+    delta = default_delta(60_000)
+    whole = calibrate({"all": NoiseRequest()}, target, delta, EXACT)["all"].noise_multiplier
+    asks = {"count": NoiseRequest(share=0.005), "frequency": NoiseRequest(share=0.3), "teacher": NoiseRequest(uses=60)}
+    solved = calibrate(asks, target, delta, EXACT)
+    assert 0.999 * target < epsilon([m.event for m in solved.values()], delta, EXACT) <= target
+    for name, share in (("count", 0.005), ("frequency", 0.3), ("teacher", 0.695 / 60)):
+        assert solved[name].noise_multiplier == pytest.approx(whole / math.sqrt(share), rel=2e-3), name
+
+
+def test_with_exact_the_rest_is_little_where_renyi_leaves_none():
+    delta = default_delta(5700)
+    asks = {"all": NoiseRequest(share=0.95), "rest": NoiseRequest()}
+    solved = calibrate(asks, 1.0, delta, EXACT)
+    events = [m.event for m in solved.values()]
+    assert 0.999 < epsilon(events, delta, EXACT) <= 1.0 < epsilon(events, delta)
+
+
+def test_with_exact_a_subsampled_plan_meets_its_budget_with_what_it_inherits():
+    delta, before = default_delta(60_000), [GaussianDpEvent(12.0)]
+    asks = {"count": NoiseRequest(share=0.02), "finetune": NoiseRequest(sample_rate=0.07, uses=20)}
+    solved = calibrate(asks, 1.0, delta, EXACT, before=before)
+    events = [*before, *(m.event for m in solved.values())]
+    assert 0.998 < epsilon(events, delta, EXACT) <= 1.0 < epsilon(events, delta)
+    whole = calibrate({"all": NoiseRequest()}, 1.0, delta, EXACT)["all"].noise_multiplier
+    assert solved["count"].noise_multiplier == pytest.approx(whole / math.sqrt(0.02), rel=2e-3)
+
+
+def test_exact_counts_what_inputs_bring_along():
+    before = [Mechanism(noise_multiplier=24.0).event]
+    beside = calibrate(
+        {"count": NoiseRequest(noise_multiplier=32.0), "teacher": NoiseRequest()}, 0.5, 1e-5, EXACT, before=before
+    )
+    assert 0.499 < epsilon([*before, *(m.event for m in beside.values())], 1e-5, EXACT) <= 0.5
+
+
+def test_by_the_accountants_of_before_plans_have_the_noise_of_before():
+    """Another noise would make a project that exists spend again."""
+    asks = {"count": NoiseRequest(share=0.02), "central": NoiseRequest(share=0.05, sample_rate=0.1, uses=5)}
+    asks["finetune"] = NoiseRequest(sample_rate=0.07, uses=200)
+    for name, noise in (("rdp", [31.45, 4.695, 4.755]), ("pld", [31.45, 4.695, 4.403])):
+        solved = calibrate(asks, 1.0, default_delta(60_000), name)
+        assert [m.noise_multiplier for m in solved.values()] == noise

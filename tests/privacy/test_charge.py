@@ -375,3 +375,20 @@ def test_the_charge_itself_bounds_clips_and_leaves_out_what_a_query_hands_over(o
     assert total.shape == (64,) and total.isfinite().all() and charge.used == 1
     assert max(batches) <= 100 and sum(batches) == images + 1 + PROBES
     assert 0.3 * images < total.norm() <= 0.5 * images + 1
+
+
+def test_by_the_exact_accountant_a_lifetime_counts_what_projects_of_before_spent(owner):
+    """Records hold mechanisms: charges that were planned by Rényi's bound are composed with the new ones."""
+    owner.open(plan="first", permission=SpendingPolicy(delta=1e-5, lifetime_epsilon=99.0))
+    both = [Mechanism(noise_multiplier=2.0).event] * 2
+    exact, renyi = (epsilon(both, 1e-5, name) for name in ("exact", "rdp"))
+
+    def second(limit: float, accountant: str) -> None:
+        owner.open(plan="second", permission=SpendingPolicy(delta=1e-5, lifetime_epsilon=limit, accountant=accountant))
+
+    with pytest.raises(BudgetError, match="would make it"):
+        second(exact - 1e-6, "exact")
+    with pytest.raises(BudgetError, match="would make it"):
+        second(renyi - 1e-6, "rdp")  # a project of before counts no less than it did
+    second(exact + 1e-6, "exact")
+    assert owner.odometer.events() == both

@@ -1,15 +1,16 @@
 import copy
 import hashlib
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 from small_record import small_record
 
 from sfumato.errors import BudgetError
-from sfumato.privacy.accountant import default_delta
+from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.check import check_ledger, empty_artifact_md5, lock_problems
-from sfumato.privacy.events import SEEDED, UNITS, Mechanism
+from sfumato.privacy.events import SEEDED, UNITS, Mechanism, event_of
 from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
 from sfumato.settings.data import GROUP
 from sfumato.storage.artifacts import write_empty
@@ -239,3 +240,53 @@ def test_a_ledger_for_one_unit_never_passes_for_the_other():
 def test_records_of_different_units_are_never_composed():
     with pytest.raises(BudgetError, match="different units"):
         ledger_of(COUNT | OF_GROUPS, STEPS)
+
+
+# --- the exact accountant ---------------------------------------------------------------------------------------------
+
+LOUD = small_record(3, Mechanism(noise_multiplier=0.7), stage="frequency")
+ABORTED = small_record(4, Mechanism(noise_multiplier=2.0))
+
+
+def test_an_exact_ledger_lists_its_bound_beside_renyi_s_and_counts_its_lines_by_it():
+    records = {r["id"]: r for r in (COUNT, LOUD)}
+    ledger = build_ledger(BUDGET | {"accountant": "exact"}, records, [*records.values(), ABORTED], head="f" * 64)
+    spent, problems = check_ledger(ledger, limit=10)
+    assert problems == [] and spent == ledger["epsilon"]["exact"] < ledger["epsilon"]["rdp"]
+    delta = BUDGET["delta"]
+    assert ledger["stages"]["frequency"]["epsilon"] == epsilon([event_of(LOUD)], delta, "exact")
+    everything = [event_of(record) for record in (COUNT, LOUD, ABORTED)]
+    assert ledger["odometer"]["epsilon"] == epsilon(everything, delta, "exact") > spent
+    # of Gaussians over all images, the share of the RDP is that of μ²
+    assert ledger["stages"]["frequency"]["share"] == pytest.approx(0.7**-2 / (0.7**-2 + 5.0**-2))
+
+
+@pytest.mark.parametrize("change", [{"exact": 1.0}, {"exact": None}, {"rdp": 1.0}])
+def test_an_exact_bound_that_is_edited_or_left_out_is_found(change):
+    ledger = ledger_of(COUNT, LOUD, accountant="exact")
+    stored = {name: value for name, value in {**ledger["epsilon"], **change}.items() if value is not None}
+    assert any("its epsilon (" in problem for problem in check_ledger(sealed({**ledger, "epsilon": stored}))[1])
+
+
+def test_a_target_is_held_by_the_exact_bound_of_an_exact_ledger_only():
+    between = ledger_of(LOUD)["epsilon"]["rdp"] - 0.05
+    assert check_ledger(ledger_of(LOUD, target=between, accountant="exact"))[1] == []
+    assert "exceeds its own target" in check_ledger(ledger_of(LOUD, target=between))[1][0]
+
+
+GALLERY = Path(__file__).resolve().parents[2] / "docs" / "gallery"
+
+
+@pytest.mark.parametrize("name", ["clothes", "digits", "mri"])
+def test_a_ledger_of_before_is_built_again_as_it_was(name):
+    """A receiver, and the owner's next run, find the same numbers, and no further one."""
+    stored = read_ledger(GALLERY / name / "ledger.json")
+    line, records = stored["odometer"], {r["id"]: r for r in stored["records"]}
+    others = [{"id": None, "event": event} for event in line["others"]]
+    built = build_ledger(stored, records, others, dataset_id=line["dataset_id"], head=line["head"])
+    assert built["epsilon"] == pytest.approx(stored["epsilon"], rel=1e-12)
+    assert built["odometer"].pop("epsilon") == pytest.approx(line.pop("epsilon"), rel=1e-12)
+    for place in (stored, built):
+        for key in ("epsilon", "digest", "stages"):
+            del place[key]
+    assert built == stored

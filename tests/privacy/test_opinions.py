@@ -59,3 +59,31 @@ def test_what_opacus_cannot_express_is_not_an_opinion():
     long = opinions.opacus_prv([Mechanism(noise_multiplier=1e5, uses=10**9)], 1e-5, 2.0)
     assert str(loud["Opacus PRV"]) == str(long) == str(all_opinions([], 1e-5)["Opacus PRV"]) == "n/a"
     assert disagreements(loud, "pld") == []
+
+
+GAUSSIANS = records(Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=30.0, uses=60))
+DRAWN = records(Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=3.0, sample_rate=0.2, uses=20))
+
+
+@pytest.mark.parametrize("rows", [GAUSSIANS, DRAWN, records(Mechanism(noise_multiplier=0.05))])
+def test_of_an_exact_ledger_the_distributions_agree_and_renyi_s_bound_is_the_larger(rows):
+    found = all_opinions(rows, 1e-5, "exact")
+    assert disagreements(found, "exact") == []
+    assert found["exact"].epsilon <= found["pld"].epsilon + 1e-8 and found["exact"].epsilon <= found["rdp"].epsilon
+
+
+def test_an_exact_bound_that_is_too_small_is_refuted_by_the_distributions(monkeypatch):
+    bound = opinions.epsilon
+    monkeypatch.setattr(opinions, "epsilon", lambda *given: bound(*given) * (0.95 if "exact" in given else 1))
+    refuted = disagreements(all_opinions(GAUSSIANS, 1e-5, "exact"), "exact")
+    assert len(refuted) == 2 and refuted[0].startswith("pld comes") and refuted[1].startswith("Opacus PRV comes")
+    refuted = disagreements(all_opinions(DRAWN, 1e-5, "exact"), "exact")
+    assert any(sentence.startswith("Opacus PRV comes") for sentence in refuted)
+
+
+def test_an_exact_bound_above_renyi_s_refutes_an_exact_ledger_and_no_other(monkeypatch):
+    bound = opinions.epsilon
+    monkeypatch.setattr(opinions, "epsilon", lambda *given: bound(*given) * (0.8 if "rdp" in given else 1))
+    found = all_opinions(GAUSSIANS, 1e-5, "exact")
+    assert "exact comes to epsilon=" in disagreements(found, "exact")[0]
+    assert disagreements(all_opinions(GAUSSIANS, 1e-5), "rdp") == []

@@ -22,7 +22,7 @@ from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import compose, of_one_person, spent_on_one
 from sfumato.queries.count import public_counts, public_several, query_count, read_counts, save_counts
 from sfumato.queries.feature_means import COSINE, SQUARES, load_means, moment_features, save_means
-from sfumato.queries.merging import merge_counts, merge_means
+from sfumato.queries.merging import merge_counts, merge_means, merged_budget
 from sfumato.settings.data import Data
 from sfumato.storage.artifacts import Artifact, declared_apart, read_artifact, writing
 
@@ -176,3 +176,18 @@ def test_declarations_that_overlap_leave_all_costs_added_up(tmp_path):
     artifacts = {apart: Artifact(tmp_path, "count", apart=tuple(apart)) for apart in ("", "ab", "abc", "bd")}
     assert declared_apart([artifacts[""], artifacts["ab"], artifacts["abc"]]) == ("a", "b", "c")
     assert declared_apart([artifacts["ab"], artifacts["bd"]]) == () == declared_apart([])
+
+
+def test_of_owners_whose_accountants_differ_the_most_cautious_one_counts():
+    """An owner of before and a new one: neither has to spend again, and the target is what that accountant makes it."""
+    records, delta = [record("a", 2.0), record("b", 2.0)], 1e-5
+    budgets = [
+        {"recipe": "dp-merf", "accountant": name, "delta": delta, "size_hint": 1000, "target": 1.0}
+        for name in ("exact", "rdp")
+    ]
+    for given, name in ((budgets, "rdp"), (budgets[::-1], "rdp"), (budgets[:1] * 2, "exact")):
+        merged = merged_budget(given, 2000, records, ("a", "b"))
+        assert merged["accountant"] == name
+        assert merged["target"] >= spent_on_one(records, delta, name, "add-or-remove-one", ("a", "b"))
+    with pytest.raises(ConfigError, match="differ in recipe"):
+        merged_budget([budgets[0], {**budgets[1], "recipe": "dp-kernel"}], 2000, records, ("a", "b"))
