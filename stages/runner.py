@@ -204,7 +204,7 @@ def memory_line(network: Any, shape: tuple[int, int, int], classes: int, setting
 
     try:
         model, batch = outline(network, shape, classes), settings.sampling(size_hint)[0] * size_hint
-        parameters = trained_parameters(model, settings, 0, "qkv")
+        parameters = trained_parameters(model, settings, 0)
         return needed(model, parameters, settings.draws, batch, settings.on_this_machine().microbatch_size)
     except SfumatoError as error:
         return f"not known here: {error}"

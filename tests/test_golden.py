@@ -36,7 +36,7 @@ from sfumato.data.images import ImageSet, Shape, as_bytes, save_images
 from sfumato.data.store import Card, LatentSet, PublicCard
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.lora import add_lora, save_adapter
-from sfumato.dpsgd.trainable import candidates, flat
+from sfumato.dpsgd.trainable import candidates
 from sfumato.features import FeatureMeans
 from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.cosine import CosineMoments
@@ -194,7 +194,7 @@ def made_adapters(folder: Path, shape: Shape) -> None:
     model = unet_of(shape)
     with tempfile.TemporaryDirectory() as base:
         model.save(Path(base))
-        add_lora(model, flat(candidates(model)), Lora(rank=2), seed=4)
+        add_lora(model, candidates(model), Lora(rank=2), seed=4)
         for name, value in model.named_parameters():
             if value.requires_grad:
                 value.data.copy_(normal(name, *value.shape, scale=0.3))
@@ -225,7 +225,7 @@ def made_selection(folder: Path, shape: Shape, kind: str = "sensitive") -> None:
 
 
 def made_saliency(folder: Path, shape: Shape) -> None:
-    names = list(candidates(unet_of(shape)).values())
+    names = [[name] for name in candidates(unet_of(shape))]
     write_json(folder / "saliency.json", {"ranked": {"debiased": names[::-1], "raw": names}})
 
 
@@ -359,7 +359,6 @@ CASES: dict[str, Case] = {
     "finetune of salient adapters": case("finetune", **DESCENT, draws=1, trainable="salient-lora", lora={"rank": 2}),
     "finetune of random adapters": case("finetune", **DESCENT, draws=1, trainable="random-lora", ratio=0.4),
     "finetune of adapters by SynFlow": case("finetune", **DESCENT, draws=1, trainable="synflow-lora"),
-    "finetune beside noise": case("finetune", **DESCENT, draws=1, trainable="noisy"),
     "classifier": case("classifier", **FITTED),
     "classifier, whitened": case("classifier", **FITTED, network="whitened", learning_rate=0.1, colour=True),
     "auxiliary": case("auxiliary", **GENERATOR),

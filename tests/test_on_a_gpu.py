@@ -210,7 +210,7 @@ def dp_sgd_resumed() -> None:
 @part("queries/saliency.py query_saliency")
 def query_of_saliency() -> None:
     model = unet(**ONE_LEVEL)
-    query_saliency(charge(images()), model, candidates(model, "qkv"), Saliency(draws=2), 40.0)
+    query_saliency(charge(images()), model, candidates(model), Saliency(draws=2), 40.0)
 
 
 def test_a_step_waits_twice_and_copies_only_the_noise():

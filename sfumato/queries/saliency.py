@@ -26,14 +26,12 @@ from sfumato.storage.artifacts import Artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, write_json
 
-Candidates = Mapping[str, Sequence[str]]  # name -> names of its parameters
-
 
 class Salience(NamedTuple):
     """What was released about one candidate."""
 
-    name: str
-    size: int  # its parameters
+    name: str  # of its weight
+    size: int  # numbers in it
     raw_norm: float  # of its noisy mean gradient
     debiased: float  # the squared norm less what the noise adds to it: unbiased, so perhaps negative
     rank: int  # by the latter, 1 for the most salient
@@ -43,7 +41,7 @@ class Salience(NamedTuple):
 def query_saliency(
     charge: Charge,
     model: Denoiser,
-    candidates: Candidates,
+    candidates: Sequence[str],
     settings: Saliency,
     public_size: float,
     *,
@@ -62,7 +60,7 @@ def query_saliency(
     Returns the noisy vectors by candidate, (size,) float64, on the CPU.
     Guarantee: one image more or less moves the sum, over all candidates together, by at most `settings.max_norm` in L2.
     """
-    parameters: dict[str, Tensor] = {name: model.get_parameter(name) for names in candidates.values() for name in names}
+    parameters: dict[str, Tensor] = {name: model.get_parameter(name) for name in candidates}
     size = sum(value.numel() for value in parameters.values())
     microbatch_size, draws_per_pass = microbatch or choose_microbatch(
         model, parameters, settings.draws, public_size, settings.microbatch_size
@@ -84,7 +82,7 @@ def query_saliency(
         )
     total = total.cpu()
     released = unflatten(charge.release(total, max_norm=settings.max_norm).double() / public_size, parameters)
-    return {name: torch.cat([released[part].flatten() for part in parts]) for name, parts in candidates.items()}
+    return {name: vector.flatten() for name, vector in released.items()}
 
 
 def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> list[Salience]:
@@ -105,23 +103,21 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> list[Sa
     ]
 
 
-def save_ranking(
-    rows: Sequence[Salience], candidates: Candidates, settings: Saliency, noise_std: float, directory: Path
-) -> None:
-    """Write the table, and the parameters of each candidate, the most salient first, by either norm."""
+def save_ranking(rows: Sequence[Salience], noise_std: float, directory: Path) -> None:
+    """Write the table, and the candidates, the most salient first, by either norm."""
     columns = {"matrix": "", "size": "", "raw_norm": ".6g", "debiased": ".6g", "rank": "", "raw_rank": ""}
-    table = csv_text(({"matrix": row.name} | row._asdict() for row in rows), columns)
+    table = csv_text(({"matrix": row.name.removesuffix(".weight")} | row._asdict() for row in rows), columns)
     (directory / "saliency.csv").write_text(table, encoding="utf-8")
     orders = {"debiased": sorted(rows, key=lambda row: row.rank), "raw": sorted(rows, key=lambda row: row.raw_rank)}
-    ranked = {key: [candidates[row.name] for row in order] for key, order in orders.items()}
-    content = {"candidates": settings.candidates, "score": "gradient", "noise_std": noise_std, "ranked": ranked}
+    ranked = {key: [[row.name] for row in order] for key, order in orders.items()}
+    content = {"candidates": "qkv", "score": "gradient", "noise_std": noise_std, "ranked": ranked}
     write_json(directory / "saliency.json", content)
 
 
-def read_ranking(saliency: Artifact) -> list[list[str]] | None:
-    """The parameters of each candidate, the most salient first; None if `saliency` is switched off."""
+def read_ranking(saliency: Artifact) -> list[str] | None:
+    """The candidates, the most salient first; None if `saliency` is switched off."""
     if not saliency.enabled:
         return None
     file = saliency.path / "saliency.json"
     with explained(DataError, lambda error: f"{file} cannot be read ({error}): run `stage saliency` again"):
-        return [[str(name) for name in names] for names in read_json(file)["ranked"]["debiased"]]
+        return [str(name) for (name,) in read_json(file)["ranked"]["debiased"]]

@@ -20,7 +20,6 @@ from sfumato.dpsgd.per_image import (
     grouped_weight_gradients,
     unfolded_weight_gradients,
 )
-from sfumato.dpsgd.trainable import candidates, flat
 from sfumato.settings.dpsgd import Lora
 from sfumato.settings.noise_levels import LogNormal
 
@@ -195,8 +194,7 @@ def test_the_network_has_the_gradients_that_vmap_finds(name, adapted):
     torch.manual_seed(0)
     model = perturbed(UNet(classes=4, **{"width": 8, **NETWORKS[name]}))
     if adapted:
-        matrices = flat(candidates(model, "matrices"))
-        matrices = [path for path in matrices if min(model.get_parameter(path).shape[:2]) > 1]
+        matrices = [f"{path}.weight" for path, layer in model.named_modules() if type(layer) is nn.Linear]
         add_lora(model, matrices, Lora(rank=2), seed=0)
         with torch.no_grad():
             for path, value in model.named_parameters():

@@ -213,7 +213,7 @@ def saliency(
 ) -> dict[str, Tensor]:
     model, chosen = model or unet(), Saliency(**{"microbatch_size": 16, "max_norm": C, **settings})
     with patch.object(saliency_query, "draw", draw):
-        return saliency_query.query_saliency(charge, model, candidates(model, chosen.candidates), chosen, PUBLIC)
+        return saliency_query.query_saliency(charge, model, candidates(model), chosen, PUBLIC)
 
 
 def finetune(charge: Any, draws: int = 1, model: UNet | None = None) -> dict[str, Tensor]:
