@@ -20,12 +20,7 @@ from sfumato.release.synthesizer import load_synthesizer
 from sfumato.settings.dpsgd import Lora
 from sfumato.settings.noise_levels import LogNormal
 
-NAMES = [
-    "middle.0.attention.q.weight",
-    "up.1.attention.v.weight",
-    "down.0.block.modulation.weight",
-    "noise.2.weight",
-]
+NAMES = ["middle.0.attention.q.weight", "up.1.attention.v.weight", "down.0.block.modulation.weight", "noise.2.weight"]
 
 
 class Halved(Lora):

@@ -24,7 +24,7 @@ def adapters(names: list[str]) -> list[str]:
 
 def test_the_candidates_are_query_key_and_value_of_every_attention():
     assert candidates(network()) == QKV
-    assert QKV == [f"{place}.attention.{part}.weight" for place in PLACES for part in ("q", "k", "v")]
+    assert [f"{place}.attention.{part}.weight" for place in PLACES for part in ("q", "k", "v")] == QKV
 
 
 def test_candidates_of_a_public_text_to_image_model():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import Case, Recorder, drawn_images
+from cases import PUBLIC, Case, Recorder, drawn_images, saliency_gradients
 from cases import saliency as released
 from dpsgd_runs import CLIP, check_clip
 from small_network import perturbed
@@ -30,7 +30,7 @@ from sfumato.settings.training import Model
 from sfumato.storage.artifacts import write_empty, writing
 from stages import runner
 
-B, N = 6, 50.0  # images, public size
+B, N = 6, PUBLIC  # images, public size
 ARGUMENTS = {"resolution": 8, "channels": 1, "classes": 10, "width": 8, "multipliers": (1, 2), "attention": (0, 1)}
 
 
@@ -59,7 +59,7 @@ def test_one_image_moves_the_sum_of_all_candidates_by_at_most_the_clip(draws, ch
 
 
 def query(charge, size: int = 4) -> dict[str, Tensor]:
-    return query_saliency(charge, MODEL, candidates(MODEL), Saliency(microbatch_size=size), N)
+    return query_saliency(charge, saliency_gradients(MODEL, microbatch_size=size))
 
 
 def test_memory_does_not_grow_with_the_set():
@@ -100,14 +100,15 @@ def test_the_whole_query_is_one_gaussian_and_its_noise_has_the_size_it_claims(ow
     model = UNet(**ARGUMENTS)
     mechanism = Mechanism(noise_multiplier=3.0)
     charge = owner.open(mechanism, stage="saliency", max_norm=0.5)
-    vectors = query_saliency(charge, model, candidates(model), Saliency(max_norm=0.5), 1000.0)
+    gradients = saliency_gradients(model, max_norm=0.5)
+    vectors = query_saliency(charge, gradients)
     noise = torch.cat(list(vectors.values()))
-    std = 3.0 * 0.5 / 1000
+    std = 3.0 * 0.5 / N
     assert float(noise.std()) == pytest.approx(std, rel=0.07)
     rows = rank_candidates(vectors, std)
     assert abs(sum(row.debiased for row in rows)) < 5 * math.sqrt(2 * len(noise)) * std**2
     with pytest.raises(BudgetError, match="new charge"):
-        query_saliency(charge, model, candidates(model), Saliency(), 1000.0)
+        query_saliency(charge, gradients)
     (record,) = owner.odometer.opened()
     assert Mechanism.from_json(record["event"]) == mechanism
 
