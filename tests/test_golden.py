@@ -33,7 +33,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from sfumato.data.images import ImageSet, Shape, as_bytes, save_images
-from sfumato.data.store import Card, LatentSet, PublicCard
+from sfumato.data.store import LatentSet, PublicCard
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.lora import add_lora, save_adapter
 from sfumato.dpsgd.trainable import candidates
@@ -437,7 +437,7 @@ class SilentRun(QueryRun[Any]):
             self.encoded[latents] if latents else self.images,
             odometer=SimpleNamespace(append=lambda *kind, **content: None),
             noise=NoNoise(seed=1),
-            run=self.folder,
+            run=self.out.parent,
             lock=ExitStack(),
             group_cap=self.plan.group_cap,
         )
@@ -505,7 +505,7 @@ def settled(run: SilentRun) -> Iterator[None]:
         for name in [name for name in os.environ if name.startswith("SFUMATO_")]:
             patch.delenv(name)
         patch.setenv("SFUMATO_DEVICE", "cpu")
-        patch.setenv("SFUMATO_STATE", str(run.folder / "state"))
+        patch.setenv("SFUMATO_STATE", str(run.out.parent / "state"))
         torch.manual_seed(0)
         torch.set_num_threads(1)
         try:
@@ -535,7 +535,6 @@ def computed(case: Case) -> dict[str, Tensor]:
     kind, images = STAGES[case.stage].settings, sensitive(case)
     settings = kind.model_validate({**case.settings, **({"noise": NOISE} if query else {})})
     rate, uses = settings.sampling(COUNT) if query else (1.0, 1)
-    card = Card(dataset_id="golden", source="npz", shape=case.shape, classes=CLASSES, split="keyed", version="1")
     public_facts = {"dataset_id": "golden", "shape": case.shape, "classes": CLASSES, "size_hint": COUNT}
     asked = {"stage": case.stage, "enabled": True, "settings": settings, "model": NETWORK, "seed": 7, "delta": 1e-5}
     mechanism = Mechanism(noise_multiplier=NOISE, sample_rate=rate, uses=uses)
@@ -543,9 +542,7 @@ def computed(case: Case) -> dict[str, Tensor]:
     plan = QueryPlan(**public_facts, **asked, **groups, mechanism=mechanism, digest="")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_json(folder / "sensitive.json", card.content())
-        places = {"out": folder / "out", "card": folder / "sensitive.json", "folder": folder}
-        run = SilentRun(plan=plan, inputs={}, images=images, **places)
+        run = SilentRun(plan=plan, inputs={}, images=images, out=folder / "out")
         with settled(run):
             run = replace(run, inputs=inputs_of(case, settings, folder))
             run.seen.clear()

@@ -231,3 +231,12 @@ def test_an_image_has_the_same_gradient_in_every_place_and_in_any_company(autoca
         found.append(torch.cat([value[place].flatten() for value in rows.values()]))
     apart = [torch.linalg.vector_norm(other - found[0]) for other in found[1:]]
     assert max(apart) <= 1e-6 * torch.linalg.vector_norm(found[0])
+
+
+def test_gradients_at_other_parameters_than_the_model_s_are_refused():
+    """Their rows would be zeros: a layer is known by its very weight."""
+    model = network()
+    copies = {name: value.detach().clone() for name, value in model.named_parameters()}
+    batch = torch.rand(1, 1, 1, 8, 8), torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1), torch.rand(1, 1, 1, 8, 8)
+    with pytest.raises(ValueError, match="own parameters"):
+        by_layers(model, copies, *batch)

@@ -214,11 +214,13 @@ def saliency_gradients(model: Any, generator: torch.Generator | None = None, **s
     return Gradients(model, parameters, chosen, chosen.max_norm, PUBLIC, **options)
 
 
-def saliency(charge: Any, model: Any = None, **settings: Any) -> dict[str, Tensor]:
+def saliency(
+    charge: Any, model: Any = None, draw: Callable[..., Draws] = seeded_draws, **settings: Any
+) -> dict[str, Tensor]:
     gradients = saliency_gradients(model or unet(), **{"microbatch_size": 16, "max_norm": C, **settings})
     if "generator" not in settings:
         draws = gradients.config.draws
-        gradients.draw = functools.partial(seeded_draws, None, draws=draws)  # type: ignore[method-assign]
+        gradients.draw = functools.partial(draw, None, draws=draws)  # type: ignore[method-assign]
     return query_saliency(charge, gradients)
 
 

@@ -163,8 +163,10 @@ def desk(owner, tmp_path, monkeypatch):
     """A repository with a warmed-up network, and the two stages on plans made here."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SFUMATO_STATE", str(owner.state))
-    artifacts = tmp_path / "artifacts"
+    artifacts, home = tmp_path / "artifacts", tmp_path / "data" / "sensitive"
     (artifacts / "plan").mkdir(parents=True)
+    home.mkdir(parents=True)
+    (home / "card.json").write_bytes((tmp_path / "card.json").read_bytes())
     permission = {"delta": 1e-5, "lifetime_epsilon": "unlimited"}
     (artifacts / "plan" / "permission.json").write_text(json.dumps(permission))
     with writing(artifacts / "pretrain", "pretrain") as directory:
@@ -178,7 +180,7 @@ def desk(owner, tmp_path, monkeypatch):
         monkeypatch.setattr(runner, "load_plan", lambda *rest: plan)
         lineage = {stage: {"plan": str(settings)}}
         (artifacts / "plan" / "lineage.json").write_text(json.dumps(lineage))
-        runner.run_stage(STAGES[stage], card=tmp_path / "card.json")
+        runner.run_stage(STAGES[stage])
 
     run.artifacts = artifacts
     return run

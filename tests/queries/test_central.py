@@ -4,7 +4,7 @@ import torch
 from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.central import mode_rows, query_central
 from sfumato.settings.queries import Central
-from sfumato.training.central_images import blurred, mode_images
+from sfumato.training.training_sets import blurred, mode_images
 
 
 class Noiseless:

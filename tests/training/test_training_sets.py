@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from sfumato.training.central_images import load_central
+from sfumato.training.training_sets import load_central
 
 
 def test_means_become_labelled_images_in_range(tmp_path):
