@@ -17,14 +17,10 @@ def saliency(run: QueryRun[Saliency]) -> None:
     settings = run.settings.on_this_machine()
     pool = candidates(model.to(device()))
     parameters = {name: model.get_parameter(name) for name in pool}
+    dropout = plan.network.label_dropout
+    autocast = None if latents else False
     gradients = Gradients(
-        model,
-        parameters,
-        settings,
-        settings.max_norm,
-        run.counts.total,
-        label_dropout=plan.network.label_dropout,
-        autocast=None if latents else False,
+        model, parameters, settings, settings.max_norm, run.counts.total, label_dropout=dropout, autocast=autocast
     )
     released = f"gradient of {len(pool)} candidates (qkv)"
     sensitivity = "max_norm: the jointly clipped gradient of one image"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from sfumato.diffusion.denoiser import Denoiser
-from sfumato.diffusion.ema import EMA_DECAY, ema_model
+from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.objective import to_model_range
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State, Trained, gradient_sum, update
@@ -97,7 +97,7 @@ class AdversarialState:
         self.config = settings
         self.model, self.device = model, self.judge.device
         self.network, self.priors, self.seed = network.to(self.device).train(), priors.cpu(), seed
-        self.pupil = Trained(dict(network.named_parameters()), GENERATOR_RATE, EMA_DECAY, BETAS)
+        self.pupil = Trained(dict(network.named_parameters()), GENERATOR_RATE, BETAS)
         self.against = copy.copy(model)  # the same weights, with the loss of generated images
         self.against.target = -1
 

@@ -42,14 +42,10 @@ class Trained:
     """Weights under training by Adam, with its moments and their moving average."""
 
     def __init__(
-        self,
-        parameters: Mapping[str, Tensor],
-        learning_rate: float,
-        ema: float,
-        betas: tuple[float, float] = (0.9, 0.999),
+        self, parameters: Mapping[str, Tensor], learning_rate: float, betas: tuple[float, float] = (0.9, 0.999)
     ) -> None:
         self.parameters = dict(parameters)
-        self.ema = EMA(self.parameters, ema)
+        self.ema = EMA(self.parameters, EMA_DECAY)
         self.optimiser = torch.optim.Adam(self.parameters.values(), lr=learning_rate, betas=betas)
 
     @property
@@ -141,7 +137,7 @@ class State(Trained, Gradients):
         parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
         if not parameters:
             raise ValueError("the model has no parameter to train: all have requires_grad=False")
-        Trained.__init__(self, parameters, config.learning_rate, EMA_DECAY)
+        Trained.__init__(self, parameters, config.learning_rate)
         Gradients.__init__(self, model, parameters, config, config.max_grad_norm, public_batch, **options)
 
     def tensors(self) -> dict[str, Tensor]:
