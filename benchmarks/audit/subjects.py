@@ -110,8 +110,9 @@ def subjects() -> list[Subject]:
         return query_feature_means(charge, features, CLASSES, 4.0, cached=True)
 
     def salient(charge: Any) -> object:
-        trained, options = dict(pixels.named_parameters()), {"label_dropout": 0.0, "autocast": False}
-        gradients = Gradients(pixels, trained, saliency, saliency.max_norm, 4.0, generator=random, **options)
+        options: dict[str, Any] = {"label_dropout": 0.0, "autocast": False, "generator": random}
+        trained = dict(pixels.named_parameters())
+        gradients = Gradients(pixels, trained, saliency, saliency.max_norm, 4.0, **options)
         return query_saliency(charge, gradients)
 
     mean, mode = Central(repeats=1), Central(repeats=1, statistic="mode", bins=2)
