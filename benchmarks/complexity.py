@@ -9,6 +9,7 @@ row is computed from real images. Run it in a repository whose stages have run.
 from __future__ import annotations
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
 from scipy import stats
@@ -18,7 +19,6 @@ from sfumato.data.store import read_card
 from sfumato.evaluation.scores import subsample
 from sfumato.privacy.authorize import open_local
 from sfumato.storage.artifacts import Artifact, read_artifact
-from sfumato.training.central_images import load_central
 from stages.state import ARTIFACTS, CARD, state_dir
 
 CIRCLE = ((-1, -1), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1))  # the eight neighbours, in a circle
@@ -76,7 +76,8 @@ def complexity_by_step(
     """Complexity of the images of every step, from the simplest; steps that are switched off are left out."""
     images = {}
     if central.enabled:
-        images["central"] = as_uint8(load_central(central.path, real.shape, median=1)[0])
+        means = np.load(central.path / "mean.npy")
+        images["central"] = as_uint8(torch.from_numpy(means).flatten(0, 1))
     if auxiliary.enabled:
         images["auxiliary"] = subsample(load_images(auxiliary.path, real.classes)).images
     images |= {"release": subsample(release).images, "real": subsample(real).images}

@@ -24,7 +24,6 @@ import yaml
 from sfumato.storage.artifacts import writing
 
 SELECT = """
-from pathlib import Path
 import numpy, torch, sfumato.data.images, sfumato.storage.artifacts, matplotlib.figure
 def memory(field):
     with open("/proc/self/status") as status:
@@ -32,8 +31,7 @@ def memory(field):
 before = memory("VmHWM")
 from sfumato.settings.stages import STAGES
 from stages.runner import run_stage
-paths = {"histogram": Path("histogram"), "public": Path("public")}
-run_stage(STAGES["select"], paths, config=Path("select.yaml"), out=Path("select"))
+run_stage(STAGES["select"])
 print(before, memory("VmHWM"), memory("RssAnon"))
 """
 
@@ -42,14 +40,14 @@ def prepare(folder: Path, images: int, classes: int, side: int) -> None:
     """A public set, a histogram with a row for each of ten sensitive classes, and the plan of `select`."""
     names = [f"class-{i:04d}" for i in range(classes)]
     random = np.random.default_rng(0)
-    with writing(folder / "public", "public") as directory:
+    with writing(folder / "data/public", "public") as directory:
         np.lib.format.open_memmap(
             directory / "images.npy", mode="w+", dtype=np.uint8, shape=(images, side, side, 3)
         ).flush()
         np.save(directory / "labels.npy", random.integers(0, classes, images))
         card = {"enabled": True, "source": "benchmark", "shape": [3, side, side], "classes": names, "images": images}
         (directory / "card.json").write_text(json.dumps(card))
-    with writing(folder / "histogram", "histogram") as directory:
+    with writing(folder / "artifacts/histogram", "histogram") as directory:
         np.save(directory / "histogram.npy", random.normal(50, 50, (10, classes)))
         (directory / "histogram.json").write_text(json.dumps({"public_classes": names, "votes": 1, "per_class": True}))
     plan = {
@@ -59,7 +57,10 @@ def prepare(folder: Path, images: int, classes: int, side: int) -> None:
         "shape": [3, side, side],
         "classes": list("0123456789"),
     }
-    (folder / "select.yaml").write_text(yaml.safe_dump(plan | {"dataset_id": "benchmark", "size_hint": 50_000}))
+    (folder / "artifacts/plan").mkdir()
+    (folder / "artifacts/plan/select.yaml").write_text(
+        yaml.safe_dump(plan | {"dataset_id": "benchmark", "size_hint": 50_000})
+    )
 
 
 def main() -> None:

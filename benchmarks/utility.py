@@ -37,7 +37,6 @@ SIZES_HELP = "Numbers of synthetic images. Default: those of 1000, 5000, 20000, 
 
 
 def main(
-    config: Annotated[Path | None, typer.Option(help="Resolved configuration of `evaluate`.")] = None,
     out: Annotated[Path, typer.Option(help="Directory for utility.json, two tables and utility.png.")] = EVALUATION,
     parts: Annotated[str, typer.Option(help="Which of sizes, ensemble, selection.")] = ",".join(PARTS),
     classifiers: Annotated[str, typer.Option(help="Classifiers of the curve and the ensembles.")] = "cnn",
@@ -50,7 +49,7 @@ def main(
     steps: Annotated[int | None, typer.Option(min=1, help="Gradient steps of every training.")] = None,
 ) -> None:
     """Local: accuracy by number of images, ensembles, and whether models rank alike on synthetic and real images."""
-    plan, synthesize = load_plan("evaluate", config), ARTIFACTS / "synthesize"
+    plan, synthesize = load_plan("evaluate"), ARTIFACTS / "synthesize"
     check_local("--out", out / "utility.json")
     configure_processor()
     read_artifact(synthesize, "synthesize")

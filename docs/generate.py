@@ -253,12 +253,9 @@ def known_commands() -> dict[str, Any]:
 
 
 def option_row(param: Any) -> tuple[str, str, str]:
-    """(name, default, meaning); the artifacts of all stages are one option."""
-    help_text = param.help or ""
-    if help_text.startswith("Artifact of `stage ") and str(param.default).startswith("artifacts/"):
-        return "`--<stage>`", "`artifacts/<stage>`", "The artifact of an earlier stage."
+    """(name, default, meaning)."""
     default = "" if param.default is None or getattr(param, "is_flag", False) else f"`{param.default}`"
-    return f"`{', '.join(param.opts)}`", default, help_text
+    return f"`{', '.join(param.opts)}`", default, param.help or ""
 
 
 def shared_options() -> list[tuple[str, str, str]]:

@@ -6,10 +6,7 @@ from sfumato.queries.central import central_norm, query_central
 from sfumato.settings.queries import Central
 from stages.runner import QueryRun
 
-SENSITIVITY = {
-    "mean": "max_norm of one image, clipped after pooling",
-    "mode": "√d of one image's histogram, one bin of each pixel",
-}
+SENSITIVITY = {"mean": "max_norm of one image, clipped", "mode": "√d of one image's histogram, one bin of each pixel"}
 
 
 def central(run: QueryRun[Central]) -> None:

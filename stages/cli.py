@@ -20,7 +20,7 @@ from stages.launch import leave
 from stages.merge import merge
 from stages.plan import plan
 from stages.report import report
-from stages.runner import command, keep_memory_off_disk, with_paths
+from stages.runner import command, keep_memory_off_disk
 from stages.screen import hold_back, named, say
 from stages.state import state_dir
 
@@ -41,7 +41,7 @@ app.command()(init)
 app.add_typer(prepare.app, name="prepare")
 app.command()(plan)
 for stage in STAGES.values():
-    app.command()(with_paths(evaluate, *stage.inputs) if stage.name == "evaluate" else command(stage))
+    app.command()(evaluate if stage.name == "evaluate" else command(stage))
 app.command()(compare)
 app.command()(merge)
 app.add_typer(ledger.app, name="ledger")

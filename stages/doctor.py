@@ -3,7 +3,6 @@
 import importlib.util
 import os
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,21 +12,17 @@ from sfumato.errors import DataError, SfumatoError
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import read_artifact
 from stages.dvc_lock import lock_in_words, rwlock_in_words
-from stages.runner import CardPath, PublicPath, load_plan
+from stages.runner import load_plan
 from stages.screen import table_console, tell
 from stages.state import ARTIFACTS, CARD, LEDGER, PLAN, PUBLIC, read_policy, state_dir
 
 OVERLAP_HELP = "Local: look for public images among the sensitive and hold-out ones instead."
 
 
-def doctor(
-    card: CardPath = CARD,
-    public: PublicPath = PUBLIC,
-    overlap: Annotated[bool, typer.Option("--overlap", help=OVERLAP_HELP)] = False,
-) -> None:
+def doctor(overlap: Annotated[bool, typer.Option("--overlap", help=OVERLAP_HELP)] = False) -> None:
     """What is here: device, threads, libraries, data, state, DVC."""
     if overlap:
-        return check_overlap(card, public)
+        return check_overlap()
     import torch
 
     from sfumato.runtime.compute import device
@@ -46,8 +41,8 @@ def doctor(
     table.add_row("state directory", f"{state} ({'exists' if state.exists() else 'not there yet'})")
     prepared = sorted(p.parent.name for p in state.glob("data/*/card.json"))
     table.add_row("prepared datasets", ", ".join(prepared) or "none: `stage prepare sensitive`")
-    table.add_row("data card", card_in_words(card))
-    for name, words in queries_in_words(card).items():
+    table.add_row("data card", card_in_words())
+    for name, words in queries_in_words().items():
         table.add_row(name, words)
     table.add_row("DVC repository", "yes" if os.path.isdir(".dvc") else "no")
     table.add_row("DVC's lock", rwlock_in_words())
@@ -57,16 +52,16 @@ def doctor(
     table_console().print(table)
 
 
-def card_in_words(card: Path) -> str:
+def card_in_words() -> str:
     from sfumato.data.store import read_card
 
     try:
-        return read_card(card).dataset_id if card.is_file() else f"no {card}"
+        return read_card(CARD).dataset_id if CARD.is_file() else f"no {CARD}"
     except DataError as error:
         return str(error)
 
 
-def queries_in_words(card: Path) -> dict[str, str]:
+def queries_in_words() -> dict[str, str]:
     """What each query of the plan will do, if there are a plan and prepared images."""
     from sfumato.data.store import read_card
     from sfumato.planning.kept import Spending, known_past
@@ -75,7 +70,7 @@ def queries_in_words(card: Path) -> dict[str, str]:
     found = {}
     try:
         declared = read_policy().declared_size
-        past = known_past(state_dir(), read_card(card), ARTIFACTS, LEDGER, declared_size=declared)
+        past = known_past(state_dir(), read_card(CARD), ARTIFACTS, LEDGER, declared_size=declared)
         for plan in filter(lambda plan: plan.enabled, map(load_plan, QUERIES)):
             inputs = [*filter(plan.settings.reads, STAGES[plan.stage].inputs)]
             decision = past.decide(plan.stage, read_lineage(PLAN, plan.stage), plan.digest, inputs)
@@ -85,18 +80,18 @@ def queries_in_words(card: Path) -> dict[str, str]:
     return found
 
 
-def check_overlap(card: Path, public: Path) -> None:
+def check_overlap() -> None:
     """Compare the public set with all real images, and journal it. Raises DataError if an image is in both."""
     from sfumato.data.lineage import refuse_overlap
     from sfumato.data.store import load_public, read_card, read_public_card
     from sfumato.privacy.authorize import open_local
 
-    about = read_card(card)
-    read_artifact(public, "public")
-    if not read_public_card(public / "card.json").enabled:
-        tell(f"{public} holds no public images (no stage in run reads any): nothing to compare")
+    about = read_card(CARD)
+    read_artifact(PUBLIC, "public")
+    if not read_public_card(PUBLIC / "card.json").enabled:
+        tell(f"{PUBLIC} holds no public images (no stage in run reads any): nothing to compare")
         return
-    images = load_public(public, about.shape)
+    images = load_public(PUBLIC, about.shape)
     refuse_overlap(images, open_local(state_dir(), about, "overlap check"))
     tell(
         f"local, not to be shared: none of the {len(images)} public images is among the sensitive or hold-out images, "

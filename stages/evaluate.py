@@ -14,31 +14,26 @@ from sfumato.errors import BudgetError
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.files import keep_private, write_local
 from stages import launch
-from stages.runner import CardPath, ConfigPath, DryRun, describe, load_plan, ready_processor
+from stages.runner import DryRun, describe, load_plan, ready_processor
 from stages.screen import say, show_local
-from stages.state import CARD, EVALUATION, LEDGER, check_local, state_dir
+from stages.state import ARTIFACTS, CARD, EVALUATION, LEDGER, check_local, state_dir
 
-LEDGER_HELP = "Ledger of the release, by which `stage compare` finds these numbers again."
 MEMBERSHIP_HELP = "Also attack the release: can members of the sensitive set be told from the hold-out?"
 
 
 def evaluate(
     *,
-    config: ConfigPath = None,
     out: Annotated[Path, typer.Option(help="Directory for the plots and the table.")] = EVALUATION,
     metrics: Annotated[Path, typer.Option(help="File for the numbers.")] = Path("metrics.json"),
-    card: CardPath = CARD,
-    ledger: Annotated[Path, typer.Option(help=LEDGER_HELP)] = LEDGER,
     membership: Annotated[bool, typer.Option("--membership", help=MEMBERSHIP_HELP)] = False,
     dry_run: DryRun = False,
-    **paths: Path,
 ) -> None:
     """Local: train classifiers on synthetic images, test them on the real hold-out, compare features."""
-    plan = load_plan("evaluate", config)
+    plan, synthesize, teacher = load_plan("evaluate"), ARTIFACTS / "synthesize", ARTIFACTS / "teacher"
     if dry_run:
-        scored = {name: path for name, path in paths.items() if name != "teacher" or path.exists()}
-        real = {"real images": state_dir() / "data" / plan.dataset_id, "ledger": ledger}
-        describe(plan, {"card": card, **scored, **real}, metrics)
+        scored = {"synthesize": synthesize} | ({"teacher": teacher} if teacher.exists() else {})
+        real = {"real images": state_dir() / "data" / plan.dataset_id, "ledger": LEDGER}
+        describe(plan, {"card": CARD, **scored, **real}, metrics)
         return typer.echo(f"and the folder {out}: local, not to be shared")
     if not plan.enabled:
         return metrics.unlink(missing_ok=True)
@@ -71,13 +66,12 @@ def evaluate(
 
     distributed.join()
     ready_processor("evaluate")
-    synthesize, teacher = paths["synthesize"], paths["teacher"]
     read_artifact(synthesize, "synthesize")
     taught = teacher.exists() and read_artifact(teacher, "teacher").enabled
     synthetic = {RELEASE: load_images(synthesize, plan.classes, shape=plan.shape)}
     synthetic |= {PLAIN: plain} if (plain := plain_images(synthetic[RELEASE], synthesize)) is not None else {}
     extractor = build_extractor(plan.settings, plan.shape, log)  # before anything slow: a weights file may be missing
-    train, holdout = open_local(state_dir(), read_card(card), "evaluate", everywhere=True)
+    train, holdout = open_local(state_dir(), read_card(CARD), "evaluate", everywhere=True)
     key = secret_key(state_dir(), plan.dataset_id)
 
     found = evaluate_release(synthetic, train, holdout, plan.settings, extractor, log)
@@ -85,7 +79,7 @@ def evaluate(
     distributed.leave()
     if not leads:
         return
-    found["identity"] = identity(plan, key, read_card(card).version, train, holdout, extractor, synthesize)
+    found["identity"] = identity(plan, key, read_card(CARD).version, train, holdout, extractor, synthesize)
     if taught:
         log("teacher")
         found["teacher"] = teacher_accuracy(load_teacher(teacher).to(device()), holdout)
@@ -116,7 +110,7 @@ def evaluate(
         write_local(out / name, csv_of(table).encode())
     write_local(metrics, (json.dumps(found, indent=1) + "\n").encode())
     with suppress(BudgetError):  # without a ledger; other runs replace metrics.json
-        keep_evaluation(state_dir(), found | {"ledger": read_ledger(ledger)})
+        keep_evaluation(state_dir(), found | {"ledger": read_ledger(LEDGER)})
     for warning in found["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)  # not by `say`: they hold numbers of real images
     show_local(tables_of(found, attacked), metrics, f"Verdict: {found['verdict']['sentence']}")

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from sfumato.baselines.selectors import public_ranking, randomise_unselected
+from sfumato.baselines.selectors import public_ranking
 from sfumato.diffusion.ema import ema_model
 from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune, save_log
 from sfumato.dpsgd.trainable import check_trained, choose_trainable, save_trained
@@ -28,8 +28,6 @@ def finetune(run: QueryRun[Finetune]) -> None:
     else:
         ranking = public_ranking(model, settings.trainable, plan.seed)
     names = choose_trainable(model.to(device()), settings, ranking, plan.seed)
-    if settings.trainable == "noisy" and ranking:
-        randomise_unselected(model, ranking, settings.ratio, plan.seed)
     before = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
     counts = run.counts
     public_batch = plan.mechanism.sample_rate * counts.total
@@ -43,6 +41,6 @@ def finetune(run: QueryRun[Finetune]) -> None:
     ema_model(model, state.ema.average)
     check_trained(before, model, names)
     with run.releasing(charge) as directory:
-        save_trained(model, settings.trainable, names, ranking, directory, start_file(pretrain))
+        save_trained(model, settings.trainable, names, directory, start_file(pretrain))
         save_log(log, directory / "log.csv")
     drop_checkpoints(charge.run)

@@ -183,7 +183,7 @@ def show_step_noise(made: Plan) -> None:
 
     file = made.files["finetune"]
     model = outline(params.model, tuple(file["shape"]), len(file["classes"]))
-    parameters = trained_parameters(model, params.finetune, params.seed, params.saliency.candidates)
+    parameters = trained_parameters(model, params.finetune, params.seed)
     weights = sum(value.numel() for value in parameters.values())
     length = step_noise(mechanism.noise_multiplier, weights, mechanism.sample_rate * file["size_hint"])
     about = "about " if params.finetune.trainable in RANKED else ""

@@ -11,7 +11,6 @@ from sfumato.runtime.compute import device
 from sfumato.settings.training import Pretrain
 from sfumato.storage.png import save_png, to_grid
 from sfumato.text_to_image.reference import save_reference
-from sfumato.training.central_images import load_central
 from sfumato.training.curriculum import warm_up
 from sfumato.training.training_sets import training_sets
 from stages.runner import StageRun, lineage_of_model
@@ -39,9 +38,8 @@ def pretrain(run: StageRun[Pretrain]) -> None:
             ema_model(model, average)
     with run.writing() as directory:
         drop_extra_classes(model).save(directory)
-        if "central" in paths:
-            images, _ = load_central(paths["central"], plan.shape)
-            save_png(directory / "central.png", to_grid(images, len(classes)))
+        if "central" in sources:
+            save_png(directory / "central.png", to_grid(sources["central"][0], len(classes)))
 
 
 def refer_to_public_model(run: StageRun[Pretrain]) -> None:

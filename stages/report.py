@@ -10,7 +10,7 @@ import typer
 from sfumato.errors import ConfigError
 from sfumato.storage.artifacts import check_out, read_artifact, writing
 from sfumato.storage.files import write_local
-from stages.runner import DryRun, input_option
+from stages.runner import DryRun
 from stages.screen import say
 from stages.state import ARTIFACTS, EVALUATION, LEDGER, check_local
 
@@ -24,25 +24,19 @@ class Audience(StrEnum):
 
 AUDIENCE_HELP = "public: made of the release and the ledger only. owner: also numbers from real images."
 OUT_HELP = "HTML file. Default: artifacts/report/index.html; evaluation/report.html for the owner."
-METRICS_HELP = "Owner only: numbers of `stage evaluate`."
-ARTIFACTS_HELP = "Owner only: folder of artifacts whose pictures to show."
+METRICS = Path("metrics.json")  # of `stage evaluate`
 PAGES = {Audience.public: ARTIFACTS / "report" / "index.html", Audience.owner: Path("evaluation/report.html")}
 
 
 def report(
     audience: Annotated[Audience, typer.Option(help=AUDIENCE_HELP)] = Audience.public,
     out: Annotated[Path | None, typer.Option(help=OUT_HELP)] = None,
-    synthesize: Annotated[Path, input_option("synthesize")] = ARTIFACTS / "synthesize",
-    ledger: Annotated[Path, typer.Option(help="The ledger file.")] = LEDGER,
-    metrics: Annotated[Path, typer.Option(help=METRICS_HELP)] = Path("metrics.json"),
-    evaluation: Annotated[Path, typer.Option(help="Owner only: folder of its plots.")] = EVALUATION,
-    artifacts: Annotated[Path, typer.Option(help=ARTIFACTS_HELP)] = ARTIFACTS,
     dry_run: DryRun = False,
 ) -> None:
     """Free: what was released, what it cost and what that means, as one HTML page. The owner's edition is local."""
-    page, public = out or PAGES[audience], audience is Audience.public
+    page, public, release = out or PAGES[audience], audience is Audience.public, ARTIFACTS / "synthesize"
     if dry_run:
-        for path in (synthesize, ledger) if public else (synthesize, ledger, metrics, evaluation, artifacts):
+        for path in (release, LEDGER) if public else (release, LEDGER, METRICS, EVALUATION, ARTIFACTS):
             typer.echo(f"reads   {path}{'' if path.exists() else ' (not there)'}")
         typer.echo(f"writes  {page} ({'may be shared' if public else 'local: not to be shared'})\ncharges nothing")
         return
@@ -54,16 +48,16 @@ def report(
         raise ConfigError(f"--out {page} is a folder: name the HTML file, such as {page / 'index.html'}")
     if public:
         check_out(page.parent, "report")
-        text = report_page(synthesize, ledger)
-        with writing(page.parent, "report", [read_artifact(synthesize, "synthesize")]) as directory:
+        text = report_page(release, LEDGER)
+        with writing(page.parent, "report", [read_artifact(release, "synthesize")]) as directory:
             (directory / page.name).write_text(text, encoding="utf-8")
-            unsaid = write_statements(synthesize, ledger, directory)
+            unsaid = write_statements(release, LEDGER, directory)
         if unsaid:
             say(f"no entry for the Deployments Registry: params.yaml does not say {', '.join(unsaid)}")
     else:
         check_local("--out", page)
-        local = read_local(metrics, evaluation, artifacts)
-        write_local(page, report_page(synthesize, ledger, local).encode())
+        local = read_local(METRICS, EVALUATION, ARTIFACTS)
+        write_local(page, report_page(release, LEDGER, local).encode())
     typer.echo(f"{page}: {'may be shared with the release' if public else 'local: not to be shared'}")
     if not public:  # the last command of `dvc repro`
         from sfumato.planning.project import TRACKED
@@ -71,7 +65,7 @@ def report(
 
         verdict = local.verdict or "none: `stage evaluate` gives one"
         if local.verdict and not sys.stdout.isatty():
-            verdict = f"local, so only a terminal shows it: see {metrics} or {page}"
+            verdict = f"local, so only a terminal shows it: see {METRICS} or {page}"
         tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())  # git adds nothing if one is not
-        for line in summary_lines(synthesize, ledger, PAGES[Audience.public].parent, verdict, tracked):
+        for line in summary_lines(release, LEDGER, PAGES[Audience.public].parent, verdict, tracked):
             typer.echo(line)

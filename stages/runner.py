@@ -5,7 +5,6 @@ The function `<name>` of `stages/<name>.py` takes a `StageRun`, or a `QueryRun` 
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from sfumato.privacy.resolved import QueryPlan, StagePlan
     from sfumato.queries.count import PublicCounts
 
-CONFIG_HELP = "Resolved configuration. Default: artifacts/plan/<stage>.yaml, which `stage plan` writes."
-ConfigPath = Annotated[Path | None, typer.Option("--config", help=CONFIG_HELP)]
 OutPath = Annotated[Path | None, typer.Option("--out", help="Directory to write. Default: artifacts/<stage>.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be read, written and charged, and stop.")]
 CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
@@ -54,55 +51,27 @@ COPYING = "copying.lock"  # in a run's directory: its release is being copied to
 S = TypeVar("S")
 
 
-def input_option(stage: str) -> Any:
-    """The option that names the artifact of another stage."""
-    return typer.Option(f"--{stage}", help=f"Artifact of `stage {stage}`.")
-
-
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def with_paths(command: Callable[..., None], *names: str) -> Callable[..., None]:
-    """`command` as Typer takes it: its `**paths` are options, one for each name, and stand before the dry run."""
-    *own, dry_run, _ = inspect.signature(command, eval_str=True).parameters.values()
-    known = {"card": (CardPath, CARD), "public": (PublicPath, PUBLIC)}
-    paths = {name: known.get(name, (Annotated[Path, input_option(name)], ARTIFACTS / name)) for name in names}
-    options = [
-        *own,
-        *(inspect.Parameter(n, dry_run.kind, default=value, annotation=kind) for n, (kind, value) in paths.items()),
-        dry_run,
-    ]
-    command.__annotations__ = {option.name: option.annotation for option in options}
-    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    return command
-
-
 def command(stage: Stage) -> Callable[..., None]:
-    """The command of a stage: an option for the configuration, for each input, and a dry run."""
+    """The command of a stage."""
 
-    def run(*, config: ConfigPath = None, out: OutPath = None, dry_run: DryRun = False, **paths: Path) -> None:
-        run_stage(stage, paths, config=config, out=out, card=paths.pop("card", CARD), dry_run=dry_run)
+    def run(out: OutPath = None, dry_run: DryRun = False) -> None:
+        run_stage(stage, out=out, dry_run=dry_run)
 
     run.__name__, run.__doc__ = stage.name, f"{stage.kind.capitalize()}: {stage.summary[0].lower()}{stage.summary[1:]}"
-    return with_paths(run, *(["card"] if stage.kind is Kind.QUERY else []), *stage.inputs)
+    return run
 
 
-def run_stage(
-    stage: Stage,
-    paths: Mapping[str, Path] | None = None,
-    *,
-    config: Path | None = None,
-    out: Path | None = None,
-    card: Path = CARD,
-    dry_run: bool = False,
-) -> None:
-    """Run one stage. paths: of its inputs, if they are not those of the pipeline."""
-    plan = load_plan(stage.name, config)
+def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -> None:
+    """Run one stage on its plan and its inputs in this folder."""
+    plan = load_plan(stage.name)
     out = out or ARTIFACTS / stage.name
-    every = {name: PUBLIC if name == "public" else ARTIFACTS / name for name in stage.inputs} | dict(paths or {})
-    used = {name: path for name, path in every.items() if plan.settings.reads(name)}
+    places = {name: PUBLIC if name == "public" else ARTIFACTS / name for name in stage.inputs}
+    used = {name: path for name, path in places.items() if plan.settings.reads(name)}
     if dry_run:
-        return describe(plan, ({"card": card} if stage.kind is Kind.QUERY else {}) | used, out)
+        return describe(plan, ({"card": CARD} if stage.kind is Kind.QUERY else {}) | used, out)
 
     if not plan.enabled:
         return write_empty(out, stage.name)
@@ -130,7 +99,7 @@ def run_stage(
     kind = QueryRun if stage.kind is Kind.QUERY else StageRun
     try:
         with remembered:
-            work(kind(plan=plan, inputs=inputs, out=out, card=card, folder=config.parent if config else PLAN))  # type: ignore[arg-type]
+            work(kind(plan=plan, inputs=inputs, out=out))  # type: ignore[arg-type]
     except TakenOver as found:
         say(f"{stage.name}: {found}")
     finally:
@@ -153,10 +122,10 @@ def keep_memory_off_disk() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-def load_plan(stage: str, config: Path | None = None) -> StagePlan[Any]:
+def load_plan(stage: str) -> StagePlan[Any]:
     from sfumato.privacy.resolved import read_stage_plan
 
-    return read_stage_plan(config or PLAN / f"{stage}.yaml", stage)
+    return read_stage_plan(PLAN / f"{stage}.yaml", stage)
 
 
 def read_inputs(stage: Stage, paths: Mapping[str, Path]) -> dict[str, Artifact]:
@@ -204,7 +173,7 @@ def memory_line(network: Any, shape: tuple[int, int, int], classes: int, setting
 
     try:
         model, batch = outline(network, shape, classes), settings.sampling(size_hint)[0] * size_hint
-        parameters = trained_parameters(model, settings, 0, "qkv")
+        parameters = trained_parameters(model, settings, 0)
         return needed(model, parameters, settings.draws, batch, settings.on_this_machine().microbatch_size)
     except SfumatoError as error:
         return f"not known here: {error}"
@@ -224,8 +193,6 @@ class StageRun(Generic[S]):
     plan: StagePlan[Any]
     inputs: Mapping[str, Artifact]
     out: Path
-    card: Path
-    folder: Path = PLAN  # of the plan
 
     @property
     def settings(self) -> S:
@@ -278,10 +245,10 @@ class QueryRun(StageRun[S]):
         from sfumato.privacy.checkpoint import drop_checkpoints
         from sfumato.privacy.resolved import read_lineage
 
-        plan, public, lineage = self.plan, read_card(self.card), read_lineage(self.folder, self.plan.stage)
+        plan, public, lineage = self.plan, read_card(CARD), read_lineage(PLAN, self.plan.stage)
         about = public.dataset_id, public.shape, public.classes, public.labels
         if about != (plan.dataset_id, plan.shape, plan.classes, plan.labels):
-            raise ConfigError(f"the plan of {plan.stage} is for another card than {self.card}: run `stage plan` again")
+            raise ConfigError(f"the plan of {plan.stage} is for another card than {CARD}: run `stage plan` again")
         work = authorize.ChargeRequest(
             stage=plan.stage,
             settings=plan.digest,
@@ -328,7 +295,7 @@ class QueryRun(StageRun[S]):
         from sfumato.privacy.latents import ensure_latents
 
         bar = partial(progress, f"{purpose} of the images, once", clock=False, log=False)
-        return ensure_latents(state_dir(), read_card(self.card), encoder, purpose, load, bar)
+        return ensure_latents(state_dir(), read_card(CARD), encoder, purpose, load, bar)
 
     def seen(self) -> set[str]:
         """The charges and heads that the ledgers and the inputs name: the journal must hold all of them."""

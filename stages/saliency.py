@@ -1,7 +1,7 @@
 """`stage saliency`: noisy gradient norms of the weight matrices, and the matrices to train."""
 
-from sfumato.dpsgd.microbatch import choose_microbatch
-from sfumato.dpsgd.trainable import candidates, flat
+from sfumato.dpsgd.run import Gradients
+from sfumato.dpsgd.trainable import candidates
 from sfumato.queries.saliency import query_saliency, rank_candidates, save_ranking
 from sfumato.release.synthesizer import load_start
 from sfumato.runtime.compute import device
@@ -15,19 +15,19 @@ def saliency(run: QueryRun[Saliency]) -> None:
     model = load_start(pretrain)
     latents = run.latents(model.encoder, "latents", lambda: load_codec(pretrain, device()).encode)
     settings = run.settings.on_this_machine()
-    pool = candidates(model.to(device()), settings.candidates)
-    public_size = run.counts.total
-    released = f"gradient of {len(pool)} candidates ({settings.candidates})"
-    sensitivity = "max_norm: the jointly clipped gradient of one image"
-    trained = {name: model.get_parameter(name) for name in flat(pool)}
-    microbatch = choose_microbatch(model, trained, settings.draws, public_size, settings.microbatch_size)
-    charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)
-    dropout, autocast = plan.network.label_dropout, None if latents else False
-    vectors = query_saliency(
-        charge, model, pool, settings, public_size, label_dropout=dropout, autocast=autocast, microbatch=microbatch
+    pool = candidates(model.to(device()))
+    parameters = {name: model.get_parameter(name) for name in pool}
+    dropout = plan.network.label_dropout
+    autocast = None if latents else False
+    gradients = Gradients(
+        model, parameters, settings, settings.max_norm, run.counts.total, label_dropout=dropout, autocast=autocast
     )
+    released = f"gradient of {len(pool)} candidates (qkv)"
+    sensitivity = "max_norm: the jointly clipped gradient of one image"
+    charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)
+    vectors = query_saliency(charge, gradients)
     # public, as the multiplier is; the charge has added the noise itself
-    noise_std = charge.noise_multiplier * settings.max_norm / public_size
+    noise_std = charge.noise_multiplier * settings.max_norm / gradients.public_batch
     rows = rank_candidates(vectors, noise_std)
     with run.releasing(charge) as directory:
-        save_ranking(rows, pool, settings, noise_std, directory)
+        save_ranking(rows, noise_std, directory)

@@ -33,10 +33,10 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from sfumato.data.images import ImageSet, Shape, as_bytes, save_images
-from sfumato.data.store import Card, LatentSet, PublicCard
+from sfumato.data.store import LatentSet, PublicCard
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.lora import add_lora, save_adapter
-from sfumato.dpsgd.trainable import candidates, flat
+from sfumato.dpsgd.trainable import candidates
 from sfumato.features import FeatureMeans
 from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.cosine import CosineMoments
@@ -194,7 +194,7 @@ def made_adapters(folder: Path, shape: Shape) -> None:
     model = unet_of(shape)
     with tempfile.TemporaryDirectory() as base:
         model.save(Path(base))
-        add_lora(model, flat(candidates(model)), Lora(rank=2), seed=4)
+        add_lora(model, candidates(model), Lora(rank=2), seed=4)
         for name, value in model.named_parameters():
             if value.requires_grad:
                 value.data.copy_(normal(name, *value.shape, scale=0.3))
@@ -225,7 +225,7 @@ def made_selection(folder: Path, shape: Shape, kind: str = "sensitive") -> None:
 
 
 def made_saliency(folder: Path, shape: Shape) -> None:
-    names = list(candidates(unet_of(shape)).values())
+    names = [[name] for name in candidates(unet_of(shape))]
     write_json(folder / "saliency.json", {"ranked": {"debiased": names[::-1], "raw": names}})
 
 
@@ -312,10 +312,9 @@ CASES: dict[str, Case] = {
     "count of capped groups": case("count", grouped=True, group_cap=4),
     "count switched off": case("central", repeats=1, given={"count": None}),
     "central mean": case("central", repeats=2, batch=10),
-    "central mean, clipped and pooled": case("central", repeats=1, max_norm=1.5, pool=2, colour=True),
+    "central mean, clipped": case("central", repeats=1, max_norm=1.5, colour=True),
     "central mean of groups": case("central", repeats=1, grouped=True),
     "central mode": case("central", repeats=2, batch=10, statistic="mode", bins=4),
-    "central mode, pooled": case("central", repeats=1, statistic="mode", bins=3, pool=4, colour=True),
     "frequency": case("frequency", size=40, tolerance=FEATURE),
     "frequency of groups": case("frequency", size=20, grouped=True, tolerance=FEATURE),
     "frequency of every map": case("frequency", size=60, features=EVERY_MAP, colour=True, tolerance=FEATURE),
@@ -359,7 +358,6 @@ CASES: dict[str, Case] = {
     "finetune of salient adapters": case("finetune", **DESCENT, draws=1, trainable="salient-lora", lora={"rank": 2}),
     "finetune of random adapters": case("finetune", **DESCENT, draws=1, trainable="random-lora", ratio=0.4),
     "finetune of adapters by SynFlow": case("finetune", **DESCENT, draws=1, trainable="synflow-lora"),
-    "finetune beside noise": case("finetune", **DESCENT, draws=1, trainable="noisy"),
     "classifier": case("classifier", **FITTED),
     "classifier, whitened": case("classifier", **FITTED, network="whitened", learning_rate=0.1, colour=True),
     "auxiliary": case("auxiliary", **GENERATOR),
@@ -439,7 +437,7 @@ class SilentRun(QueryRun[Any]):
             self.encoded[latents] if latents else self.images,
             odometer=SimpleNamespace(append=lambda *kind, **content: None),
             noise=NoNoise(seed=1),
-            run=self.folder,
+            run=self.out.parent,
             lock=ExitStack(),
             group_cap=self.plan.group_cap,
         )
@@ -507,7 +505,7 @@ def settled(run: SilentRun) -> Iterator[None]:
         for name in [name for name in os.environ if name.startswith("SFUMATO_")]:
             patch.delenv(name)
         patch.setenv("SFUMATO_DEVICE", "cpu")
-        patch.setenv("SFUMATO_STATE", str(run.folder / "state"))
+        patch.setenv("SFUMATO_STATE", str(run.out.parent / "state"))
         torch.manual_seed(0)
         torch.set_num_threads(1)
         try:
@@ -537,7 +535,6 @@ def computed(case: Case) -> dict[str, Tensor]:
     kind, images = STAGES[case.stage].settings, sensitive(case)
     settings = kind.model_validate({**case.settings, **({"noise": NOISE} if query else {})})
     rate, uses = settings.sampling(COUNT) if query else (1.0, 1)
-    card = Card(dataset_id="golden", source="npz", shape=case.shape, classes=CLASSES, split="keyed", version="1")
     public_facts = {"dataset_id": "golden", "shape": case.shape, "classes": CLASSES, "size_hint": COUNT}
     asked = {"stage": case.stage, "enabled": True, "settings": settings, "model": NETWORK, "seed": 7, "delta": 1e-5}
     mechanism = Mechanism(noise_multiplier=NOISE, sample_rate=rate, uses=uses)
@@ -545,9 +542,7 @@ def computed(case: Case) -> dict[str, Tensor]:
     plan = QueryPlan(**public_facts, **asked, **groups, mechanism=mechanism, digest="")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_json(folder / "sensitive.json", card.content())
-        places = {"out": folder / "out", "card": folder / "sensitive.json", "folder": folder}
-        run = SilentRun(plan=plan, inputs={}, images=images, **places)
+        run = SilentRun(plan=plan, inputs={}, images=images, out=folder / "out")
         with settled(run):
             run = replace(run, inputs=inputs_of(case, settings, folder))
             run.seen.clear()

@@ -26,7 +26,7 @@ from sfumato.diffusion.unet import GroupNorm, UNet
 from sfumato.dpsgd import gradients
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.lora import merge
-from sfumato.dpsgd.run import State, step
+from sfumato.dpsgd.run import Gradients, State, step
 from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable
 from sfumato.evaluation import downstream
 from sfumato.evaluation.classifiers import CLASSIFIERS
@@ -210,7 +210,8 @@ def dp_sgd_resumed() -> None:
 @part("queries/saliency.py query_saliency")
 def query_of_saliency() -> None:
     model = unet(**ONE_LEVEL)
-    query_saliency(charge(images()), model, candidates(model, "qkv"), Saliency(draws=2), 40.0)
+    parameters = {name: model.get_parameter(name) for name in candidates(model)}
+    query_saliency(charge(images()), Gradients(model, parameters, Saliency(draws=2), 1.0, 40.0, autocast=False))
 
 
 def test_a_step_waits_twice_and_copies_only_the_noise():

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sfumato.baselines.private_evolution import query_votes
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum
-from sfumato.dpsgd.run import State, step
+from sfumato.dpsgd.run import Gradients, State, step
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.public_network import ResNet
 from sfumato.privacy.noise import NoiseSource
@@ -110,7 +110,10 @@ def subjects() -> list[Subject]:
         return query_feature_means(charge, features, CLASSES, 4.0, cached=True)
 
     def salient(charge: Any) -> object:
-        return query_saliency(charge, pixels, {"pixels": ["pixels"]}, saliency, 4.0, generator=random)
+        options: dict[str, Any] = {"label_dropout": 0.0, "autocast": False, "generator": random}
+        trained = dict(pixels.named_parameters())
+        gradients = Gradients(pixels, trained, saliency, saliency.max_norm, 4.0, **options)
+        return query_saliency(charge, gradients)
 
     mean, mode = Central(repeats=1), Central(repeats=1, statistic="mode", bins=2)
     return [

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -19,22 +19,19 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from sfumato.diffusion.denoiser import Denoiser
-from sfumato.diffusion.ema import EMA_DECAY, ema_model
+from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.objective import to_model_range
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State, Trained, gradient_sum, update
 from sfumato.generators.network import Generator, half
 from sfumato.generators.one_step import balanced_labels, recompute_batch_norm
 from sfumato.settings.baselines import Adversarial
-from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.fields import Size, both_sides, size_of
-from sfumato.settings.noise_levels import LogNormal
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
 BETAS = (0.5, 0.99)  # of both Adams: a short memory, because the other network changes
-LEVELS = LogNormal(mean=-2.0, std=0.5)  # of the noise on all images that the discriminator sees
 FAKES = 200  # generated images of a step
 LATENT, WIDTH = 32, 16  # of the generator
 GENERATOR_RATE = 2e-3  # its learning rate
@@ -96,25 +93,14 @@ class AdversarialState:
         seed: int,
         *,
         public_batch: float,
-        autocast: bool | None = None,
-        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
-        keys = {"noise", "steps", "batch", "learning_rate", "max_grad_norm"}
-        config = Finetune(
-            **settings.model_dump(include=keys),
-            draws=1,
-            noise_levels=LEVELS,
-            microbatch_size=settings.microbatch_size,
-            checkpoint_every=settings.checkpoint_every,
-        )
-        self.judge = State(
-            model, config, public_batch=public_batch, label_dropout=0.0, autocast=autocast, generator=generator
-        )
+        self.judge = State(model, settings, public_batch=public_batch, label_dropout=0.0, **options)
         self.judge.optimiser.param_groups[0]["betas"] = BETAS
-        self.config = config
+        self.config = settings
         self.model, self.device = model, self.judge.device
         self.network, self.priors, self.seed = network.to(self.device).train(), priors.cpu(), seed
-        self.pupil = Trained(dict(network.named_parameters()), GENERATOR_RATE, EMA_DECAY, BETAS)
+        self.pupil = Trained(dict(network.named_parameters()), GENERATOR_RATE, BETAS)
         self.against = copy.copy(model)  # the same weights, with the loss of generated images
         self.against.target = -1
 
@@ -123,7 +109,7 @@ class AdversarialState:
         random = torch.Generator().manual_seed((self.seed << 31) + 2 * self.judge.steps + purpose)
         labels = balanced_labels(FAKES, self.priors, self.model.classes, random).to(self.device)
         images = self.network(torch.randn(FAKES, self.network.latent, generator=random).to(self.device), labels)
-        drawn = draw(self.model, images.cpu(), 1, LEVELS, random)
+        drawn = draw(self.model, images.cpu(), 1, self.config.noise_levels, random)
         return images, labels, Draws(**{name: value.to(self.device) for name, value in vars(drawn).items()})
 
     def step(self, charge: Charge) -> dict[str, float]:

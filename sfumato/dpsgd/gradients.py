@@ -88,7 +88,6 @@ def per_image_gradients(
     if not model.several:
         labels = model.hidden(labels, (labels < 0) | (labels >= model.classes))
     labels = model.hidden(labels if labels.ndim == 2 + model.several else labels[:, None], draws.drop)  # (B, K, ...)
-    detached = {name: value.detach() for name, value in parameters.items()}
     batch = (per_draw(images, draws), labels, draws.levels, draws.noise)  # each (B, K, ...)
     take = by_layers if model.supports_ghost_layers else by_vmap
     count = draws.levels.shape[1]
@@ -96,10 +95,10 @@ def per_image_gradients(
     # The cast of a weight must stay inside the transform that made it: no cache.
     with torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False) if autocast else nullcontext():
         if draws_per_pass is None or draws_per_pass >= count:
-            return take(model, detached, *batch)
+            return take(model, parameters, *batch)
         for part in zip(*(tensor.split(draws_per_pass, dim=1) for tensor in batch), strict=True):
             share = part[0].shape[1] / count
-            for name, value in take(model, detached, *part).items():
+            for name, value in take(model, parameters, *part).items():
                 total[name] = total[name].add_(value, alpha=share) if name in total else value * share
     return total
 
@@ -121,12 +120,17 @@ def losses_at(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor)
 
 
 def by_layers(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -> dict[str, Tensor]:
-    """For a network in which no image sees another: its layers split one backward pass by image."""
+    """For a network in which no image sees another: its layers split one backward pass by image.
+
+    Raises ValueError for parameters that are not those of the model.
+    """
+    if any(model.get_parameter(name) is not value for name, value in parameters.items()):
+        raise ValueError("the gradients of a model are those at its own parameters")
     count = len(batch[0])
     rows = [tensor.transpose(0, 1).flatten(0, 1) for tensor in batch]  # (K·B, ...)
     with torch.enable_grad():
         with PerImage(parameters, count, model.use_products) as mode:
-            losses = losses_at(model, parameters, *rows)  # (K·B,)
+            losses = model.per_image_loss(*rows)  # (K·B,)
         loss = losses.view(-1, count).mean(0).sum()  # for each image, the mean over its K draws
         gradients = torch.autograd.grad(loss, list(mode.rows.values()), materialize_grads=True)
     return dict(zip(parameters, gradients, strict=True))
@@ -138,7 +142,8 @@ def by_vmap(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -
     def loss(parameters: dict[str, Tensor], *batch: Tensor) -> Tensor:
         return losses_at(model, parameters, *batch).mean()  # over the K draws
 
-    rows = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))(dict(parameters), *batch)
+    detached = {name: value.detach() for name, value in parameters.items()}
+    rows = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))(detached, *batch)
     return {name: rows[name] for name in parameters}
 
 

@@ -6,7 +6,6 @@ Source: Hu et al. 2022 (LoRA); DP-SAPF Eq. 9 and Algorithm 2, for A Gaussian and
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,43 +22,20 @@ ADAPTER, ADAPTER_CONFIG = "adapter.safetensors", "adapter.json"
 AGAIN = "run `stage finetune` again"
 
 
-class Adapted(nn.Module):
-    """A layer that shares the parameters of `layer`, frozen, beside an adapter A (m, r), B (r, n)."""
+class LoraLinear(nn.Linear):
+    """A linear layer with the weight (m, n) and bias of `layer`, frozen, beside an adapter A (m, r), B (r, n)."""
 
-    bias: Any
-
-    def __init__(self, layer: nn.Linear | nn.Conv2d, a: Tensor, b: Tensor, scale: float) -> None:
-        super().__init__(**arguments(layer))
+    def __init__(self, layer: nn.Linear, a: Tensor, b: Tensor, scale: float) -> None:
+        super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
         self.weight, self.bias = layer.requires_grad_(False).weight, layer.bias
         self.train(layer.training)
         self.A, self.B, self.scale = nn.Parameter(a), nn.Parameter(b), scale
-
-
-class LoraLinear(Adapted, nn.Linear):
-    """A linear layer with a frozen weight (m, n) and bias."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + self.scale * F.linear(F.linear(x, self.B), self.A)
 
 
-class LoraConv2d(Adapted, nn.Conv2d):
-    """A convolution with frozen weight, read as (m, n) with n = in·height·width, and bias."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        narrow = self.B.unflatten(1, self.weight.shape[1:])  # (r, in, height, width): the convolution to r channels
-        hidden = F.conv2d(x, narrow, None, self.stride, self.padding, self.dilation)
-        return super().forward(x) + self.scale * F.conv2d(hidden, self.A[:, :, None, None])
-
-
-def arguments(layer: nn.Linear | nn.Conv2d) -> dict[str, Any]:
-    """Arguments that build a layer of the same shape on the meta device."""
-    names: tuple[str, ...] = ("in_features", "out_features")
-    if isinstance(layer, nn.Conv2d):
-        names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation")
-    return {name: getattr(layer, name) for name in names} | {"bias": layer.bias is not None, "device": "meta"}
-
-
-def layer_of(model: nn.Module, name: str) -> nn.Linear | nn.Conv2d:
+def layer_of(model: nn.Module, name: str) -> nn.Linear:
     """The plain layer whose weight is `name`. Raises ConfigError if an adapter would not change the output."""
     path, _, last = name.rpartition(".")
     layers = dict(model.named_modules(remove_duplicate=False))
@@ -67,14 +43,9 @@ def layer_of(model: nn.Module, name: str) -> nn.Linear | nn.Conv2d:
     if layer is None:
         raise ConfigError(f"{name} is not a weight of a layer of this model, such as middle.0.attention.q.weight")
     # A subclass, as in nn.MultiheadAttention, may use its weight without a call of the layer: the adapter does nothing.
-    if type(layer) is nn.Linear:
-        return layer
-    if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
-        return layer
-    kind = type(layer).__name__
-    raise ConfigError(
-        f"{name} is of {kind}: only plain nn.Linear and nn.Conv2d (one group, zero padding) can be adapted"
-    )
+    if type(layer) is not nn.Linear:
+        raise ConfigError(f"{name} is of {type(layer).__name__}: only a plain nn.Linear can be adapted")
+    return layer
 
 
 def add_lora(model: nn.Module, names: Sequence[str], lora: Lora, seed: int) -> None:
@@ -85,7 +56,7 @@ def add_lora(model: nn.Module, names: Sequence[str], lora: Lora, seed: int) -> N
     """
     layers = {name: layer_of(model, name) for name in dict.fromkeys(names)}
     for name, layer in layers.items():
-        rows, columns = len(layer.weight), layer.weight[0].numel()
+        rows, columns = layer.weight.shape
         if lora.rank > min(rows, columns):
             raise ConfigError(
                 f"finetune.lora.rank={lora.rank} is above min({rows}, {columns}), the shape of {name}: "
@@ -95,25 +66,21 @@ def add_lora(model: nn.Module, names: Sequence[str], lora: Lora, seed: int) -> N
     for name, layer in layers.items():
         weight = layer.weight.detach()
         a = torch.randn(len(weight), lora.rank, generator=public).to(weight)
-        b = weight.new_zeros(lora.rank, weight[0].numel())
-        kind = LoraLinear if isinstance(layer, nn.Linear) else LoraConv2d
-        model.set_submodule(name.removesuffix(".weight"), kind(layer, a, b, lora.scale))
+        b = weight.new_zeros(lora.rank, weight.shape[1])
+        model.set_submodule(name.removesuffix(".weight"), LoraLinear(layer, a, b, lora.scale))
 
 
-def adapted_layers(model: nn.Module) -> dict[str, LoraLinear | LoraConv2d]:
+def adapted_layers(model: nn.Module) -> dict[str, LoraLinear]:
     """The adapted layers by the name of their weight, in the order of the model."""
-    return {
-        f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, (LoraLinear, LoraConv2d))
-    }
+    return {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, LoraLinear)}
 
 
 @torch.no_grad()
 def merge(model: nn.Module) -> None:
     """Back to plain layers, in place: W ← W + scale·A·B. Does nothing to a model without adapters."""
     for name, layer in adapted_layers(model).items():
-        plain: nn.Linear | nn.Conv2d = (nn.Linear if isinstance(layer, LoraLinear) else nn.Conv2d)(**arguments(layer))
-        change = layer.scale * (layer.A @ layer.B)
-        plain.weight, plain.bias = nn.Parameter(layer.weight + change.view_as(layer.weight)), layer.bias
+        plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        plain.weight, plain.bias = nn.Parameter(layer.weight + layer.scale * (layer.A @ layer.B)), layer.bias
         plain.train(layer.training).requires_grad_(True)
         model.set_submodule(name.removesuffix(".weight"), plain)
 

@@ -43,11 +43,7 @@ class PerImage(TorchFunctionMode):
         }
         self.of: dict[int, tuple[Tensor, Tensor]] = {}  # id -> (the tensor, which keeps its id; its rows)
         for name, weight in weights.items():
-            self.follow(weight, self.rows[name])
-
-    def follow(self, weight: Tensor, rows: Tensor) -> Tensor:
-        self.of[id(weight)] = (weight, rows)
-        return weight
+            self.of[id(weight)] = (weight, self.rows[name])
 
     def rows_of(self, weight: Tensor | None) -> Tensor | None:
         return self.of[id(weight)][1] if id(weight) in self.of else None
@@ -273,23 +269,9 @@ def expand(mode: PerImage, weight: Tensor, rows: int, *sizes: int) -> Tensor:
     return own.expand(rows // mode.images, *own.shape).flatten(0, 1)
 
 
-def unflatten(mode: PerImage, weight: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-    if dim < 0:
-        raise NoRuleError("no per-image gradient for a dimension counted from the end")
-    return mode.follow(weight.detach().unflatten(dim, sizes), mode.of[id(weight)][1].unflatten(dim + 1, sizes))
-
-
-def indexed(mode: PerImage, weight: Tensor, index: Any) -> Tensor:
-    if not isinstance(index, tuple) or any(part is not None and part != slice(None) for part in index):
-        raise NoRuleError("no per-image gradient for a part of a trained weight")
-    return mode.follow(weight.detach()[index], mode.of[id(weight)][1][(slice(None), *index)])
-
-
 RULES: dict[Any, Callable[..., Tensor]] = {
     F.linear: linear,
     torch.conv2d: conv2d,
     F.embedding: embedding,
     Tensor.expand: expand,
-    Tensor.unflatten: unflatten,
-    Tensor.__getitem__: indexed,
 }

@@ -28,11 +28,12 @@ from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import secret_generator
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import to_device
-from sfumato.settings.dpsgd import Finetune
+from sfumato.settings.dpsgd import Finetune, Saliency
 from sfumato.storage.files import csv_text
 
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
+    from sfumato.settings.baselines import Adversarial
 
 ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")  # as torch names it: a checkpoint holds it
 
@@ -41,14 +42,10 @@ class Trained:
     """Weights under training by Adam, with its moments and their moving average."""
 
     def __init__(
-        self,
-        parameters: Mapping[str, Tensor],
-        learning_rate: float,
-        ema: float,
-        betas: tuple[float, float] = (0.9, 0.999),
+        self, parameters: Mapping[str, Tensor], learning_rate: float, betas: tuple[float, float] = (0.9, 0.999)
     ) -> None:
         self.parameters = dict(parameters)
-        self.ema = EMA(self.parameters, ema)
+        self.ema = EMA(self.parameters, EMA_DECAY)
         self.optimiser = torch.optim.Adam(self.parameters.values(), lr=learning_rate, betas=betas)
 
     @property
@@ -82,41 +79,39 @@ class Trained:
         self.ema.steps = steps
 
 
-class State(Trained):
-    """What a run carries from step to step: the trained weights, their average, Adam's moments.
+class Gradients:
+    """The gradients of one query: of which weights, under which draws and clip, and how many images at a time.
 
     Noise levels, noise and augmentation are secret draws: under a public seed, the draws of an image would reveal its
     place in the batch, and with it whether an image before it is missing.
 
-    model: its parameters with `requires_grad` are trained, in place; public_batch: the public denominator q·N̄, never a
-    realised count; autocast: run the network in bfloat16; None to do so if that is faster; generator: only for tests.
+    parameters: of `model`, by name; config: the settings, which hold the draws of an image; max_norm: the clip;
+    public_batch: the public size of a draw, q·N̄, never a realised count; autocast: run the network in bfloat16; None to
+    do so if that is faster; generator: only for tests. Make it before a charge opens.
     """
 
     def __init__(
         self,
         model: Denoiser,
-        config: Finetune,
-        *,
+        parameters: Mapping[str, Tensor],
+        config: Finetune | Saliency | Adversarial,
+        max_norm: float,
         public_batch: float,
+        *,
         label_dropout: float = 0.1,
         autocast: bool | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        if not public_batch > 0:
-            raise ValueError(f"public_batch={public_batch}: expected the public denominator q·N̄ > 0")
-        parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        if not parameters:
-            raise ValueError("the model has no parameter to train: all have requires_grad=False")
-        super().__init__(parameters, config.learning_rate, EMA_DECAY)
-        self.model, self.config, self.public_batch, self.label_dropout = model, config, public_batch, label_dropout
-        self.device = next(iter(parameters.values())).device
-        self.size = sum(value.numel() for value in parameters.values())
+        self.model, self.parameters, self.config = model, dict(parameters), config
+        self.max_norm, self.public_batch, self.label_dropout = max_norm, public_batch, label_dropout
+        self.device = next(iter(self.parameters.values())).device
+        self.size = sum(value.numel() for value in self.parameters.values())
         self.generator = generator or secret_generator(self.device)
         self.microbatch_size, self.draws_per_pass = choose_microbatch(
-            model, parameters, config.draws, public_batch, config.microbatch_size
+            model, self.parameters, config.draws, public_batch, config.microbatch_size
         )
         self.autocast = choose_precision(
-            model, parameters, self.microbatch_size, self.draw, self.draws_per_pass, autocast
+            model, self.parameters, self.microbatch_size, self.draw, self.draws_per_pass, autocast
         )
 
     def draw(self, images: Tensor) -> Draws:
@@ -125,6 +120,25 @@ class State(Trained):
         return draw(
             self.model, images, config.draws, config.noise_levels, self.generator, label_dropout=self.label_dropout
         )
+
+
+class State(Trained, Gradients):
+    """What a run carries from step to step: the trained weights, their average, Adam's moments.
+
+    model: its parameters with `requires_grad` are trained, in place; public_batch: the public denominator; the rest as
+    for `Gradients`.
+    """
+
+    config: Finetune | Adversarial
+
+    def __init__(self, model: Denoiser, config: Finetune | Adversarial, *, public_batch: float, **options: Any) -> None:
+        if not public_batch > 0:
+            raise ValueError(f"public_batch={public_batch}: expected the public denominator q·N̄ > 0")
+        parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        if not parameters:
+            raise ValueError("the model has no parameter to train: all have requires_grad=False")
+        Trained.__init__(self, parameters, config.learning_rate)
+        Gradients.__init__(self, model, parameters, config, config.max_grad_norm, public_batch, **options)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint needs, such as `parameters.conv_in.weight`: copies, on the CPU."""
@@ -183,10 +197,10 @@ def fine_tune(
     return charge, log
 
 
-def gradient_sum(state: State, charge: Charge) -> Tensor:
+def gradient_sum(state: Gradients, charge: Charge) -> Tensor:
     """Clipped sum over one draw of the charge, (P,) float64: private until released. Zeros for an empty draw."""
     total = torch.zeros(state.size, dtype=torch.float64, device=state.device)
-    bound, size, each = state.config.max_grad_norm, state.microbatch_size, state.draws_per_pass
+    bound, size, each = state.max_norm, state.microbatch_size, state.draws_per_pass
     model, names = state.model, state.parameters
     distributed.agree(names.values(), size, each, state.autocast, model.use_products)
     for images, labels in charge.batches(size=4 * size, draws=state.config.draws):

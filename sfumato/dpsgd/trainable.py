@@ -9,51 +9,27 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.diffusion.denoiser import Denoiser
-from sfumato.dpsgd.lora import add_lora, merge, save_adapter
+from sfumato.dpsgd.lora import add_lora, save_adapter
 from sfumato.errors import ConfigError, DataError, SfumatoError
 from sfumato.settings.dpsgd import RANKED, Finetune, Saliency
 from sfumato.storage.files import write_json
 
 ATTENTION = r"(.*\.)?(attention|attn\d*)\."  # the names of our U-Net and of public text-to-image models
-PATTERNS = {"qkv": ATTENTION + r"(to_)?[qkv]\.weight", "qkvo": ATTENTION + r"((to_)?[qkv]|out|to_out\.0)\.weight"}
+QKV = ATTENTION + r"(to_)?[qkv]\.weight"
 # The sets whose result is adapters on an unchanged base
 ADAPTED = ("attention-lora", "salient-lora", "random-lora", "synflow-lora")
 INTERNAL = "internal error (nothing is written: please report it)"
-Ranking = Sequence[Sequence[str]]  # the parameters of each candidate, the most salient first
 
 
-def candidates(model: nn.Module, pattern: str = "qkv") -> dict[str, list[str]]:
-    """The candidates for training: candidate name -> the names of its parameters, in the order of the model.
+def candidates(model: nn.Module) -> list[str]:
+    """The matrices among which a ranking chooses: query, key and value of every attention, in the order of the model.
 
-    pattern: "qkv", the query, key and value matrices of every attention; "qkvo", its output matrix too; "matrices",
-    every weight of a linear layer or a convolution; "layers", all parameters of a residual block, of an attention, or
-    of a module outside both. Raises ConfigError if nothing matches.
+    Raises ConfigError if there are none.
     """
-    found: dict[str, list[str]] = {}
-    if pattern == "layers":
-        for name, _ in model.named_parameters():
-            found.setdefault(layer_name(name), []).append(name)
-    elif pattern == "matrices":
-        found = {
-            path: [f"{path}.weight"]
-            for path, layer in model.named_modules()
-            if path and isinstance(layer, (nn.Linear, nn.Conv2d))
-        }
-    else:
-        names = [name for name, _ in model.named_parameters() if re.fullmatch(PATTERNS[pattern], name)]
-        found = {name.removesuffix(".weight"): [name] for name in names}
+    found = [name for name, _ in model.named_parameters() if re.fullmatch(QKV, name)]
     if not found:
-        fix = "Give it attention (model.attention), or choose matrices or layers"
-        raise ConfigError(f"candidates {pattern!r}: nothing in this model matches. {fix}")
+        raise ConfigError("this model has no attention, whose matrices could be chosen: give it some (model.attention)")
     return found
-
-
-def layer_name(parameter: str) -> str:
-    """The block or attention of a parameter, else its topmost module: `down.0.block.conv1.bias` -> `down.0.block`."""
-    inner = re.match(r"(.*\.)?(block|attention|attn\d*|resnets\.\d+)(?=\.)", parameter)
-    outer = re.match(r"(network\.)?[^.]+", parameter)
-    assert outer is not None
-    return inner[0] if inner else outer[0]
 
 
 def how_many(ratio: float, total: int) -> int:
@@ -61,18 +37,18 @@ def how_many(ratio: float, total: int) -> int:
     return max(1, math.floor(ratio * total + 0.5))
 
 
-def choose_trainable(model: Denoiser, settings: Finetune, ranking: Ranking | None, seed: int) -> list[str]:
+def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[str] | None, seed: int) -> list[str]:
     """Make exactly the chosen parameters trainable, in place, and return their names, in the order of the model.
 
     `settings.trainable` is one of:
     - all: every parameter.
     - attention: every parameter of the attention layers (DP-LDM, without its conditioning embedder).
     - attention-lora: adapters on all query, key and value matrices (DP-LoRA).
-    - salient: the parameters of the first `settings.ratio` of the candidates in `ranking`, in full.
-    - salient-lora: adapters on their linear layers and convolutions; the rest stays frozen (DP-SAPF).
-    - random-lora, synflow-lora, noisy: the same, for rankings of `sfumato.baselines.selectors` and its random base.
+    - salient: the first `settings.ratio` of the candidates in `ranking`, in full.
+    - salient-lora: adapters on them; the rest stays frozen (DP-SAPF).
+    - random-lora, synflow-lora: the same, for rankings of `sfumato.baselines.selectors`.
 
-    ranking: the parameters of each candidate, the most salient first; None for a set that needs none.
+    ranking: the candidates, the most salient first; None for a set that needs none.
     Raises ConfigError for a ranked set without a ranking, nothing to train, too high a rank; DataError for a ranking
     that names parameters not in this model.
     """
@@ -82,8 +58,8 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Ranking | Non
     if kind in RANKED:
         if ranking is None:
             raise ConfigError(f"finetune.trainable={kind} needs a ranking: switch saliency on (add saliency to run)")
-        selected = set(flat(ranking[: how_many(settings.ratio, len(ranking))]))
-        if missing := sorted({*flat(ranking)} - set(everything)):
+        selected = ranking[: how_many(settings.ratio, len(ranking))]
+        if missing := sorted({*ranking} - {*everything}):
             raise DataError(f"saliency names {missing[0]}, which is not in this model: run `stage saliency` again")
         chosen = [name for name in everything if name in selected]
     elif kind == "all":
@@ -91,12 +67,10 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Ranking | Non
     elif kind == "attention":
         chosen = [name for name in everything if re.match(ATTENTION, name)]
     else:
-        chosen = flat(candidates(model))
+        chosen = candidates(model)
     model.requires_grad_(False)
-    if kind in ADAPTED or kind == "noisy":
-        if not (adaptable := [name for name in chosen if name in set(flat(candidates(model, "matrices")))]):
-            raise ConfigError(f"finetune.trainable={kind}: the selection holds no matrix to adapt. Use salient")
-        add_lora(model, adaptable, settings.lora, seed)
+    if kind in ADAPTED:
+        add_lora(model, chosen, settings.lora, seed)
     else:
         for name in chosen:
             model.get_parameter(name).requires_grad_(True)
@@ -107,17 +81,13 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Ranking | Non
     return trained
 
 
-def flat(groups: Mapping[str, Sequence[str]] | Ranking) -> list[str]:
-    """The parameters of all candidates."""
-    return [name for names in (groups.values() if isinstance(groups, Mapping) else groups) for name in names]
-
-
-def trained_parameters(model: Denoiser, settings: Finetune | Saliency, seed: int, pattern: str) -> dict[str, Tensor]:
+def trained_parameters(model: Denoiser, settings: Finetune | Saliency, seed: int) -> dict[str, Tensor]:
     """The parameters that a stage trains in `model`, which is changed. Before a ranking, the first candidates count."""
     if isinstance(settings, Saliency):
-        return {name: model.get_parameter(name) for name in flat(candidates(model, settings.candidates))}
-    ranking = list(candidates(model, pattern).values()) if settings.trainable in RANKED else None
-    trained = choose_trainable(model, settings, ranking, seed)
+        trained = candidates(model)
+    else:
+        ranking = candidates(model) if settings.trainable in RANKED else None
+        trained = choose_trainable(model, settings, ranking, seed)
     return {name: model.get_parameter(name) for name in trained}
 
 
@@ -138,16 +108,14 @@ def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequenc
         raise SfumatoError(f"{INTERNAL}: {moved[0]} was frozen and changed ({len(moved)} such)")
 
 
-def save_trained(
-    model: Denoiser, kind: str, names: Sequence[str], ranking: Ranking | None, directory: Path, base: Path
-) -> None:
+def save_trained(model: Denoiser, kind: str, names: Sequence[str], directory: Path, base: Path) -> None:
     """Write the trained adapters, or the network's own weights; and the list of names.
 
-    kind: `finetune.trainable`; base: the weights before training. The base of "noisy" is not on disk: it is merged.
+    kind: `finetune.trainable`; base: the weights before training.
     """
     count = sum(model.get_parameter(name).numel() for name in names)
     write_json(directory / "trainable.json", {"set": kind, "trained": list(names), "parameters": count})
     if kind in ADAPTED:
-        return save_adapter(model, directory, base)
-    merge(model)
-    model.save(directory, flat(ranking) if ranking and kind == "noisy" else names)
+        save_adapter(model, directory, base)
+    else:
+        model.save(directory, names)

@@ -154,8 +154,6 @@ def name_problems(params: Params) -> Iterator[str]:
 def shape_problems(params: Params, card: Card) -> Iterator[str]:
     _, height, width = card.shape
     central, frequency, model = params.central, params.frequency, params.model
-    if params.runs("central") and (height % central.pool or width % central.pool):
-        yield f"central.pool={central.pool} does not divide images of {height}×{width}: choose a divisor"
     if params.runs("central") and central.statistic == "mode" and central.max_norm is not None:
         yield f"central.max_norm={central.max_norm} has no effect on the mode, whose bound is fixed: leave it out"
     number = sum(len(feature.length_scales) for feature in frequency.features)

@@ -124,14 +124,11 @@ def settings_digest(content: Mapping[str, Any]) -> str:
 
 def read_stage_plan(path: Path, stage: str) -> StagePlan[Any]:
     """The plan of `stage`: a QueryPlan for a query that is switched on. Raises ConfigError for any other file."""
-    missing = f"{path} is missing: run `stage plan` first, or name a resolved configuration with --config"
+    missing = f"{path} is missing: run `stage plan` first"
     with explained(ConfigError, lambda error: f"{path} cannot be read: {error}", missing=missing):
         content = read_yaml(path)
     if not isinstance(content, dict) or content.get("stage") != stage:
-        raise ConfigError(
-            f"{path} is not a resolved configuration of `{stage}`: run `stage plan`, "
-            "or name the right file with --config"
-        )
+        raise ConfigError(f"{path} is not a resolved configuration of `{stage}`: run `stage plan`")
     with explained(ConfigError, lambda error: f"{path} cannot be used ({error}): run `stage plan` again"):
         content = as_now(content)
         file = validated(ResolvedFile, content)

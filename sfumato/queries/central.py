@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.data.images import Shape
@@ -18,22 +17,12 @@ from sfumato.privacy.rows import Rows, one_hot
 from sfumato.settings.queries import Central
 
 
-def pooled_shape(shape: Shape, pool: int) -> Shape:
-    """(C, H/pool, W/pool); ValueError if pool does not divide the image."""
-    channels, height, width = shape
-    if height % pool or width % pool:
-        raise ValueError(
-            f"central.pool={pool} does not divide images of {height}×{width}: choose a divisor, or another data.size"
-        )
-    return channels, height // pool, width // pool
-
-
 def central_norm(shape: Shape, settings: Central) -> float:
     """What one image of `shape` can contribute to a release at most, in L2: `settings.max_norm`, or √d' without it.
 
-    Raises ValueError for a `max_norm` of the mode.
+    d' is C·H·W. Raises ValueError for a `max_norm` of the mode.
     """
-    largest = math.sqrt(math.prod(pooled_shape(shape, settings.pool)))
+    largest = math.sqrt(math.prod(shape))
     if settings.statistic == "mode" and settings.max_norm is not None:
         raise ValueError(
             f"central.max_norm={settings.max_norm} means nothing for the mode, whose bound is √d' = {largest:.4g}: "
@@ -42,20 +31,12 @@ def central_norm(shape: Shape, settings: Central) -> float:
     return settings.max_norm or largest
 
 
-def mean_rows(images: Tensor, labels: Tensor, classes: int, pool: int = 1) -> Rows:
-    """Average-pooled images in the row of their class: (B, C, H, W) float32 in [0, 1] -> (B, classes) ⊗ (B, d').
-
-    d' = C·H·W/pool².
-    """
-    return Rows(one_hot(labels, classes), F.avg_pool2d(images, pool).flatten(1))
-
-
-def mode_rows(images: Tensor, labels: Tensor, classes: int, bins: int, pool: int = 1) -> Rows:
-    """One of `bins` equal bins of [0, 1] for every pooled pixel, in the row of the class: (B, classes) ⊗ (B, bins·d').
+def mode_rows(images: Tensor, labels: Tensor, classes: int, bins: int) -> Rows:
+    """One of `bins` equal bins of [0, 1] for every pixel, in the row of the class: (B, classes) ⊗ (B, bins·d').
 
     A row has norm √d'. One with any non-finite pixel is zero; values outside [0, 1] count in the outer bins.
     """
-    rows = F.avg_pool2d(images, pool).flatten(1)
+    rows = images.flatten(1)
     finite = rows.isfinite().all(dim=1)
     bin_of = (torch.where(finite[:, None], rows, 0.0).clamp(0, 1) * bins).long().clamp(max=bins - 1)  # (B, d')
     bits = (bin_of[:, None] == torch.arange(bins, device=rows.device)[:, None]).flatten(1).double()  # (B, bins·d')
@@ -67,16 +48,16 @@ def query_central(charge: Charge, denominators: Tensor, shape: Shape, settings: 
 
     denominators: (classes,), public: q·N̄_m, never a realised count; shape: (C, H, W) of the images. Without `max_norm`,
     an image is clipped to √d', the largest norm that one in [0, 1] can have.
-    Returns float32, unclamped: mean (R, M, C, H', W'), mode (R, M, bins, C, H', W').
+    Returns float32, unclamped: mean (R, M, C, H, W), mode (R, M, bins, C, H, W).
     """
-    classes, small, mode = len(denominators), pooled_shape(shape, settings.pool), settings.statistic == "mode"
+    classes, mode = len(denominators), settings.statistic == "mode"
     bound = central_norm(shape, settings)
-    rows = (settings.bins, *small) if mode else small  # shape of one class's row
+    rows = (settings.bins, *shape) if mode else shape  # shape of one class's row
 
     def rows_of(images: Tensor, labels: Tensor) -> Rows:
         if mode:
-            return mode_rows(images, labels, classes, settings.bins, settings.pool)
-        return mean_rows(images, labels, classes, settings.pool)
+            return mode_rows(images, labels, classes, settings.bins)
+        return Rows(one_hot(labels, classes), images.flatten(1))
 
     means = []
     for _ in range(settings.repeats):

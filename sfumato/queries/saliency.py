@@ -12,79 +12,37 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.clip import unflatten
-from sfumato.dpsgd.gradients import Draws, choose_precision, clipped_gradient_sum, draw
-from sfumato.dpsgd.microbatch import choose_microbatch
+from sfumato.dpsgd.run import Gradients, gradient_sum
 from sfumato.errors import DataError, explained
 from sfumato.privacy.charge import Charge
-from sfumato.privacy.noise import secret_generator
-from sfumato.runtime import distributed
-from sfumato.runtime.compute import to_device
-from sfumato.settings.dpsgd import Saliency
 from sfumato.storage.artifacts import Artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, write_json
-
-Candidates = Mapping[str, Sequence[str]]  # name -> names of its parameters
 
 
 class Salience(NamedTuple):
     """What was released about one candidate."""
 
-    name: str
-    size: int  # its parameters
+    name: str  # of its weight
+    size: int  # numbers in it
     raw_norm: float  # of its noisy mean gradient
     debiased: float  # the squared norm less what the noise adds to it: unbiased, so perhaps negative
     rank: int  # by the latter, 1 for the most salient
     raw_rank: int  # by the former
 
 
-def query_saliency(
-    charge: Charge,
-    model: Denoiser,
-    candidates: Candidates,
-    settings: Saliency,
-    public_size: float,
-    *,
-    label_dropout: float = 0.0,
-    autocast: bool | None = False,
-    generator: torch.Generator | None = None,
-    microbatch: tuple[int, int] | None = None,
-) -> dict[str, Tensor]:
+def query_saliency(charge: Charge, gradients: Gradients) -> dict[str, Tensor]:
     """The one release: the clipped gradients of the denoising loss summed over images, noised, over a public size.
 
-    Each image's gradient is the mean over `settings.draws` draws, clipped over all candidates jointly.
-
-    public_size: N̄, never a realised count; autocast: run the network in bfloat16; None to do so if that is faster;
-    generator: only for tests, because the draws are secret (`sfumato.dpsgd.run.State`); microbatch: images and draws at
-    a time, as `choose_microbatch` returns them; None to choose now.
-    Returns the noisy vectors by candidate, (size,) float64, on the CPU.
-    Guarantee: one image more or less moves the sum, over all candidates together, by at most `settings.max_norm` in L2.
+    Each image's gradient is the mean over its draws, clipped over all candidates jointly: the parameters of
+    `gradients`, whose `public_batch` is N̄. Returns the noisy vectors by candidate, (size,) float64, on the CPU.
+    Guarantee: one image more or less moves the sum, over all candidates together, by at most `max_norm` in L2.
     """
-    parameters: dict[str, Tensor] = {name: model.get_parameter(name) for names in candidates.values() for name in names}
-    size = sum(value.numel() for value in parameters.values())
-    microbatch_size, draws_per_pass = microbatch or choose_microbatch(
-        model, parameters, settings.draws, public_size, settings.microbatch_size
-    )
-    device = next(iter(parameters.values())).device
-    generator = generator or secret_generator(device)
-
-    def fresh(images: Tensor) -> Draws:
-        return draw(model, images, settings.draws, settings.noise_levels, generator, label_dropout=label_dropout)
-
-    autocast = choose_precision(model, parameters, microbatch_size, fresh, draws_per_pass, autocast)
-    distributed.agree(parameters.values(), microbatch_size, draws_per_pass, autocast, model.use_products)
-    total = torch.zeros(size, dtype=torch.float64, device=device)
-    for images, labels in charge.batches(size=4 * microbatch_size, draws=settings.draws):
-        images, labels = to_device(images, device), to_device(labels, device)
-        draws = fresh(images)
-        total += clipped_gradient_sum(
-            model, parameters, images, labels, draws, settings.max_norm, microbatch_size, autocast, draws_per_pass
-        )
-    total = total.cpu()
-    released = unflatten(charge.release(total, max_norm=settings.max_norm).double() / public_size, parameters)
-    return {name: torch.cat([released[part].flatten() for part in parts]) for name, parts in candidates.items()}
+    total = gradient_sum(gradients, charge).cpu()
+    released = charge.release(total, max_norm=gradients.max_norm).double() / gradients.public_batch
+    vectors = unflatten(released, gradients.parameters)
+    return {name: vector.flatten() for name, vector in vectors.items()}
 
 
 def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> list[Salience]:
@@ -105,23 +63,21 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> list[Sa
     ]
 
 
-def save_ranking(
-    rows: Sequence[Salience], candidates: Candidates, settings: Saliency, noise_std: float, directory: Path
-) -> None:
-    """Write the table, and the parameters of each candidate, the most salient first, by either norm."""
+def save_ranking(rows: Sequence[Salience], noise_std: float, directory: Path) -> None:
+    """Write the table, and the candidates, the most salient first, by either norm."""
     columns = {"matrix": "", "size": "", "raw_norm": ".6g", "debiased": ".6g", "rank": "", "raw_rank": ""}
-    table = csv_text(({"matrix": row.name} | row._asdict() for row in rows), columns)
+    table = csv_text(({"matrix": row.name.removesuffix(".weight")} | row._asdict() for row in rows), columns)
     (directory / "saliency.csv").write_text(table, encoding="utf-8")
     orders = {"debiased": sorted(rows, key=lambda row: row.rank), "raw": sorted(rows, key=lambda row: row.raw_rank)}
-    ranked = {key: [candidates[row.name] for row in order] for key, order in orders.items()}
-    content = {"candidates": settings.candidates, "score": "gradient", "noise_std": noise_std, "ranked": ranked}
+    ranked = {key: [[row.name] for row in order] for key, order in orders.items()}
+    content = {"candidates": "qkv", "score": "gradient", "noise_std": noise_std, "ranked": ranked}
     write_json(directory / "saliency.json", content)
 
 
-def read_ranking(saliency: Artifact) -> list[list[str]] | None:
-    """The parameters of each candidate, the most salient first; None if `saliency` is switched off."""
+def read_ranking(saliency: Artifact) -> list[str] | None:
+    """The candidates, the most salient first; None if `saliency` is switched off."""
     if not saliency.enabled:
         return None
     file = saliency.path / "saliency.json"
     with explained(DataError, lambda error: f"{file} cannot be read ({error}): run `stage saliency` again"):
-        return [[str(name) for name in names] for names in read_json(file)["ranked"]["debiased"]]
+        return [str(name) for (name,) in read_json(file)["ranked"]["debiased"]]

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from sfumato.settings.fields import LearningRate, Norm, Positive, machine
 from sfumato.settings.noise import Noise, QuerySettings
+from sfumato.settings.noise_levels import LogNormal
 
 
 class Evolve(QuerySettings):
@@ -27,6 +28,8 @@ class Adversarial(QuerySettings):
     """A discriminator by DP-SGD, and the generator that it teaches at no cost (DP-GAN)."""
 
     releases: ClassVar[str] = "steps"
+    draws: ClassVar[int] = 1  # noise levels per image
+    noise_levels: ClassVar[LogNormal] = LogNormal(mean=-2.0, std=0.5)  # of all images that the discriminator sees
     noise: Noise = "5%"
     steps: Positive = 300  # one for each network
     batch: Positive = 500  # expected images per step: sample_rate = batch / size_hint

@@ -8,12 +8,10 @@ from sfumato.settings.noise_levels import LogNormal, NoiseLevels
 
 
 class Saliency(QuerySettings):
-    """Noisy gradient norms of the weight matrices (DP-SAPF §3.2). `finetune` decides, at no cost, which are trained."""
+    """Noisy gradient norms of attention matrices (DP-SAPF §3.2). `finetune` decides, at no cost, which are trained."""
 
     noise: Noise = "2%"
     max_norm: Norm = 1.0  # C_s, the L2 clip of one image's gradient over all candidates
-    # the matrices among which it chooses: of attention (qkv, qkvo), of all layers, or whole layers
-    candidates: Literal["qkv", "qkvo", "matrices", "layers"] = "qkv"
     draws: Draws = 1  # noise levels per image, averaged before the clip
     noise_levels: NoiseLevels = LogNormal()  # the law of the noise levels
     microbatch_size: Positive | None = machine(None)  # images whose gradients are taken together; None: what fits
@@ -26,7 +24,7 @@ class Lora(Strict):
     scale: ClassVar[float] = 1.0  # α/r
 
 
-SALIENT = ("salient", "salient-lora", "noisy")  # the sets that the saliency query chooses
+SALIENT = ("salient", "salient-lora")  # the sets that the saliency query chooses
 RANKED = (*SALIENT, "random-lora", "synflow-lora")  # the sets that are the first ones of a ranking
 
 
@@ -46,7 +44,7 @@ class Finetune(QuerySettings):
     checkpoint_every: Positive = machine(10)  # steps
     # which weights are trained; `saliency` chooses the salient ones
     trainable: Literal[
-        "all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora", "noisy"
+        "all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora"
     ] = "all"
     ratio: Share = 0.3  # c: part of the candidate matrices, for the sets that choose some
     lora: Lora = Lora()  # the adapters, for the sets with adapters

@@ -23,8 +23,7 @@ class Central(QuerySettings):
     statistic: Literal["mean", "mode"] = "mean"  # of the images of a class: their mean, or each pixel's fullest bin
     repeats: Positive = 5  # central images per class
     batch: Positive = 6000  # expected images per release: sample_rate = batch / size_hint
-    max_norm: Norm | None = None  # L2 clip of an image after pooling; None: the largest it can have, √d'
-    pool: Literal[1, 2, 4] = 1  # average pooling before the clip
+    max_norm: Norm | None = None  # L2 clip of an image; None: the largest it can have, √d'
     bins: Annotated[int, Field(ge=2, le=256)] = 2  # mode only: 2 for grey, 16 for colour
 
 

@@ -16,6 +16,7 @@ from sfumato.storage import documents
 
 RECIPES = Path("pipelines")
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
+REMOVED = {"central.pool": 1, "saliency.candidates": "qkv"}  # settings that nothing set, with the value that holds now
 
 
 def recipes_at(folder: Path) -> Path:
@@ -115,6 +116,8 @@ def validate(values: dict, path: Path) -> Params:
         key = ".".join(str(part) for part in first["loc"])
         if key.endswith(".enabled"):
             problem = f"{key} was removed: delete it; the stages in `run` are switched on"
+        elif key in REMOVED:
+            problem = f"{key} was removed: delete it; it always is {REMOVED[key]}"
         elif first["type"] == "extra_forbidden":
             near = difflib.get_close_matches(key, sorted(all_keys(Params)), 1, cutoff=0.4)
             meant = f": did you mean {near[0]!r}?" if near else "."

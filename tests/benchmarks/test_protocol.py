@@ -89,10 +89,11 @@ def test_the_script_writes_numbers_tables_and_a_plot(tmp_path, monkeypatch, digi
         save_images(directory, digits.take(np.arange(300)))
     plan = {"stage": "evaluate", "enabled": True, "dataset_id": "digits", "shape": list(card.shape)}
     plan |= {"classes": list(card.classes), "size_hint": 400, "settings": {"seeds": [0, 1]}}
-    Path("evaluate.yaml").write_text(yaml.safe_dump(plan))
+    Path("artifacts/plan").mkdir()
+    Path("artifacts/plan/evaluate.yaml").write_text(yaml.safe_dump(plan))
     app = typer.Typer()
     app.command()(utility.main)
-    words = "--config evaluate.yaml --steps 8 --sizes 60,200 --classifiers lr --ensemble 2 --grid-classifiers lr,mlp"
+    words = "--steps 8 --sizes 60,200 --classifiers lr --ensemble 2 --grid-classifiers lr,mlp"
     done = CliRunner().invoke(app, [*words.split(), "--rates", "0.1,1", "--weight-decays", "0", "--retrain"])
     assert done.exit_code == 0, done.output
     found = json.loads(Path("evaluation/utility.json").read_text())

@@ -13,20 +13,14 @@ from torch.func import functional_call, grad, vmap
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.gradients import draw, per_draw, per_image_gradients
-from sfumato.dpsgd.lora import LoraConv2d, LoraLinear, adapted_layers, add_lora, merge, save_adapter
-from sfumato.dpsgd.trainable import candidates, flat
+from sfumato.dpsgd.lora import LoraLinear, adapted_layers, add_lora, merge, save_adapter
+from sfumato.dpsgd.trainable import candidates
 from sfumato.errors import ConfigError, DataError
 from sfumato.release.synthesizer import load_synthesizer
 from sfumato.settings.dpsgd import Lora
 from sfumato.settings.noise_levels import LogNormal
 
-NAMES = [
-    "middle.0.attention.q.weight",
-    "up.1.attention.v.weight",
-    "down.1.block.shortcut.weight",
-    "down.0.block.conv1.weight",
-    "noise.2.weight",
-]
+NAMES = ["middle.0.attention.q.weight", "up.1.attention.v.weight", "down.0.block.modulation.weight", "noise.2.weight"]
 
 
 class Halved(Lora):
@@ -60,27 +54,24 @@ class Foreign(nn.Module):
         attention = nn.Module()
         attention.to_q, attention.to_out = nn.Linear(6, 6, bias=False), nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.0))
         self.transformer_blocks = nn.ModuleList([nn.ModuleDict({"attn1": attention})])
-        self.conv = nn.Conv2d(6, 5, (3, 2), stride=2, padding=(1, 0), dilation=(2, 1))
 
     def forward(self, x):
         attention = self.transformer_blocks[0]["attn1"]
-        x = attention.to_out(attention.to_q(x))  # (B, 49, 6)
-        return self.conv(x.transpose(1, 2).unflatten(2, (7, 7)))
+        return attention.to_out(attention.to_q(x))  # (B, 49, 6)
 
 
-FOREIGN = ["transformer_blocks.0.attn1.to_q.weight", "transformer_blocks.0.attn1.to_out.0.weight", "conv.weight"]
+FOREIGN = ["transformer_blocks.0.attn1.to_q.weight", "transformer_blocks.0.attn1.to_out.0.weight"]
 
 
 def test_adapters_start_as_nothing():
     model, foreign = network(), Foreign()
     x, before = inputs(), dict(model.named_parameters())
-    shapes = {NAMES[2]: (2, 8, 5, 5), NAMES[3]: (2, 8, 5, 5), "conv.weight": (2, 6, 7, 7)}
     expected = model(*x)
     for name in [*NAMES, *FOREIGN]:
         net = foreign if name in FOREIGN else model
         path = name.removesuffix(".weight")
         plain = net.get_submodule(path)
-        row = torch.randn(shapes.get(name, (5, plain.weight.shape[1])))
+        row = torch.randn(5, plain.weight.shape[1])
         answer = plain(row)
         add_lora(net, [name], RANK, seed=0)
         assert torch.equal(net.get_submodule(path)(row), answer), name  # to the last bit
@@ -157,7 +148,7 @@ def test_per_image_gradients_are_those_of_a_loop(draws):
 def test_per_image_gradients_of_foreign_layers_are_those_of_a_loop():
     torch.manual_seed(0)
     model = adapted(Foreign(), FOREIGN)
-    assert [type(layer) for layer in adapted_layers(model).values()] == [LoraLinear, LoraLinear, LoraConv2d]
+    assert [type(layer) for layer in adapted_layers(model).values()] == [LoraLinear, LoraLinear]
     parameters = {name: value for name, value in model.named_parameters() if name.endswith((".A", ".B"))}
     x = torch.randn(4, 49, 6)
 
@@ -173,8 +164,8 @@ def test_per_image_gradients_of_foreign_layers_are_those_of_a_loop():
 
 def test_a_rank_above_the_matrix_is_refused_by_name_before_anything_changes():
     model = network()
-    with pytest.raises(ConfigError, match=r"finetune\.lora\.rank=4 .*min\(1, 72\).*conv_out\.weight"):
-        add_lora(model, ["middle.0.attention.q.weight", "conv_out.weight"], Lora(rank=4), seed=0)
+    with pytest.raises(ConfigError, match=r"finetune\.lora\.rank=9 .*min\(8, 8\).*down\.0\.attention\.q\.weight"):
+        add_lora(model, ["noise.2.weight", "down.0.attention.q.weight"], Lora(rank=9), seed=0)
     assert not adapted_layers(model)
     assert all(value.requires_grad for value in model.parameters())
 
@@ -188,9 +179,9 @@ def test_a_name_that_is_no_matrix_is_refused(name):
 def test_a_layer_whose_weight_is_used_past_it_is_refused():
     # nn.MultiheadAttention reads out_proj.weight and never calls out_proj: an adapter there would train nothing
     model = nn.ModuleDict(
-        {"attention": nn.MultiheadAttention(8, 2), "groups": nn.Conv2d(4, 4, 1, groups=2), "norm": nn.BatchNorm2d(4)}
+        {"attention": nn.MultiheadAttention(8, 2), "conv": nn.Conv2d(4, 4, 1), "norm": nn.BatchNorm2d(4)}
     )
-    for name in ("attention.out_proj.weight", "groups.weight", "norm.weight"):
+    for name in ("attention.out_proj.weight", "conv.weight", "norm.weight"):
         with pytest.raises(ConfigError, match="can be adapted"):
             add_lora(model, [name], Lora(rank=2), seed=0)
     twice = network()
@@ -204,7 +195,7 @@ def saved(tmp_path):
     """A base, adapters on it, and what the adapted network answers."""
     model = network()
     model.save(tmp_path / "pretrain")
-    adapted(model, flat(candidates(model)))
+    adapted(model, candidates(model))
     (tmp_path / "finetune").mkdir()
     save_adapter(model, tmp_path / "finetune", tmp_path / "pretrain" / "weights.safetensors")
     return tmp_path / "finetune", tmp_path / "pretrain", model(*inputs())

@@ -20,7 +20,6 @@ from sfumato.dpsgd.per_image import (
     grouped_weight_gradients,
     shifted_weight_gradients,
 )
-from sfumato.dpsgd.trainable import candidates, flat
 from sfumato.settings.dpsgd import Lora
 from sfumato.settings.noise_levels import LogNormal
 
@@ -210,8 +209,7 @@ def test_the_network_has_the_gradients_that_vmap_finds(name, adapted):
     torch.manual_seed(0)
     model = perturbed(UNet(classes=4, **{"width": 8, **NETWORKS[name]}))
     if adapted:
-        matrices = flat(candidates(model, "matrices"))
-        matrices = [path for path in matrices if min(model.get_parameter(path).shape[:2]) > 1]
+        matrices = [f"{path}.weight" for path, layer in model.named_modules() if type(layer) is nn.Linear]
         add_lora(model, matrices, Lora(rank=2), seed=0)
         with torch.no_grad():
             for path, value in model.named_parameters():
@@ -247,3 +245,12 @@ def test_an_image_has_the_same_gradient_in_every_place_and_in_any_company(autoca
         found.append(torch.cat([value[place].flatten() for value in rows.values()]))
     apart = [torch.linalg.vector_norm(other - found[0]) for other in found[1:]]
     assert max(apart) <= 1e-6 * torch.linalg.vector_norm(found[0])
+
+
+def test_gradients_at_other_parameters_than_the_model_s_are_refused():
+    """Their rows would be zeros: a layer is known by its very weight."""
+    model = network()
+    copies = {name: value.detach().clone() for name, value in model.named_parameters()}
+    batch = torch.rand(1, 1, 1, 8, 8), torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1), torch.rand(1, 1, 1, 8, 8)
+    with pytest.raises(ValueError, match="own parameters"):
+        by_layers(model, copies, *batch)

@@ -9,7 +9,7 @@ from torch import nn
 
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.run import State, update
-from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable, flat, how_many
+from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable, how_many
 from sfumato.errors import ConfigError, DataError, SfumatoError
 from sfumato.settings.dpsgd import RANKED, Finetune, Lora
 
@@ -22,27 +22,9 @@ def adapters(names: list[str]) -> list[str]:
     return [name.replace(".weight", part) for name in names for part in (".A", ".B")]
 
 
-def test_candidates_by_pattern():
-    model = network()
-    assert flat(candidates(model)) == QKV == flat(candidates(model, "qkv"))
-    assert list(candidates(model)) == [name.removesuffix(".weight") for name in QKV]
-    own = [f"{place}.attention.{part}.weight" for place in PLACES for part in ("q", "k", "v", "out")]
-    assert flat(candidates(model, "qkvo")) == own
-    matrices = set(flat(candidates(model, "matrices")))
-    layers = [path for path, layer in model.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
-    assert matrices == {f"{path}.weight" for path in layers}
-    assert {"conv_in.weight", "noise.2.weight", "up.0.block.shortcut.weight"} <= matrices - {"label.weight"}
-
-
-def test_layers_share_all_parameters_out():
-    model = network()
-    layers = candidates(model, "layers")
-    assert sorted(flat(layers)) == sorted(name for name, _ in model.named_parameters())
-    assert set(layers) == {"noise", "label", "conv_in", "norm_out", "conv_out", "middle.1.block"} | {
-        f"{place}.{part}" for place in PLACES for part in ("block", "attention")
-    }
-    own = {f"middle.0.attention.{name}" for name, _ in model.middle[0].attention.named_parameters()}
-    assert set(layers["middle.0.attention"]) == own
+def test_the_candidates_are_query_key_and_value_of_every_attention():
+    assert candidates(network()) == QKV
+    assert [f"{place}.attention.{part}.weight" for place in PLACES for part in ("q", "k", "v")] == QKV
 
 
 def test_candidates_of_a_public_text_to_image_model():
@@ -55,12 +37,9 @@ def test_candidates_of_a_public_text_to_image_model():
     parts = {"transformer_blocks": nn.ModuleList([block]), "resnets": nn.ModuleList([nn.Linear(4, 4)])}
     model.down_blocks = nn.ModuleList([nn.ModuleDict(parts)])
     path = "down_blocks.0.transformer_blocks.0"
-    assert list(candidates(model, "qkv")) == [
-        f"{path}.{part}.{name}" for part in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v")
+    assert candidates(model) == [
+        f"{path}.{part}.{name}.weight" for part in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v")
     ]
-    assert f"{path}.attn2.to_out.0" in candidates(model, "qkvo") and len(candidates(model, "qkvo")) == 8
-    layers = [f"{path}.attn1", f"{path}.attn2", "down_blocks", "down_blocks.0.resnets.0"]
-    assert list(candidates(model, "layers")) == layers
 
 
 @pytest.mark.parametrize(
@@ -70,9 +49,9 @@ def test_a_part_is_rounded_and_at_least_one(ratio, total, count):
     assert how_many(ratio, total) == count
 
 
-def ranked(chosen: list[str], pool: list[str] = QKV) -> list[list[str]]:
-    """A ranking of single parameters, the chosen ones first."""
-    return [[name] for name in [*chosen, *(name for name in pool if name not in chosen)]]
+def ranked(chosen: list[str]) -> list[str]:
+    """A ranking, the chosen ones first."""
+    return [*chosen, *(name for name in QKV if name not in chosen)]
 
 
 def expected(kind: str, model: UNet) -> list[str]:
@@ -86,7 +65,7 @@ def expected(kind: str, model: UNet) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora", "noisy"]
+    "kind", ["all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora"]
 )
 def test_exactly_the_chosen_parameters_are_trained(kind):
     model = network()
@@ -107,20 +86,6 @@ def test_exactly_the_chosen_parameters_are_trained(kind):
         check_trained(model.state_dict(), model, names)
 
 
-def test_selected_layers_are_trained_whole_and_adapted_on_their_matrices():
-    layers = candidates(network(), "layers")
-    first = [layers.pop("down.0.attention"), layers.pop("noise")]
-    salient, ranking, model = flat(first), [*first, *layers.values()], network()
-    two = 2 / len(ranking)
-    assert sorted(choose_trainable(model, settings("salient", ratio=two), ranking, 0)) == sorted(salient)
-    model = network()
-    matrices = [name for name in salient if name.endswith("weight") and "norm" not in name]
-    adapted = choose_trainable(model, settings("salient-lora", ratio=two), ranking, 0)
-    assert sorted(adapted) == sorted(adapters(matrices))
-    with pytest.raises(ConfigError, match="holds no matrix"):
-        choose_trainable(network(), settings("salient-lora"), [layers["norm_out"]], 0)
-
-
 @pytest.mark.parametrize("kind", RANKED)
 def test_salient_sets_need_a_saliency_release_of_this_model(kind):
     with pytest.raises(ConfigError, match=rf"trainable={kind} .*switch saliency on"):
@@ -129,11 +94,10 @@ def test_salient_sets_need_a_saliency_release_of_this_model(kind):
         choose_trainable(network(), settings(kind), ranked([*CHOSEN, "down.7.attention.q.weight"]), 0)
 
 
-def test_a_model_without_attention_has_nothing_for_these_patterns_and_sets():
+def test_a_model_without_attention_has_nothing_for_these_sets():
     bare = network(attention=())
-    for pattern in ("qkv", "qkvo"):
-        with pytest.raises(ConfigError, match=f"candidates '{pattern}': nothing in this model matches"):
-            candidates(bare, pattern)
+    with pytest.raises(ConfigError, match=r"has no attention.*model\.attention"):
+        candidates(bare)
     for kind in ("attention", "attention-lora"):
         with pytest.raises(ConfigError, match=r"model\.attention"):
             choose_trainable(bare, settings(kind), None, 0)

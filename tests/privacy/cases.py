@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from sfumato.baselines.private_evolution import query_votes
 from sfumato.data.images import ImageSet, Shape
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.gradients import Draws
-from sfumato.dpsgd.run import State, step
+from sfumato.dpsgd.run import Gradients, State, step
 from sfumato.dpsgd.trainable import candidates
 from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.fourier import FourierFeatures
@@ -32,11 +31,11 @@ from sfumato.features.own_network import OWN
 from sfumato.features.projection import ProjectedFeatures
 from sfumato.generators.one_step import new_generator
 from sfumato.privacy.charge import Charge
-from sfumato.queries import saliency as saliency_query
 from sfumato.queries.central import query_central
 from sfumato.queries.count import query_count
 from sfumato.queries.feature_means import cosine_moments, moment_features, query_feature_means
 from sfumato.queries.histogram import query_histogram
+from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
 from sfumato.settings.baselines import Adversarial
 from sfumato.settings.dpsgd import Finetune, Saliency
@@ -209,12 +208,21 @@ def teacher(charge: Any, classes: int = CLASSES, offsets: Tensor | float = 0.0, 
     return query_teacher(charge, chosen, classes, PUBLIC, spread, lambda done, total: None, offsets)
 
 
+def saliency_gradients(model: Any, generator: torch.Generator | None = None, **settings: Any) -> Gradients:
+    """Those of all candidates of a model."""
+    chosen, parameters = Saliency(**settings), {name: model.get_parameter(name) for name in candidates(model)}
+    options: dict[str, Any] = {"label_dropout": 0.0, "autocast": False, "generator": generator}
+    return Gradients(model, parameters, chosen, chosen.max_norm, PUBLIC, **options)
+
+
 def saliency(
-    charge: Any, draw: Callable[..., Draws] = seeded_draws, model: Any = None, **settings: Any
+    charge: Any, model: Any = None, draw: Callable[..., Draws] = seeded_draws, **settings: Any
 ) -> dict[str, Tensor]:
-    model, chosen = model or unet(), Saliency(**{"microbatch_size": 16, "max_norm": C, **settings})
-    with patch.object(saliency_query, "draw", draw):
-        return saliency_query.query_saliency(charge, model, candidates(model, chosen.candidates), chosen, PUBLIC)
+    gradients = saliency_gradients(model or unet(), **{"microbatch_size": 16, "max_norm": C, **settings})
+    if "generator" not in settings:
+        draws = gradients.config.draws
+        gradients.draw = functools.partial(draw, None, draws=draws)  # type: ignore[method-assign]
+    return query_saliency(charge, gradients)
 
 
 def finetune(charge: Any, draws: int = 1, model: UNet | None = None) -> dict[str, Tensor]:
@@ -283,9 +291,7 @@ CASES = {
     "count": Case(stage="count", query=lambda c: query_count(c, CLASSES), bound=1, integer=True, axis=0),
     "mean": Case(stage="central", query=functools.partial(central, max_norm=2.0), bound=2, uses=2, axis=0),
     "mean, unclipped": Case(stage="central", query=central, bound=8, uses=2, axis=0),
-    "mean, pooled": Case(stage="central", query=functools.partial(central, pool=2), bound=4, uses=2, axis=0),
     "mode": Case(stage="central", bound=8, **modes(bins=4)),
-    "mode, pooled": Case(stage="central", bound=4, **modes(pool=2)),
     "frequency": Case(stage="frequency", query=means(FEATURES), bound=1, axis=1),
     "frequency of blocks": Case(stage="frequency", query=means(BLOCKS), bound=1, axis=1),
     "covariance": Case(stage="covariance", query=means(cosine_moments(SHAPE, flip=False)), bound=1, axis=1),

@@ -26,7 +26,6 @@ from sfumato.privacy import charge as door
 from sfumato.privacy.charge import Charge, WorkerCharge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.rows import Rows
-from sfumato.queries import saliency
 from sfumato.runtime import distributed
 from sfumato.settings.stages import STAGES
 
@@ -78,7 +77,6 @@ def refused(name: str, everyone: ImageSet) -> bool:
         suppress(ConfigError),
         patch.object(Charge, "sum", SUM if distributed.is_main() else other_rows),
         patch.object(run, "choose_microbatch", lambda *given: (own, 8)),
-        patch.object(saliency, "choose_microbatch", lambda *given: (own, 8)),
     ):
         case.query(charge)
     return bool(distributed.all_min(charge.used == 0))

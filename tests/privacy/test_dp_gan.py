@@ -7,8 +7,9 @@ from dpsgd_runs import CLIP, adversary, check_clip, check_rows
 from small_network import draw_images
 
 from sfumato.baselines import dp_gan
-from sfumato.baselines.dp_gan import LEVELS
+from sfumato.dpsgd import run
 from sfumato.dpsgd.gradients import draw
+from sfumato.settings.baselines import Adversarial
 
 B = 6
 
@@ -20,20 +21,20 @@ def test_one_image_moves_the_discriminator_s_sum_by_at_most_the_clip(draws, layo
     model = discriminator(shape[1], shape[0])
     shown, labels = drawn_images(B, shape=shape)
     shown = shown.to(memory_format=layout)
-    drawn = draw(model, shown, draws, LEVELS, torch.Generator().manual_seed(1))
+    drawn = draw(model, shown, draws, Adversarial.noise_levels, torch.Generator().manual_seed(1))
     check_clip(model, dict(model.named_parameters()), (shown, labels, drawn), CLIP, 4)
 
 
 def test_an_image_s_gradient_is_that_of_a_loop_and_sees_no_other_image():
     model, (shown, labels) = discriminator(), drawn_images(B)
-    drawn = draw(model, shown, 2, LEVELS, torch.Generator().manual_seed(1))
+    drawn = draw(model, shown, 2, Adversarial.noise_levels, torch.Generator().manual_seed(1))
     check_rows(model, dict(model.named_parameters()), (shown, labels, drawn), lambda i: labels[i].expand(2))
 
 
 def test_without_noise_the_generator_draws_what_the_images_show(monkeypatch):
     """Two kinds of images, bright above or below: after some steps the generated ones are far nearer than grey."""
     monkeypatch.setattr(dp_gan, "GENERATOR_RATE", 5e-3)
-    monkeypatch.setattr(dp_gan, "EMA_DECAY", 0.9)
+    monkeypatch.setattr(run, "EMA_DECAY", 0.9)
     state = adversary(learning_rate=5e-3, max_grad_norm=1.0, microbatch_size=32)
     random = torch.Generator().manual_seed(0)
     labels = torch.arange(40) % CLASSES

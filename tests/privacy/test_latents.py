@@ -192,11 +192,11 @@ def test_changed_images_or_another_encoder_have_latents_of_their_own(encoded, tm
     assert not have_latents(encoded.state, changed, key)  # a preparation removes them all
 
 
-def test_latents_are_known_by_the_images_the_encoder_and_the_code(encoded, monkeypatch):
+def test_latents_are_known_by_the_images_the_encoder_and_its_revision(encoded, monkeypatch):
     """By the first, a withdrawal reaches them; by the others, no other map's are drawn."""
     other = replace(encoded.card, version="another")
     assert len({latents_key(card, name) for card in (encoded.card, other) for name in ("a", "b")}) == 4
-    monkeypatch.setattr(store, "digest_of_code", lambda: "of other code")
+    monkeypatch.setattr(store, "ENCODING", 2)
     assert latents_key(encoded.card, "some encoder") != encoded.key
 
 

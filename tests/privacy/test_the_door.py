@@ -204,7 +204,7 @@ def test_whatever_a_stage_writes_carries_the_records_of_all_that_it_read(made_fr
     with writing(tmp_path / "model", "model", records=[record(13)]):
         pass
     plan = SimpleNamespace(stage="auxiliary")
-    run = StageRun(plan=plan, inputs=made_from, out=tmp_path / "out", card=tmp_path / "card.json")
+    run = StageRun(plan=plan, inputs=made_from, out=tmp_path / "out")
     with run.writing([read_artifact(tmp_path / "model")]):
         pass
     assert read_artifact(tmp_path / "out").records.keys() == {f"{n:032x}" for n in (11, 12, 13)}
@@ -215,7 +215,7 @@ def test_a_query_s_release_carries_its_record_and_those_of_its_inputs_and_leaves
 ):
     """Not before: a kill between the two would leave a release that a later run draws again."""
     charge, out = owner.open(stage="finetune"), tmp_path / "out"
-    run = QueryRun(plan=SimpleNamespace(stage="finetune"), inputs=made_from, out=out, card=tmp_path / "card.json")
+    run = QueryRun(plan=SimpleNamespace(stage="finetune"), inputs=made_from, out=out)
     closing = charge.close
 
     def closed(digest: str) -> None:

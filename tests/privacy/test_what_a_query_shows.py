@@ -11,7 +11,6 @@ from cases import CASES, CLASSES, SHAPE, Case, Recorder, central, classifier, dr
 from torch import Tensor
 
 from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, query_evolve
-from sfumato.dpsgd.gradients import draw
 from sfumato.dpsgd.run import State, step
 from sfumato.features.batch_invariant import PLACES
 from sfumato.features.cosine import CosineMoments
@@ -88,8 +87,7 @@ def trace(query) -> list[Tensor]:
 
 
 def salient(charge: Recorder, **settings) -> dict[str, Tensor]:
-    random = torch.Generator().manual_seed(1)
-    return saliency(charge, lambda *given, **more: draw(*given[:4], random, **more), **settings)
+    return saliency(charge, generator=torch.Generator().manual_seed(1), **settings)
 
 
 def teach(charge: Recorder, **settings) -> Tensor:
@@ -102,9 +100,9 @@ def differ(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 KEYS = {
-    central: {"repeats": 3, "pool": 2, "max_norm": 1.0, "statistic": "mode"},
+    central: {"repeats": 3, "max_norm": 1.0, "statistic": "mode"},
     teach: {"learning_rate": 3.0, "last_rate": 0.9, "momentum": 0.5, "max_norm": 0.5, "ridge": 0.3, "average": 1.0},
-    salient: {"max_norm": 2e-3, "draws": 3, "candidates": "matrices", "noise_levels": LogNormal(mean=1.0)},
+    salient: {"max_norm": 2e-3, "draws": 3, "noise_levels": LogNormal(mean=1.0)},
 }
 
 

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from sfumato.privacy.rows import bounded_sum
-from sfumato.queries.central import mean_rows, mode_rows, query_central
+from sfumato.queries.central import mode_rows, query_central
 from sfumato.settings.queries import Central
-from sfumato.training.central_images import finish_images, mode_images
+from sfumato.training.training_sets import blurred, mode_images
 
 
 class Noiseless:
@@ -31,13 +31,6 @@ def test_without_noise_the_mean_of_every_repeat_is_the_class_mean_and_each_is_a_
         torch.testing.assert_close(means[:, m], images[labels == m].mean(0).expand(4, -1, -1, -1))
 
 
-def test_pooling_averages_before_the_clip(sample):
-    images, labels = sample
-    pooled = bounded_sum(mean_rows(images[:1], labels[:1], 10, pool=4), 100.0)[labels[0]].flatten()
-    by_hand = images[0, 0].reshape(2, 4, 2, 4).mean(dim=(1, 3)).flatten()
-    torch.testing.assert_close(pooled.float(), by_hand)
-
-
 def test_the_mode_of_repeated_images_is_the_image_up_to_half_a_bin(sample):
     images = sample[0][:10].repeat(3, 1, 1, 1)
     labels = torch.arange(10).repeat(3)
@@ -53,25 +46,16 @@ def test_the_mode_counts_every_pixel_once(sample):
     assert (total.sum(1) == torch.bincount(sample[1])[:, None]).all()
 
 
-def test_finished_images_are_full_size_and_in_range(sample):
-    noisy = torch.randn(3, 10, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    finished = finish_images(noisy, (8, 8), median=3)
-    assert finished.shape == (3, 10, 1, 8, 8)
-    assert finished.min() >= 0 and finished.max() <= 1
-
-
 def test_the_median_removes_a_lone_pixel_and_keeps_an_edge():
     image = torch.zeros(1, 1, 8, 8)
     image[..., 4:] = 1
     spoiled = image.clone()
     spoiled[0, 0, 2, 1] = 1
-    assert torch.equal(finish_images(spoiled[None], (8, 8), 3)[0], image)
+    assert torch.equal(blurred(spoiled), image)
 
 
 def test_mistakes_are_named(sample):
     charge = Noiseless(*sample)
-    with pytest.raises(ValueError, match="pool=4 does not divide"):
-        query_central(charge, torch.ones(10), (1, 6, 6), Central(repeats=1, pool=4))
     with pytest.raises(ValueError, match="max_norm"):
         query_central(charge, torch.ones(10), (1, 8, 8), Central(repeats=1, statistic="mode", max_norm=1.0))
     with pytest.raises(ValueError, match="median"):

@@ -193,8 +193,9 @@ def test_a_lifetime_budget_that_would_end_half_way_is_refused_before_the_first_q
 
 def test_the_doctor_survives_what_it_diagnoses(desk):
     for broken in ("{", "{}"):
-        Path("card.json").write_text(broken)
-        text = desk.run("doctor --card card.json")
+        Path("data/sensitive").mkdir(parents=True, exist_ok=True)
+        Path("data/sensitive/card.json").write_text(broken)
+        text = desk.run("doctor")
         assert "is not a data card" in "".join(text.replace("│", "").split("\n")).replace("  ", "")
 
 

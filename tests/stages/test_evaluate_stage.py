@@ -51,8 +51,9 @@ def evaluate(desk):
         card = read_card(CARD)
         plan = {"stage": "evaluate", "enabled": True, "dataset_id": "digits", "size_hint": 400}
         plan |= {"shape": list(card.shape), "classes": list(card.classes), "settings": {**SETTINGS, **settings}}
-        Path("evaluate.yaml").write_text(yaml.safe_dump(plan))
-        return desk.run(f"evaluate --config evaluate.yaml {words}", *said, code=code)
+        Path("artifacts/plan").mkdir(parents=True, exist_ok=True)
+        Path("artifacts/plan/evaluate.yaml").write_text(yaml.safe_dump(plan))
+        return desk.run(f"evaluate {words}", *said, code=code)
 
     return run
 

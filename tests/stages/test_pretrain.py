@@ -1,6 +1,7 @@
 """The stage as a whole, on tiny artifacts."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,8 +47,13 @@ def auxiliary(path):
 
 
 @pytest.fixture
-def stage(tmp_path):
+def stage(tmp_path, monkeypatch):
     """The stage on a resolved configuration with the phases given; its inputs are folders of tmp_path."""
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    Path("plan").mkdir()
+    Path("artifacts").symlink_to(tmp_path)
+    Path("data/public").symlink_to(tmp_path / "public")
 
     def run(*phases: dict, **options):
         content = {
@@ -62,9 +68,8 @@ def stage(tmp_path):
             "settings": {"phases": [{"steps": 2, "batch": 4, **phase} for phase in phases]},
             "model": {"width": 8, "multipliers": [1], "attention": [0]},
         }
-        (tmp_path / "pretrain.yaml").write_text(yaml.safe_dump(content))
-        paths = {name: tmp_path / name for name in ("central", "auxiliary", "select", "public")}
-        run_stage(STAGES["pretrain"], paths, config=tmp_path / "pretrain.yaml", out=tmp_path / "out", **options)
+        (tmp_path / "plan/pretrain.yaml").write_text(yaml.safe_dump(content))
+        run_stage(STAGES["pretrain"], out=tmp_path / "out", **options)
         return tmp_path / "out"
 
     return run

@@ -96,7 +96,7 @@ def test_a_population_of_other_images_is_not_released(tmp_path, shape):
         training_sets({"evolve": tmp_path}, SHAPE, CLASSES)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 3, 8, 8), (2, 4, 1, 8, 8), (3, 1, 8, 8), (2, 3, 1, 0, 8)])
+@pytest.mark.parametrize("shape", [(2, 3, 3, 8, 8), (2, 3, 1, 4, 4), (2, 4, 1, 8, 8), (3, 1, 8, 8), (2, 3, 1, 0, 8)])
 def test_central_images_of_another_shape_are_refused(tmp_path, shape):
     np.save(tmp_path / "mean.npy", np.zeros(shape, np.float32))
     with pytest.raises(DataError):

@@ -30,7 +30,7 @@ from sfumato.storage.files import copy_directory
 from stages import runner
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = {"recipe": "dp-feta", "central": {"pool": 2}, "privacy": {"epsilon": 10.0, "lifetime_epsilon": 10.0}}
+SMALL = {"recipe": "dp-feta", "central": {"repeats": 2}, "privacy": {"epsilon": 10.0, "lifetime_epsilon": 10.0}}
 
 
 def closings(desk) -> list[str]:
@@ -160,7 +160,7 @@ def raise_revision(monkeypatch, name: str) -> None:
 CHANGES_OF_A_PLAN = {
     "revision of central": (lambda patch: raise_revision(patch, "central"), {}, ["central"]),
     "revision of count": (lambda patch: raise_revision(patch, "count"), {}, ["count", "central"]),  # central reads it
-    "settings": (lambda _: None, {"central": {"pool": 4}}, ["central"]),
+    "settings": (lambda _: None, {"central": {"repeats": 3}}, ["central"]),
     "version of the images": (lambda _: None, {"data": {"version": "2"}}, ["count", "central"]),
 }
 
@@ -216,7 +216,7 @@ def test_free_work_done_anew_puts_the_release_of_the_teacher_back_and_its_settin
 
 
 def test_nothing_is_put_back_beside_inputs_of_other_charges(desk):
-    desk.params(**TWO_ROUNDS | {"run": [*TWO_ROUNDS["run"], "central"], "central": {"noise": "10%", "pool": 2}})
+    desk.params(**TWO_ROUNDS | {"run": [*TWO_ROUNDS["run"], "central"], "central": {"noise": "10%", "repeats": 2}})
     desk.run_all("plan", "count", "frequency", "auxiliary", "teacher", "central")
     file = Path("artifacts/auxiliary/privacy.json")
     content = json.loads(file.read_text())

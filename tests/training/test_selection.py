@@ -145,6 +145,7 @@ def desk(tmp_path, monkeypatch, public):
     prepare_sensitive(Data(), tmp_path / "state", tmp_path / "data/sensitive/card.json", tmp_path / "raw")
     plans = tmp_path / "artifacts/plan"
     plans.mkdir(parents=True)
+    (tmp_path / "data/public").symlink_to(public)
     (plans / "permission.json").write_text(json.dumps({"delta": 1e-5, "lifetime_epsilon": "unlimited"}))
 
     def run(stage, *, enabled=True, noise=None, sample_rate=1.0, uses=1, shape=(1, 8, 8), **settings):
@@ -156,7 +157,7 @@ def desk(tmp_path, monkeypatch, public):
             lineage = {stage: {"plan": token_hex()}}
             (plans / "lineage.json").write_text(json.dumps(lineage))
         (plans / f"{stage}.yaml").write_text(yaml.safe_dump(content))
-        run_stage(STAGES[stage], {"public": public} if "public" in STAGES[stage].inputs else {})
+        run_stage(STAGES[stage])
         return tmp_path / "artifacts" / stage
 
     return run

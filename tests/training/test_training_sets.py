@@ -1,14 +1,14 @@
 import numpy as np
 import torch
 
-from sfumato.training.central_images import load_central
+from sfumato.training.training_sets import load_central
 
 
-def test_means_become_labelled_images_of_the_full_size(tmp_path):
-    # (R, M, C, H', W'), noise beyond [0, 1]
+def test_means_become_labelled_images_in_range(tmp_path):
+    # (R, M, C, H, W), noise beyond [0, 1]
     np.save(tmp_path / "mean.npy", np.full((3, 2, 1, 4, 4), 1.7, dtype=np.float32))
-    images, labels = load_central(tmp_path, (1, 8, 8))
-    assert images.shape == (6, 1, 8, 8) and torch.equal(images, torch.ones_like(images))
+    images, labels = load_central(tmp_path, (1, 4, 4))
+    assert images.shape == (6, 1, 4, 4) and torch.equal(images, torch.ones_like(images))
     assert labels.tolist() == [0, 1, 0, 1, 0, 1]
 
 
@@ -16,5 +16,5 @@ def test_modes_become_the_midpoint_of_the_fullest_bin(tmp_path):
     histograms = np.zeros((1, 2, 2, 1, 4, 4), dtype=np.float32)
     histograms[0, 0, 0], histograms[0, 1, 1] = 5.0, 5.0
     np.save(tmp_path / "mode.npy", histograms)
-    images, _ = load_central(tmp_path, (1, 4, 4), median=1)
+    images, _ = load_central(tmp_path, (1, 4, 4))
     assert images[0].unique().tolist() == [0.25] and images[1].unique().tolist() == [0.75]
