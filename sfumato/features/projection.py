@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -89,21 +89,13 @@ class ProjectedFeatures(nn.Module):
     directions: Tensor
 
     def __init__(
-        self,
-        feature: str | Sequence[TeacherMap | Mapping[str, Any]],
-        shape: Shape,
-        dimension: int,
-        network: PublicNetwork | OwnNetwork | Mapping[str, Any] | None = None,
-        flip: bool = False,
+        self, feature: str | Sequence[Any], shape: Shape, dimension: int, network: Any = None, flip: bool = False
     ) -> None:
         super().__init__()
         if max(shape) > LARGEST_SIDE:
             raise DataError(f"images of shape {tuple(shape)}: features are of {LARGEST_SIDE} pixels a side at most")
         self.feature, self.shape, self.flip = feature, tuple(shape), flip
-        if isinstance(network, nn.Module):
-            self.arguments: Any = arguments_of(network)
-        else:
-            self.arguments = network.arguments() if isinstance(network, OwnNetwork) else network
+        self.arguments = arguments_of(network) if isinstance(network, nn.Module) else network
         if isinstance(feature, str):
             self.map = map_of(feature, (*shape,), network)
         else:
@@ -140,9 +132,8 @@ class ProjectedFeatures(nn.Module):
             blocks = self.map.blocks(as_floats(images[:BATCH].to(device)))
             self.map.centre.copy_(torch.cat(blocks, dim=1).mean(0))
         seen = torch.cat([self.mapped(as_floats(part.to(device))) for part in images.split(BATCH)]).cpu()
-        mean, spread = seen.mean(0), torch.ones(seen.shape[1])
-        if isinstance(self.map, (ClassifierFeatures, OwnFeatures)):
-            spread = seen.std(0)
+        mean = seen.mean(0)
+        spread = seen.std(0) if isinstance(self.map, (ClassifierFeatures, OwnFeatures)) else torch.ones_like(mean)
         rows = (seen - mean) / spread.clamp(min=1e-6)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -156,9 +147,8 @@ class ProjectedFeatures(nn.Module):
 
     def config(self) -> dict:
         """The arguments that rebuild this map."""
-        network = dict(self.arguments) if self.arguments else None
-        found = {"feature": self.feature, "shape": [*self.shape], "dimension": self.dimension, "network": network}
-        return found | ({"flip": True} if self.flip else {})
+        found = {"feature": self.feature, "shape": [*self.shape], "dimension": self.dimension}
+        return found | {"network": self.arguments} | ({"flip": True} if self.flip else {})
 
 
 class ScaleToSqrtD(nn.Module):

@@ -68,7 +68,8 @@ def fit_features(
     network: of the feature "classifier"; images: at most FITTED of them are used, chosen by `seed`.
     """
     about = settings.features or settings.feature, shape, settings.dimension
-    features = ProjectedFeatures(*about, settings.network or network, settings.flip)
+    own = settings.network
+    features = ProjectedFeatures(*about, network if own is None else own.arguments(), settings.flip)
     rows = features.fit(images.some(FITTED, seed), settings.power, seed).double()
     return features, rows.T @ rows / len(rows)
 

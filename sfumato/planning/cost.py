@@ -89,7 +89,7 @@ class Work:
     @property
     def teacher_map(self) -> int:
         settings, classifier = self.params.teacher, self.params.classifier
-        network: Any = settings.network
+        network: dict[str, Any] | None = None if settings.network is None else settings.network.arguments()
         if settings.reads("classifier"):
             network = {"network": classifier.network, "shape": self.shape, "width": classifier.width}
             network["classes"] = PUBLIC_CLASSES
