@@ -3,7 +3,6 @@
 from sfumato.data.images import load_images
 from sfumato.data.lineage import refuse_private_network
 from sfumato.data.store import load_public
-from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import load_classifier
 from sfumato.features.teacher_network import TeacherNetwork, fit_features, save_teacher
 from sfumato.queries.feature_means import encoder_of
@@ -23,11 +22,12 @@ RAREST = 0.001  # share of images that a label is taken to have, at least, if im
 
 def teacher(run: QueryRun[Teacher]) -> None:
     plan, settings = run.plan, run.settings
-    network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
-    name = settings.feature
-    if settings.network is not None:
-        refuse_private_network(settings.network, state_dir())
-        name = f"a network of the owner's, declared public, sha256 {settings.network.sha256}"
+    network = load_classifier(run.path("classifier")) if settings.reads("classifier") else None
+    names = [part.map for part in settings.maps]
+    for place, part in enumerate(settings.maps):
+        if part.network is not None:
+            refuse_private_network(part.network, state_dir())
+            names[place] = f"a network of the owner's, declared public, sha256 {part.network.sha256}"
     if settings.fitted_on == "public":
         known = load_public(run.path("public"), plan.shape)
     else:
@@ -36,7 +36,7 @@ def teacher(run: QueryRun[Teacher]) -> None:
     distributed.agree(features.state_dict().values())
     latents = encoded(run, features.to(device()), encoder_of(features, features.config()))
     size = run.counts.total * plan.mechanism.sample_rate
-    released = f"{settings.steps} steps of a linear classifier on {features.dimension} features ({name})"
+    released = f"{settings.steps} steps of a linear classifier on {features.dimension} features ({', '.join(names)})"
     sensitivity = "max_norm: the clipped error of one image times its features of norm 1"
     charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)
     offsets = run.counts.priors.clamp(RAREST, 1 - RAREST).logit() if plan.several else None

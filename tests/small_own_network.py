@@ -15,10 +15,10 @@ def named(path: Path, **more) -> OwnNetwork:
     return OwnNetwork(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest(), **more)
 
 
-def small_file(path: Path) -> OwnNetwork:
+def small_file(path: Path, seed: int = 0) -> OwnNetwork:
     """Writes the weights to `path`."""
     from torchvision import models
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     save_file(models.get_model(ARCHITECTURE).state_dict(), path)
     return named(path, architecture=ARCHITECTURE, side=24)

@@ -169,7 +169,7 @@ def embedding_of(
 
     network: of the feature "classifier".
     """
-    embedding = ProjectedFeatures.through(network, settings.feature, shape, DIMENSION)
+    embedding = ProjectedFeatures(settings.feature, shape, DIMENSION, network)
     kinds = torch.arange(settings.population) % generator.kinds
     public = generator.images(kinds, generator.draw(len(kinds), public_random(seed, "embedding")))
     embedding.fit(public, 0.0, seed)

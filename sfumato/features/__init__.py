@@ -12,6 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from sfumato.data.images import Shape
+from sfumato.features.efficientnet_lite import imagenet_network
+from sfumato.features.own_network import OwnFeatures
 from sfumato.features.patches import Patches
 from sfumato.features.scattering import DeepScattering, Moduli, Pixels, Scattering
 from sfumato.features.tangent import Tangent
@@ -23,6 +25,7 @@ FEATURES: dict[str, Callable[[Shape], nn.Module]] = {  # name -> what makes the 
     "moduli": Moduli,
     "tangent": Tangent,
     "patches": Patches,
+    "imagenet": lambda _: OwnFeatures(imagenet_network()),
 }
 
 

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained, nearest
 from sfumato.features.batch_invariant import rows_alone
+from sfumato.features.efficientnet_lite import LITE0, SHA256, efficientnet_lite0, imagenet_weights
 from sfumato.runtime.compute import device
 from sfumato.settings.queries import CONVERT, OwnNetwork
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.weights import load_tensors
 
 OWN = "own"  # the name of this map in the parameters
+PART = 4  # images at a time: tensors that fit the caches
 PROBES = 4  # noise images by which a network is checked
 
 
@@ -41,34 +43,39 @@ class OwnFeatures(nn.Module):
         if not self.file.is_file() or (found := digest_of_file(self.file)) != settings.sha256:
             problem = f"has sha256 {found}, expected {settings.sha256}" if self.file.is_file() else "is missing"
             raise DataError(f"the network {self.file} {problem}: restore it, or name another one with its sha256")
-        self.network = of_torchvision(settings.architecture, self.file)
+        self.network = of_architecture(settings, self.file)
         self.register_buffer("mean", torch.tensor(settings.mean)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(settings.std)[:, None, None], persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([self.rows(part) for part in images.split(PART)])
+
+    def rows(self, images: Tensor) -> Tensor:
         shown, side = images.expand(-1, self.settings.channels, -1, -1), self.settings.side
         if side is not None:
             shown = F.interpolate(shown, (side, side), mode="bilinear", align_corners=False)
         return self.network(((shown - self.mean) / self.std).to(device())).float().to(images.device)
 
 
-def of_torchvision(architecture: str, file: Path) -> Callable[[Tensor], Tensor]:
+def of_architecture(settings: OwnNetwork, file: Path) -> Callable[[Tensor], Tensor]:
     """The network of that name with the weights of a safetensors file, less its last linear layer, if it has one.
 
+    The one pickle that is read has a known sha256, and is read as tensors.
     It stays in evaluation mode whatever becomes of the module that calls it, which does not hold it as a part.
     """
     from torchvision import models
 
-    if architecture not in (known := models.list_models(models)):
+    architecture = settings.architecture
+    if architecture not in (known := [*models.list_models(models), LITE0]):
         raise ConfigError(f"torchvision has no classification model {architecture!r}: {nearest(architecture, known)}")
-    network = models.get_model(architecture, weights=None)
+    network = efficientnet_lite0() if architecture == LITE0 else models.get_model(architecture, weights=None)
     layers = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
     if layers:
         parent, _, name = layers[-1].rpartition(".")
         setattr(network.get_submodule(parent), name, nn.Identity())
     wrong = f"{file} does not hold the weights of a {architecture} as safetensors"
     with explained(DataError, lambda error: f"{wrong} ({error}): {CONVERT}", causes=(*UNREADABLE, RuntimeError)):
-        tensors = load_tensors(file)
+        tensors = imagenet_weights(file) if settings.sha256 == SHA256 else load_tensors(file)
         left_out = f"{layers[-1]}." if layers else "\0"
         network.load_state_dict({name: value for name, value in tensors.items() if not name.startswith(left_out)})
     network = network.eval().requires_grad_(False).to(device())

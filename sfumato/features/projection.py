@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from sfumato.features import FEATURES
 from sfumato.features.own_network import OWN, OwnFeatures
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.runtime.compute import device_of, fast_bfloat16
-from sfumato.settings.queries import OwnNetwork
+from sfumato.settings.queries import OwnNetwork, TeacherMap
 
 # the maps of a trained network: the input of its head, and its last feature map; all others are in FEATURES
 CLASSIFIER, CELLS = "classifier", "cells"
@@ -38,10 +38,48 @@ class ClassifierFeatures(nn.Module):
             return found.flatten(1).float()
 
 
+def map_of(feature: str, shape: Shape, network: Any) -> nn.Module:
+    """An entry of FEATURES; or CLASSIFIER or CELLS of a network, or of the arguments that rebuild it; or OWN of its."""
+    if feature == OWN:
+        return OwnFeatures(OwnNetwork.model_validate(network))
+    if feature not in (CLASSIFIER, CELLS):
+        return FEATURES[feature](shape)
+    if not isinstance(network, nn.Module):
+        network = build_network(**network)
+    return ClassifierFeatures(network, feature == CELLS).eval()
+
+
+class SideBySide(nn.Module):
+    """Several maps, each less its centre and of the norm √weight: (B, C, H, W) -> (B, Σ d), rows of norm 1 at most.
+
+    parts: their weights count relative to their sum; network: that of the map CLASSIFIER.
+    """
+
+    centre: Tensor
+
+    def __init__(self, parts: Sequence[TeacherMap], shape: Shape, network: Any) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList([map_of(part.map, shape, part.network or network) for part in parts])
+        self.norms = [math.sqrt(part.weight / sum(other.weight for other in parts)) for part in parts]
+        self.to(device_of(self))
+        with torch.no_grad():
+            blank = self.blocks(torch.zeros(1, *shape, device=device_of(self)))
+        self.register_buffer("centre", torch.zeros_like(torch.cat(blank, dim=1)[0]))
+
+    def blocks(self, images: Tensor) -> list[Tensor]:
+        return [part(images) for part in self.maps]
+
+    def forward(self, images: Tensor) -> Tensor:
+        blocks = self.blocks(images)
+        centres = self.centre.split([block.shape[1] for block in blocks])
+        each = zip(self.norms, blocks, centres, strict=True)
+        return torch.cat([norm * nn.functional.normalize(block - centre, dim=1) for norm, block, centre in each], dim=1)
+
+
 class ProjectedFeatures(nn.Module):
     """ψ: (B, C, H, W) images in [0, 1] -> (B, d) rows of norm 1, differentiable; d = dimension, or what the map has.
 
-    feature: an entry of FEATURES, or CLASSIFIER, CELLS or OWN with `network`, the arguments that rebuild the network.
+    feature: a name that `map_of` takes with `network`; or maps side by side, with the network of CLASSIFIER.
     flip: an image and its mirror image have the same row.
     The map's output is centred, projected on its principal directions, each scaled by a power of its variance, and
     brought to norm 1. `fit` finds them. Rows of one image do not depend on the others'.
@@ -51,53 +89,52 @@ class ProjectedFeatures(nn.Module):
     directions: Tensor
 
     def __init__(
-        self, feature: str, shape: Shape, dimension: int, network: Mapping[str, Any] | None = None, flip: bool = False
+        self, feature: str | Sequence[Any], shape: Shape, dimension: int, network: Any = None, flip: bool = False
     ) -> None:
         super().__init__()
         if max(shape) > LARGEST_SIDE:
             raise DataError(f"images of shape {tuple(shape)}: features are of {LARGEST_SIDE} pixels a side at most")
-        self.feature, self.shape, self.network, self.flip = feature, tuple(shape), network, flip
-        if feature == OWN and network is not None:
-            self.map: nn.Module = OwnFeatures(OwnNetwork.model_validate(network))
-        elif network is not None:
-            self.map = ClassifierFeatures(build_network(**network), feature == CELLS).eval()
+        self.feature, self.shape, self.flip = feature, tuple(shape), flip
+        self.arguments = arguments_of(network) if isinstance(network, nn.Module) else network
+        if isinstance(feature, str):
+            self.map = map_of(feature, (*shape,), network)
         else:
-            self.map = FEATURES[feature]((*shape,))  # type: ignore[arg-type]
+            parts = [TeacherMap.model_validate(part) for part in feature]
+            self.feature = [part.model_dump(mode="json") for part in parts]
+            self.map = SideBySide(parts, (*shape,), network)
         with torch.no_grad():
-            width = self.map(torch.zeros(1, *shape)).shape[1]
+            width = self.map(torch.zeros(1, *shape, device=device_of(self.map))).shape[1]
         self.dimension = min(dimension, width)
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("directions", torch.zeros(width, self.dimension))
-
-    @classmethod
-    def through(
-        cls, network: PublicNetwork | None, feature: str, shape: Shape, dimension: int, flip: bool = False
-    ) -> ProjectedFeatures:
-        """The same map, which looks at images through the trained `network`, if there is one, on its device."""
-        if network is None:
-            return cls(feature, shape, dimension, flip=flip)
-        features = cls(feature, shape, dimension, arguments_of(network), flip)
-        features.map = ClassifierFeatures(network, feature == CELLS).eval()
-        return features.to(device_of(network))
+        self.to(device_of(self.map))
 
     def mapped(self, images: Tensor) -> Tensor:
         """The map's output, or the mean of it and of that of the mirror images."""
         return (self.map(images) + self.map(images.flip(3))) / 2 if self.flip else self.map(images)  # type: ignore[no-any-return]
 
+    def projected(self, rows: Tensor) -> Tensor:
+        """ψ of what `mapped` makes of images."""
+        return nn.functional.normalize((rows - self.mean) @ self.directions, dim=1)
+
     def forward(self, images: Tensor) -> Tensor:
-        return nn.functional.normalize((self.mapped(images) - self.mean) @ self.directions, dim=1)
+        return self.projected(self.mapped(images))
 
     @torch.no_grad()
-    def fit(self, images: Tensor, power: float, seed: int) -> None:
+    def fit(self, images: Tensor, power: float, seed: int) -> Tensor:
         """Find centre and directions from public or released images, (n, C, H, W) uint8, or float32 in [0, 1].
 
         power: p; a direction of variance λ is scaled by λ^(−p/2), so that 0 keeps the variances and 1 makes them equal.
+        Returns ψ of the images, (n, d).
         """
         device = self.mean.device
-        rows = torch.cat([self.mapped(as_floats(part.to(device))) for part in images.split(BATCH)]).cpu()
-        mean = rows.mean(0)
-        spread = rows.std(0) if self.network is not None else torch.ones_like(mean)
-        rows = (rows - mean) / spread.clamp(min=1e-6)
+        if isinstance(self.map, SideBySide):
+            blocks = self.map.blocks(as_floats(images[:BATCH].to(device)))
+            self.map.centre.copy_(torch.cat(blocks, dim=1).mean(0))
+        seen = torch.cat([self.mapped(as_floats(part.to(device))) for part in images.split(BATCH)]).cpu()
+        mean = seen.mean(0)
+        spread = seen.std(0) if isinstance(self.map, (ClassifierFeatures, OwnFeatures)) else torch.ones_like(mean)
+        rows = (seen - mean) / spread.clamp(min=1e-6)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             _, singular, vectors = torch.svd_lowrank(rows, q=min(self.dimension + 16, *rows.shape), niter=4)
@@ -106,12 +143,12 @@ class ProjectedFeatures(nn.Module):
         self.mean.copy_(mean)
         found = vectors[:, : self.dimension] * (variances + floor) ** (-power / 2) / spread.clamp(min=1e-6)[:, None]
         self.directions.zero_()[:, : found.shape[1]] = found
+        return torch.cat([self.projected(part.to(device)) for part in seen.split(BATCH)])
 
     def config(self) -> dict:
         """The arguments that rebuild this map."""
-        network = dict(self.network) if self.network else None
-        found = {"feature": self.feature, "shape": [*self.shape], "dimension": self.dimension, "network": network}
-        return found | ({"flip": True} if self.flip else {})
+        found = {"feature": self.feature, "shape": [*self.shape], "dimension": self.dimension}
+        return found | {"network": self.arguments} | ({"flip": True} if self.flip else {})
 
 
 class ScaleToSqrtD(nn.Module):

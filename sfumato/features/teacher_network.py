@@ -6,6 +6,7 @@ Everything here is post-processing of a release: it labels public and synthetic 
 from __future__ import annotations
 
 import shutil
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from sfumato.data.images import ImageSet, Shape, as_floats
 from sfumato.diffusion.sampler import Guide
-from sfumato.features.own_network import OWN, OwnFeatures
+from sfumato.features.own_network import OWN
 from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
 from sfumato.settings.queries import Teacher
@@ -66,14 +67,10 @@ def fit_features(
 
     network: of the feature "classifier"; images: at most FITTED of them are used, chosen by `seed`.
     """
-    about = settings.feature, shape, settings.dimension
-    if settings.network is not None:
-        features = ProjectedFeatures(*about, settings.network.arguments(), settings.flip)
-    else:
-        features = ProjectedFeatures.through(network, *about, settings.flip)
-    known = images.some(FITTED, seed)
-    features.fit(known, settings.power, seed)
-    rows = torch.cat([features(as_floats(part)) for part in known.split(BATCH)]).double()
+    about = settings.features or settings.feature, shape, settings.dimension
+    own = settings.network
+    features = ProjectedFeatures(*about, network if own is None else own.arguments(), settings.flip)
+    rows = features.fit(images.some(FITTED, seed), settings.power, seed).double()
     return features, rows.T @ rows / len(rows)
 
 
@@ -146,19 +143,29 @@ def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:
 
 
 def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
-    config = {"classes": teacher.classes, **teacher.features.config()}
-    if isinstance(teacher.features.map, OwnFeatures):
-        shutil.copyfile(teacher.features.map.file, directory / OWN_FILE)
-        del config["network"]["path"]  # the owner's, which is nobody's business
+    config = {"classes": teacher.classes, **deepcopy(teacher.features.config())}
+    for name, network in own_networks(config).items():
+        shutil.copyfile(Path(network["path"]).expanduser(), directory / name)
+        del network["path"]  # the owner's, which is nobody's business
     save_network(teacher, config | ({"several": True} if teacher.several else {}), directory)
+
+
+def own_networks(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Those of the maps OWN in a teacher's config, by the names of their files beside its weights."""
+    parts = config["feature"]
+    if isinstance(parts, str):
+        parts = [{"map": parts, "network": config["network"]}]
+    found = [part["network"] for part in parts if part["map"] == OWN]
+    names = (OWN_FILE, *(f"{OWN_FILE}-{number}" for number in range(2, len(found) + 1)))
+    return dict(zip(names, found, strict=False))
 
 
 def load_teacher(directory: Path) -> TeacherNetwork:
     """The teacher that `save_teacher` wrote, in eval mode. Raises DataError when files are missing or damaged."""
 
     def build(**arguments: Any) -> TeacherNetwork:
-        if arguments["feature"] == OWN:
-            arguments["network"]["path"] = str(directory / OWN_FILE)
+        for name, network in own_networks(arguments).items():
+            network["path"] = str(directory / name)
         return TeacherNetwork(**arguments)
 
     return load_network(directory, build, "teacher").eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import chain
 
 from sfumato.data.store import Card, PublicCard
@@ -129,6 +130,7 @@ def name_problems(params: Params) -> Iterator[str]:
     from sfumato.evaluation.classifiers import CLASSIFIERS
     from sfumato.evaluation.metrics.fidelity import METRICS
     from sfumato.features import FEATURES, projection
+    from sfumato.features.efficientnet_lite import INSTALL, PACKAGE
     from sfumato.features.own_network import OWN
 
     projected = (projection.CLASSIFIER, *projection.FEATURES)
@@ -136,7 +138,7 @@ def name_problems(params: Params) -> Iterator[str]:
         (True, "data.source", [params.data.source], names_in("data")),
         (reads_public(params), "public.source", [params.public.source], names_in("public")),
         (params.runs("frequency"), "frequency.features", [one.map for one in params.frequency.features], (*FEATURES,)),
-        (params.runs("teacher"), "teacher.feature", [params.teacher.feature], (*projected, OWN)),
+        (params.runs("teacher"), "teacher.feature", [part.map for part in params.teacher.maps], (*projected, OWN)),
         (params.runs("evolve"), "evolve.feature", [params.evolve.feature], projected),
         (params.runs("evaluate"), "evaluate.classifiers", params.evaluate.classifiers, (*CLASSIFIERS,)),
         (params.runs("evaluate"), "evaluate.fidelity", params.evaluate.fidelity or (), (*METRICS,)),
@@ -144,6 +146,8 @@ def name_problems(params: Params) -> Iterator[str]:
         for name in names if used else ():
             if name not in known:
                 yield f"{key} names {name!r}, which does not exist: {nearest(name, known)}"
+            if name == "imagenet" and find_spec(PACKAGE) is None:
+                yield f"{key} names imagenet, whose weights are not installed: {INSTALL}"
     needs = {f"fidelity: {key}": METRICS[key].needs for key in params.evaluate.fidelity or () if key in METRICS}
     needs |= {"weights": "inception"} if params.evaluate.weights else {}
     for key, extractor in needs.items():
@@ -186,9 +190,10 @@ def release_problems(params: Params) -> Iterator[str]:
 
 def public_model_problems(params: Params) -> Iterator[str]:
     """A network that is not public; settings that do not fit a public text-to-image model, or its absence."""
-    model, own = params.model, params.teacher.network
-    if params.runs("teacher") and own is not None and not own.declared_public:
-        yield f"teacher.network={own.path}: set its declared_public: true if it was not trained on sensitive images"
+    model = params.model
+    for part in params.teacher.maps:
+        if params.runs("teacher") and part.network is not None and not part.network.declared_public:
+            yield f"teacher: {part.network.path}: set its declared_public: true if no sensitive images trained it"
     given = ", ".join(f"model.{name}" for name in PUBLIC_MODEL if getattr(model, name) and name != "directory")
     if model.directory is None:
         if given:

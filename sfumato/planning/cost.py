@@ -19,7 +19,7 @@ from sfumato.diffusion.unet import UNet
 from sfumato.evaluation.classifiers import build_classifier
 from sfumato.evaluation.downstream import schedule_of
 from sfumato.features.fourier import FourierFeatures
-from sfumato.features.projection import CLASSIFIER, ProjectedFeatures
+from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.public_network import build_network
 from sfumato.features.teacher_network import FITTED
 from sfumato.generators.one_step import block_of_steps, new_generator
@@ -87,11 +87,12 @@ class Work:
 
     @property
     def teacher_map(self) -> int:
-        settings = self.params.teacher
-        if settings.feature == CLASSIFIER:
-            return self.public_network * (1 + settings.flip)
-        network = None if settings.network is None else settings.network.arguments()
-        about = settings.feature, self.shape, settings.dimension
+        settings, classifier = self.params.teacher, self.params.classifier
+        network: dict[str, Any] | None = None if settings.network is None else settings.network.arguments()
+        if settings.reads("classifier"):
+            network = {"network": classifier.network, "shape": self.shape, "width": classifier.width}
+            network["classes"] = PUBLIC_CLASSES
+        about = settings.features or settings.feature, self.shape, settings.dimension
         return operations_of(partial(ProjectedFeatures, *about, network, settings.flip), self.shape)
 
     @property
@@ -165,7 +166,7 @@ class Work:
             case "frequency":
                 return self.fourier() * drawn
             case "teacher":
-                passes = self.teacher_map * (2 * FITTED + self.params.privacy.size)
+                passes = self.teacher_map * (FITTED + self.params.privacy.size)
                 return passes + settings.dimension * number * drawn
             case "embedding":
                 passes = self.params.auxiliary.images + drawn

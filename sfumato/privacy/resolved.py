@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
@@ -115,11 +116,12 @@ def read_lineage(folder: Path, stage: str) -> Lineage:
 
 def settings_digest(content: Mapping[str, Any]) -> str:
     """Digest of a resolved file without `again`: non-default settings and the revision, so new options move none."""
-    settings = dict(content.get("settings", {}))
-    if isinstance(settings.get("network"), dict):  # one's own, known by its sha256: the file may move
-        settings["network"] = {key: value for key, value in settings["network"].items() if key != "path"}
-        content = {**content, "settings": settings}
-    return digest_of({key: value for key, value in content.items() if key != "again"})
+    decides = deepcopy({key: value for key, value in content.items() if key != "again"})
+    settings = decides.get("settings", {})
+    for holder in (settings, *settings.get("features", ())):
+        if isinstance(holder.get("network"), dict):  # one's own, known by its sha256: the file may move
+            holder["network"].pop("path", None)
+    return digest_of(decides)
 
 
 def read_stage_plan(path: Path, stage: str) -> StagePlan[Any]:

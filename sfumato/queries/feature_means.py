@@ -116,7 +116,7 @@ def train_feature_network(
     """The feature map of a network trained on the generator's `images`, labelled by the teacher. Free."""
     how = LEARNED.model_copy(update={"steps": steps})
     network, _ = train_public_classifier(relabelled(teacher, images), how, seed, report)
-    found = ProjectedFeatures.through(network, CELLS, images.shape, DIMENSION)
+    found = ProjectedFeatures(CELLS, images.shape, DIMENSION, network)
     found.fit(images.some(FITTED, seed), POWER, seed)
     return found
 

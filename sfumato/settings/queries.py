@@ -81,7 +81,8 @@ class OwnNetwork(Strict):
 
     path: str  # of the weights, a safetensors file
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # hex sha256 of the file
-    architecture: str  # a classification model of torchvision, such as resnet18; its last linear layer is left out
+    # a classification model of torchvision, such as resnet18, or efficientnet_lite0; its last linear layer is left out
+    architecture: str
     side: Annotated[int, Field(gt=0, le=2048)] | None = None  # that images are resized to; None: as they are
     channels: Literal[1, 3] = 3  # that it expects; grey is repeated
     mean: tuple[float, ...] = (0.0,)  # subtracted from the pixels, which are from 0 to 1: one number, or one a channel
@@ -104,6 +105,14 @@ class OwnNetwork(Strict):
     def arguments(self) -> dict[str, Any]:
         """Those of `sfumato.features.own_network.OwnFeatures`."""
         return self.model_dump(exclude={"declared_public"})
+
+
+class TeacherMap(Strict):
+    """One of several public maps of an image, side by side."""
+
+    map: str  # as of teacher.feature
+    network: OwnNetwork | None = None  # of the map own
+    weight: Scale = 1.0  # share of the squared norm, relative to the other maps
 
 
 # defaults of `Teacher` at ε up to 1 and from 10 on; between them a power of ε
@@ -133,9 +142,11 @@ class Teacher(QuerySettings):
     chooser: ClassVar[str] = "feature"
     releases: ClassVar[str] = "steps"
     noise: Noise = "10%"
-    # the network that `classifier` trained, or one of FEATURES (sfumato/features); own: that of teacher.network
+    # the network that `classifier` trained, or one of FEATURES (sfumato/features), of which imagenet, a network that
+    # photographs trained, needs the extra of that name; own: that of teacher.network
     feature: str = "classifier"
     network: OwnNetwork | None = None  # of the feature own
+    features: tuple[TeacherMap, ...] = ()  # several maps side by side, instead of `feature`
     flip: bool = False  # an image and its mirror image have the same features, as of photographs
     fitted_on: Literal["public", "auxiliary"] = "public"  # images whose principal directions span the features
     dimension: Positive = 512  # of the features, at most
@@ -149,11 +160,31 @@ class Teacher(QuerySettings):
     ridge: PositiveFloat | None = None  # λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
     average: Share = 0.5  # the last part of the steps, whose mean is the result
 
+    @model_validator(mode="before")
+    @classmethod
+    def a_list_takes_the_place_of_the_feature(cls, given: Any) -> Any:
+        """Of the recipe's, too. A list of one is the feature itself, and has its digest."""
+        listed = isinstance(given, dict) and given.get("features")
+        if not isinstance(listed, (list, tuple)) or not listed:
+            return given
+        if given.get("network") is not None:
+            raise ValueError("teacher.network is of teacher.feature: of a map in features, give it there")
+        rest = {key: value for key, value in given.items() if key != "feature"}
+        if len(listed) > 1:
+            return rest
+        alone = TeacherMap.model_validate(listed[0])
+        return rest | {"features": (), "feature": alone.map, "network": alone.network}
+
     @model_validator(mode="after")
     def own_feature_has_a_network(self) -> Self:
-        if (self.feature == "own") != (self.network is not None):
-            raise ValueError("teacher.feature: own and teacher.network go together: give both, or neither")
+        if any((part.map == "own") != (part.network is not None) for part in self.maps):
+            raise ValueError("teacher: a map named own and its network go together: give both, or neither")
         return self
+
+    @property
+    def maps(self) -> tuple[TeacherMap, ...]:
+        """What `features` lists, or the one of `feature`."""
+        return self.features or (TeacherMap(map=self.feature, network=self.network),)
 
     @classmethod
     def constants(cls, fitted_on: str, epsilon: float) -> dict[str, float]:
@@ -165,7 +196,7 @@ class Teacher(QuerySettings):
     def reads(self, name: str) -> bool:
         if name in ("public", "auxiliary"):
             return name == self.fitted_on
-        return name != "classifier" or self.feature == "classifier"
+        return name != "classifier" or any(part.map == "classifier" for part in self.maps)
 
 
 class Learned(Strict):

@@ -21,6 +21,7 @@ from sfumato.errors import ConfigError, DataError, SfumatoError
 from sfumato.evaluation.extractors import build_extractor
 from sfumato.features import own_network
 from sfumato.features.batch_invariant import rows_alone
+from sfumato.features.efficientnet_lite import LITE0
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.own_network import OWN, OwnFeatures
 from sfumato.features.projection import ProjectedFeatures
@@ -77,6 +78,24 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_company(tmp_path, digits):
         assert torch.equal(torch.cat([rows[:15], rows[16:]]), rest)
 
 
+BESIDE = [{"map": "patches"}, {"map": OWN, "weight": 0.5}, {"map": OWN}]
+
+
+def side_by_side(path: Path, digits, **more) -> tuple[Teacher, ProjectedFeatures]:
+    """Two networks of the owner's beside patches."""
+    first, second = (small_file(path / name, seed) for seed, name in enumerate(("weights", "others")))
+    maps = [BESIDE[0], BESIDE[1] | {"network": first}, BESIDE[2] | {"network": second}]
+    settings = Teacher(features=maps, dimension=5, **more)
+    return settings, fit_features(settings, SHAPE, None, digits.take(np.arange(60)), seed=0)[0]
+
+
+def test_networks_beside_another_map_give_a_row_of_its_image_alone(tmp_path, digits):
+    features, images = side_by_side(tmp_path, digits)[1], digits.batch(range(40))[0]
+    rows, rest = encoded(features, images), torch.cat([images[:15], images[16:]])
+    assert torch.equal(torch.cat([rows[:15], rows[16:]]), encoded(features, rest))
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(40))
+
+
 def test_each_image_goes_alone_through_a_network_of_one_s_own(tmp_path, digits, monkeypatch):
     sizes = []
     monkeypatch.setattr(feature_means, "rows_alone", lambda *words: sizes.append(words[2]) or rows_alone(*words))
@@ -96,7 +115,7 @@ class Remembers(nn.Module):
 @pytest.mark.parametrize("kind", [Remembers, nn.Flatten, lambda: nn.Sequential(nn.Flatten(), nn.Dropout())])
 def test_sensitive_rows_need_a_network_whose_rows_are_the_same_in_another_order(tmp_path, digits, monkeypatch, kind):
     """As an architecture of another version of the library could be: it remembers, or draws random numbers."""
-    monkeypatch.setattr(own_network, "of_torchvision", lambda *_: kind())
+    monkeypatch.setattr(own_network, "of_architecture", lambda *_: kind())
     features = OwnFeatures(small_file(tmp_path / "weights"))
     if kind is nn.Flatten:
         assert encoded(features, digits.batch(range(3))[0]).shape == (3, 3 * 24 * 24)
@@ -145,7 +164,7 @@ ASKED = r"none is run. Name a classification model of torchvision in `architectu
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
 @pytest.mark.parametrize("write", [program, pickled])
-@pytest.mark.parametrize("about", [{}, {"architecture": None}, {"architecture": ARCHITECTURE}])
+@pytest.mark.parametrize("about", [{}, {"architecture": None}, {"architecture": ARCHITECTURE}, {"architecture": LITE0}])
 def test_a_program_is_refused_by_the_teacher_and_by_evaluate_and_does_not_run(tmp_path, digits, write, about):
     file, ran = write(tmp_path / "network.pt", tmp_path / "ran"), tmp_path / "ran"
     for settings, use in (
@@ -187,6 +206,18 @@ def test_a_released_teacher_takes_its_network_along_and_names_no_place_of_the_ow
         assert str(tmp_path).encode() not in file.read_bytes(), file
     about = json.loads((released / "config.json").read_text())["network"]
     assert about["architecture"] == ARCHITECTURE and "path" not in about
+
+
+def test_a_teacher_takes_each_of_its_networks_along(tmp_path, digits):
+    """Also when the owner's are gone, each in its place."""
+    (tmp_path / "owner").mkdir()
+    teacher = TeacherNetwork.of(side_by_side(tmp_path / "owner", digits)[1], torch.arange(50.0).double().view(5, 10))
+    wanted = teacher(digits.batch(range(4))[0])
+    released = released_as(tmp_path / "teacher", digits, lambda directory: save_teacher(teacher, directory))
+    shutil.rmtree(tmp_path / "owner")
+    assert torch.equal(load_teacher(released)(digits.batch(range(4))[0]), wanted)
+    for file in released.rglob("*"):
+        assert file.is_dir() or str(tmp_path).encode() not in file.read_bytes(), file
 
 
 @pytest.mark.parametrize("architecture", [None, ARCHITECTURE])
@@ -244,7 +275,15 @@ def test_distances_are_measured_in_it_under_its_own_name(tmp_path):
 OWN_NETWORK = {"path": "x", "sha256": "0" * 64, "architecture": ARCHITECTURE}
 
 
-@pytest.mark.parametrize("given", [{"feature": "own"}, {"network": OWN_NETWORK}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"feature": "own"},
+        {"network": OWN_NETWORK},
+        {"features": [{"map": "own"}, {"map": "pixels"}]},
+        {"features": [{"map": "patches", "network": OWN_NETWORK}, {"map": "pixels"}]},
+    ],
+)
 def test_a_feature_and_its_network_go_together(given):
     with pytest.raises(ValidationError, match="go together"):
         Teacher(**given)

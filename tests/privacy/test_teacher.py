@@ -14,11 +14,14 @@ from sfumato.settings.queries import Teacher
 from sfumato.settings.training import Classifier
 from sfumato.training.public_classifier import train_public_classifier
 
+BESIDE = "classifier beside patches"
 
-@pytest.fixture(scope="module", params=["classifier", "deep-scattering", "scattering", "pixels", "patches"])
+
+@pytest.fixture(scope="module", params=["classifier", "deep-scattering", "scattering", "pixels", "patches", BESIDE])
 def features(request, digits):
-    settings = Teacher(feature=request.param, dimension=32, flip=request.param == "patches")
-    return fit_features(settings, SHAPE, classifier() if request.param == "classifier" else None, digits, seed=0)[0]
+    maps = [{"map": name} for name in request.param.split(" beside ")]
+    settings = Teacher(features=maps, dimension=32, flip="patches" in request.param)
+    return fit_features(settings, SHAPE, classifier() if "classifier" in request.param else None, digits, seed=0)[0]
 
 
 def test_a_row_depends_on_its_image_alone_to_the_last_bit(features, digits):

