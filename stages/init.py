@@ -273,7 +273,7 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     made = make_plan(params, proposed_card(params, found.classes, found.held_out is not None))
     show_budget(made)
     show_risk(made)
-    for warning in warnings_of(params, made.budget["delta"]):
+    for warning in warnings_of(params, made.budget["delta"], len(found.classes)):
         say(f"warning: {warning}")
     show_settings_for_ever(params)
     show_minutes(params, table)
@@ -345,7 +345,7 @@ def write(files: dict[str, str], out: Path, force: bool) -> None:
     """Write the files that are not there. With `force`, an earlier project's parameters and pipeline are replaced."""
     for name, text in files.items():
         path = out / name
-        if name == ".gitignore" and path.exists():
+        if name in (".gitignore", ".gitattributes") and path.exists():
             there = path.read_text(encoding="utf-8").splitlines()
             missing = [line for line in text.splitlines() if line not in there]
             text = "".join(f"{line}\n" for line in there + missing)

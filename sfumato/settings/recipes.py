@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from sfumato.errors import ConfigError, explained, nearest
@@ -120,7 +119,8 @@ def validate(values: dict, path: Path) -> Params:
             meant = f": did you mean {near[0]!r}?" if near else "."
             problem = f"unknown key {key!r}{meant} Of keys of earlier versions, the changelog says what holds now"
         else:
-            problem = f"{key}={first['input']!r} is not valid: {first['msg'].removeprefix('Value error, ')}"
+            quoted = f", such as '{first['input']}' in quotes" if first["type"] == "string_type" else ""
+            problem = f"{key}={first['input']!r} is not valid: {first['msg'].removeprefix('Value error, ')}{quoted}"
         raise ConfigError(f"{path}: {problem}") from error
 
 
@@ -136,4 +136,4 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 
 def as_yaml(content: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+    return documents.block_yaml(content, default_flow_style=None)
