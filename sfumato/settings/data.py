@@ -67,7 +67,8 @@ class Data(Strict):
     # imagefolder, npz and webdataset
     dataset_id: DatasetId | None = None
     source: str = "digits"  # one of SOURCES (sfumato/data/sources): digits, fashion-mnist, cifar10, imagefolder, …
-    path: str | None = None  # folder or file; required for imagefolder, npz and webdataset
+    # folder or file; required for imagefolder, npz and webdataset. Also a zip of it, or Parquet with pictures inside
+    path: str | None = None
     size: Positive | None = None  # height and width after resizing; None: as in the source
     channels: Literal[1, 3] | None = None  # 1 grey, 3 colour; None: as in the source
     # values shown as black and white, for files with more than 8 bits (16-bit grey, DICOM after its rescale, such as
