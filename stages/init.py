@@ -39,8 +39,8 @@ QUESTIONS = {  # by the option that the answer is of
 NAMED = "the names of files repeat their beginnings, as several pictures of one person do"
 FOLDER_HELP = (
     "Folder of images: one folder a class, or train/, val/ (joins train/) and test/, each laid out so; or a table "
-    "labels.csv, metadata.csv, .jsonl or .parquet beside them; or tar files (WebDataset); or an .npz, as MedMNIST's; or "
-    "Parquet with pictures inside, as hubs have them; or a zip of any of these."
+    "labels.csv, metadata.csv, .jsonl or .parquet beside them; or tar files (WebDataset); or an .npz, as MedMNIST's; "
+    "or Parquet with pictures inside, as hubs have them; or a zip of any of these."
 )
 LABEL_HELP = "The column of the labels in metadata.csv, .jsonl or .parquet; of tar files, the key in .json."
 CLASSES_HELP = "The classes, which are published: a,b,c; or `all` that are found, your word that none is a person."

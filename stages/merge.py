@@ -13,7 +13,7 @@ from sfumato.settings.data import IMAGE
 from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stages import QUERIES, STAGES, Kind
 from sfumato.storage.artifacts import check_out, merge_records, read_artifact, refuse_links, write_empty, writing
-from sfumato.storage.documents import block_yaml, dataset_name, read_yaml
+from sfumato.storage.documents import dataset_name, read_yaml
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, copy_directory
 from stages.init import begin_repository, write
 from stages.plan import write_texts
@@ -100,7 +100,7 @@ def write_plans(
 
 def write_pipeline(out: Path, free: Sequence[str], **limit: Any) -> None:
     """`dvc.yaml` of the stages that are free: all else came from the owners. limit: of the check of the ledger."""
-    from sfumato.planning.project import IGNORED, dvc_content, workflow_text
+    from sfumato.planning.project import IGNORED, block_yaml, dvc_content, workflow_text
 
     known = dvc_content()["stages"]
     stages = {name: known[name] for name in (*free, "ledger", "report")}

@@ -15,7 +15,6 @@ from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.profile import bound_text
 from sfumato.settings.data import IMAGE
 from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER, PLAN, RECIPES, dvc_stages
-from sfumato.storage.documents import block_yaml
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, replace_file
 
 # DVC's run cache must bring back neither an old card, nor an old plan (it depends on the odometer), nor an old total.
@@ -48,6 +47,10 @@ TRACKED = (
 def dvc_text(*, clone: bool = False) -> str:
     """The text of `dvc.yaml`."""
     return (CLONE_HEADER if clone else DVC_HEADER) + block_yaml(dvc_content(clone=clone))
+
+
+def block_yaml(content: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=120)
 
 
 def dvc_content(*, clone: bool = False) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
 from sfumato.errors import ConfigError, explained, nearest
@@ -136,4 +137,4 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 
 def as_yaml(content: Mapping[str, Any]) -> str:
-    return documents.block_yaml(content, default_flow_style=None)
+    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)

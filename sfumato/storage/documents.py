@@ -10,7 +10,6 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -22,7 +21,7 @@ DEEPEST = 50  # levels of nested lists and mappings
 LARGEST_INTEGER = 2**63 - 1
 LONGEST_NUMBER = 70  # characters
 EXPONENT = re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+")  # a number to YAML 1.2 and DVC, not always to YAML 1.1
-TWO_READINGS = re.compile(r"[-+]?0[0-9_]+|.*[_:b].*")  # octal, 1_000, 1:30, 0b1: text or other numbers to YAML 1.2
+TWO_READINGS = re.compile(r"[-+]?0[0-9b_].*|.*[_:].*")  # octal, 1_000, 1:30, 0b1: text or other numbers to YAML 1.2
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a dataset: it also names files
 # control characters, line ends, marks that change the direction of text, unpaired surrogates
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -38,8 +37,7 @@ class Exact:
 
 def read_text(path: Path, largest: int = LARGEST) -> str:
     """The text of a regular file of at most `largest` bytes of UTF-8. Pipes and devices are refused at once."""
-    # opening a pipe would wait for its writer; Windows has none
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait; Windows has none
     with os.fdopen(descriptor, "rb") as file:
         about = os.fstat(descriptor)
         if stat.S_ISDIR(about.st_mode):
@@ -117,20 +115,8 @@ class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
 
 for kind in ("int", "float"):
     PlainYaml.add_constructor(f"tag:yaml.org,2002:{kind}", PlainYaml.construct_number)
-
-
-class Quoting(yaml.SafeDumper):
-    """Safe YAML in which text that looks like a number is in quotes."""
-
-
-for form in (PlainYaml, Quoting):
+for form in (PlainYaml, yaml.SafeDumper):  # which quotes text that looks like such a number
     form.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, [*"-+0123456789"])
-
-
-def block_yaml(content: Mapping[str, Any], **options: Any) -> str:
-    """YAML in the order of the keys. options: of `yaml.dump`."""
-    form = {"sort_keys": False, "allow_unicode": True, "width": 120}
-    return yaml.dump(dict(content), None, Quoting, **form | options)
 
 
 def read_yaml(path: Path) -> Any:

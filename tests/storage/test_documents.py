@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 from ruamel.yaml import YAML
 
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import (
     DEEPEST,
-    block_yaml,
     class_name,
     dataset_name,
     parse_json,
@@ -68,7 +68,7 @@ def test_a_text_that_is_wrong_is_one_sentence_at_once(parse, text):
 @pytest.mark.parametrize("text", ["1e-3", "1e4", "-1E4", "1.5e3", "1e-05"])
 def test_a_number_with_an_exponent_is_one_as_to_dvc_and_text_that_looks_like_one_is_quoted(text):
     assert parse_yaml(f"a: {text}") == {"a": float(text)} == YAML(typ="safe").load(f"a: {text}")
-    assert parse_yaml(block_yaml({"a": text})) == {"a": text} == YAML(typ="safe").load(block_yaml({"a": text}))
+    assert parse_yaml(yaml.safe_dump({"a": text})) == {"a": text} == YAML(typ="safe").load(yaml.safe_dump({"a": text}))
 
 
 def test_an_integer_that_no_machine_has_is_never_taken_for_whole():

@@ -11,8 +11,8 @@ from tempfile import mkdtemp
 from typing import Any
 
 from sfumato.data.sources.npz import unzipped
-from sfumato.data.sources.splits import TEST, TRAIN, is_test, visible
-from sfumato.data.tables import FILE, METADATA, check_parquet
+from sfumato.data.sources.splits import TEST, TRAIN, folders_in, is_test, visible
+from sfumato.data.tables import FILE, METADATA, check_parquet, table_of
 from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.storage.files import sweep, temporary_name
 from sfumato.storage.state_directory import state_dir
@@ -21,12 +21,14 @@ from sfumato.storage.state_directory import state_dir
 def unpacked(path: Path) -> Path:
     """What a zip, a Parquet file or a folder of them holds, as a folder or the one file in it; any other path itself.
 
-    Raises DataError for what cannot be unpacked.
+    Parquet beside a table or beside folders of pictures is let be. Raises DataError for what cannot be unpacked.
     """
-    files = [path] if path.is_file() else [*path.glob("*.parquet"), *path.glob("data/*.parquet")]  # as hubs have them
-    tables = sorted(file for file in files if file.suffix == ".parquet" and file.name not in METADATA)
-    packed = tables or path.suffix.lower() == ".zip"
-    return content_of(path, tuple(tables), path.stat().st_mtime_ns) if packed else path
+    tables = [path] if path.suffix == ".parquet" and path.is_file() else []
+    if path.is_dir() and table_of(path) is None and all(folder.name == "data" for folder in folders_in(path)):
+        tables = sorted([*path.glob("*.parquet"), *path.glob("data/*.parquet")])  # as hubs have them
+    if not tables and not (path.suffix.lower() == ".zip" and path.is_file()):
+        return path
+    return content_of(path, tuple(tables), max(file.stat().st_mtime_ns for file in tables or [path]))
 
 
 @functools.cache

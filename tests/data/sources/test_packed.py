@@ -135,6 +135,12 @@ def test_a_release_in_parquet_is_read_as_what_was_released(tmp_path, state, digi
     assert form["several"] and form["classes"] == digits.classes
 
 
+def test_parquet_beside_folders_or_a_table_of_pictures_is_let_be(tmp_path, state):
+    write_folder(tmp_path / "set")
+    parquet.write_table(pyarrow.table({"feature": [1.0]}), tmp_path / "set/features.parquet")
+    assert read_source(data(tmp_path / "set"), tmp_path).size == 6 and not state.exists()
+
+
 def test_what_cannot_be_unpacked_is_one_sentence(tmp_path, state):
     (tmp_path / "a.zip").write_bytes(b"PK no zip")
     with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive, pytest.warns(UserWarning, match="Duplicate name"):
