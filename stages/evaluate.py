@@ -60,7 +60,7 @@ def evaluate(
     from sfumato.evaluation.extractors import build_extractor
     from sfumato.evaluation.holdout import without_copies
     from sfumato.evaluation.metrics.fidelity import chosen_metrics
-    from sfumato.evaluation.plots import plot_accuracy, plot_detected, plot_neighbours, scored
+    from sfumato.evaluation.plots import accuracies, plot_accuracy, plot_detected, plot_neighbours
     from sfumato.evaluation.scores import PLAIN, RELEASE, evaluate_release, looked_at, teacher_accuracy
     from sfumato.evaluation.tables import accuracy_table, class_table, csv_of, tables_of
     from sfumato.evaluation.verdict import verdict
@@ -88,7 +88,7 @@ def evaluate(
     if not leads:
         return
     found["warnings"] = limits + found["warnings"]
-    measured = bool(scored(found))  # else the hold-out cannot judge
+    measured = bool(accuracies(found[RELEASE]))  # else the hold-out cannot judge
     found["identity"] = identity(plan, key, read_card(card).version, train, holdout, extractor, synthesize)
     if taught and measured:
         log("teacher")
