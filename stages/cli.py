@@ -1,6 +1,7 @@
 """The `stage` program: one command per stage of the pipeline, and those around it."""
 
 import errno
+import io
 import sys
 import traceback
 from contextlib import suppress
@@ -52,6 +53,8 @@ app.command()(doctor)
 
 def main() -> None:
     """Run the program. A user's mistake is one sentence and its exit code: 2 configuration, 3 budget, 4 data."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a console without ε; standard error is like that
     watchers.extend((hold_back, keep_memory_off_disk))
     try:
         app()

@@ -45,7 +45,8 @@ def compare(
     if not found:
         raise DataError("no run is left to compare: run `stage evaluate` (`dvc repro`, `dvc exp run`) and try again")
     table, warnings = compared(found)
-    names = classifiers_of(table)
+    if not (names := classifiers_of(table)):
+        raise DataError("no hold-out of these runs could judge a release: the verdict in metrics.json says why")
     chosen = classifier or ("cnn" if "cnn" in names else names[0])
     if chosen not in names:
         raise ConfigError(f"--classifier {chosen}: no run has it, they have {', '.join(names)}")

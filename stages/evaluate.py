@@ -53,8 +53,9 @@ def evaluate(
     from sfumato.evaluation.detector import detections
     from sfumato.evaluation.disclosure import disclosure
     from sfumato.evaluation.extractors import build_extractor
+    from sfumato.evaluation.holdout import without_copies
     from sfumato.evaluation.metrics.fidelity import chosen_metrics
-    from sfumato.evaluation.plots import plot_accuracy, plot_detected, plot_neighbours
+    from sfumato.evaluation.plots import accuracies, plot_accuracy, plot_detected, plot_neighbours
     from sfumato.evaluation.scores import PLAIN, RELEASE, evaluate_release, looked_at, teacher_accuracy
     from sfumato.evaluation.tables import accuracy_table, class_table, csv_of, tables_of
     from sfumato.evaluation.verdict import verdict
@@ -74,16 +75,19 @@ def evaluate(
     train, holdout = open_local(state_dir(), read_card(CARD), "evaluate", everywhere=True)
     key = secret_key(state_dir(), plan.dataset_id)
 
+    holdout, limits = without_copies(holdout, train)
     found = evaluate_release(synthetic, train, holdout, plan.settings, extractor, log)
     leads = distributed.is_main()
     distributed.leave()
     if not leads:
         return
+    found["warnings"] = limits + found["warnings"]
+    measured = bool(accuracies(found[RELEASE]))  # else the hold-out cannot judge
     found["identity"] = identity(plan, key, read_card(CARD).version, train, holdout, extractor, synthesize)
-    if taught:
+    if taught and measured:
         log("teacher")
         found["teacher"] = teacher_accuracy(load_teacher(teacher).to(device()), holdout)
-    chosen = chosen_metrics(plan.settings)
+    chosen = chosen_metrics(plan.settings) if measured else ()
     if extractor is not None and "disclosure" in chosen:
         log("copies of training images")
         generated = generated_images(synthetic[RELEASE], synthesize)
@@ -91,18 +95,21 @@ def evaluate(
     found["verdict"] = verdict(found, holdout.labels, len(plan.classes))
     tables = {"accuracy.csv": accuracy_table(found), "per_class.csv": class_table(found)}
     attacked = []
-    if membership:
+    if membership and measured:
         log("membership inference")
         attacked = attacks.membership(synthetic[RELEASE], train, holdout)
         tables["membership.csv"] = pd.DataFrame(map(vars, attacked))
     keep_private(out)
+    for earlier in ("accuracy.png", "detected.png"):
+        (out / earlier).unlink(missing_ok=True)
     if "detector" in chosen:
         log("detector")
         for name, detected in detections(looked_at(synthetic), train, holdout).items():
             found[name]["fidelity"]["detector"] = detected.accuracy
             if name in (RELEASE, PLAIN):
                 plot_detected(detected, out / "detected.png")
-    plot_accuracy(found, out / "accuracy.png")
+    if measured:
+        plot_accuracy(found, out / "accuracy.png")
     if extractor is not None:
         log("plots")
         plot_neighbours(extractor, synthetic.get(PLAIN, synthetic[RELEASE]), train, out / "neighbours.png")

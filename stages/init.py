@@ -40,7 +40,8 @@ QUESTIONS = {  # by the option that the answer is of
 NAMED = "the names of files repeat their beginnings, as several pictures of one person do"
 FOLDER_HELP = (
     "Folder of images: one folder a class, or train/, val/ (joins train/) and test/, each laid out so; or a table "
-    "labels.csv, metadata.csv, .jsonl or .parquet beside them; or tar files (WebDataset); or an .npz, as MedMNIST's."
+    "labels.csv, metadata.csv, .jsonl or .parquet beside them; or tar files (WebDataset); or an .npz, as MedMNIST's; "
+    "or Parquet with pictures inside, as hubs have them; or a zip of any of these."
 )
 LABEL_HELP = "The column of the labels in metadata.csv, .jsonl or .parquet; of tar files, the key in .json."
 CLASSES_HELP = "The classes, which are published: a,b,c; or `all` that are found, your word that none is a person."
@@ -286,7 +287,7 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     made = make_plan(params, proposed_card(params, found.classes, found.held_out is not None))
     show_budget(made)
     show_risk(made)
-    for warning in warnings_of(params, made.budget["delta"]):
+    for warning in warnings_of(params, made.budget["delta"], len(found.classes)):
         say(f"warning: {warning}")
     show_settings_for_ever(params)
     show_minutes(params, table)
@@ -358,7 +359,7 @@ def write(files: dict[str, str], out: Path, force: bool) -> None:
     """Write the files that are not there. With `force`, an earlier project's parameters and pipeline are replaced."""
     for name, text in files.items():
         path = out / name
-        if name == ".gitignore" and path.exists():
+        if name in (".gitignore", ".gitattributes") and path.exists():
             there = path.read_text(encoding="utf-8").splitlines()
             missing = [line for line in text.splitlines() if line not in there]
             text = "".join(f"{line}\n" for line in there + missing)

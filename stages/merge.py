@@ -14,7 +14,7 @@ from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stages import QUERIES, STAGES, Kind
 from sfumato.storage.artifacts import check_out, merge_records, read_artifact, refuse_links, write_empty, writing
 from sfumato.storage.documents import dataset_name, read_yaml
-from sfumato.storage.files import copy_directory
+from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, copy_directory
 from stages.init import begin_repository, write
 from stages.plan import write_texts
 from stages.state import ARTIFACTS, LEDGER, PLAN, PUBLIC
@@ -108,6 +108,6 @@ def write_pipeline(out: Path, free: Sequence[str], **limit: Any) -> None:
     for entry in stages.values():
         entry["deps"] = [path for path in entry["deps"] if path in made or (out / path).exists()]
     text = "# Written by `stage merge`: what is free, from the noisy sums of all owners.\n"
-    files = {"dvc.yaml": text + block_yaml({"stages": stages}), ".gitignore": IGNORED}
+    files = {"dvc.yaml": text + block_yaml({"stages": stages}), ".gitignore": IGNORED, ATTRIBUTES: UNTOUCHED}
     write(files | {".github/workflows/ledger.yml": workflow_text(**limit)}, out, False)
     begin_repository(out)

@@ -97,7 +97,7 @@ def plan(
     if inherited:
         ids = ", ".join(sorted({record["dataset_id"] for record in inherited}))
         say(f"the budget holds {charges(len(inherited))} of an earlier release, behind public inputs (datasets {ids})")
-    for warning in warnings_of(loaded, made.budget["delta"]):
+    for warning in warnings_of(loaded, made.budget["delta"], len(known.classes)):
         say(f"warning: {warning}")
     if odometer.head() is not None:
         check_known(odometer, known, seen_in_ledgers(known.dataset_id), loaded.privacy.lifetime != UNLIMITED)

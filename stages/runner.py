@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -117,9 +117,10 @@ def ready_processor(stage: str) -> None:
 
 def keep_memory_off_disk() -> None:
     """No core dump of a process that holds sensitive images: a crash would write them where others may read."""
-    import resource
+    with suppress(ImportError):  # of Windows, which writes none
+        import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def load_plan(stage: str) -> StagePlan[Any]:

@@ -16,6 +16,7 @@ from sfumato.data.images import GROUPS
 from sfumato.data.sources import tabled
 from sfumato.data.sources.deep import RangeMissing, is_dicom
 from sfumato.data.sources.npz import archive_layout
+from sfumato.data.sources.packed import unpacked
 from sfumato.data.sources.splits import PARTS, folders_in, split_of, visible
 from sfumato.data.tables import BETWEEN, TABLES, columns_of, read_table, table_in, table_of
 from sfumato.errors import ConfigError, DataError
@@ -58,7 +59,7 @@ def layout_of(
     if label is not None and PERSONS.fullmatch(meaning(label)):
         what = f"--label-column={label} looks like persons' ids, which would be published as names of classes"
         raise ConfigError(f"{what}: name the column of the labels, or rename this one")
-    named = {} if classes in (None, ALL) else {"classes": classes}
+    path, named = unpacked(path), {} if classes in (None, ALL) else {"classes": classes}
     if path.suffix == ".npz":
         form, arrays = archive_layout(path)
         return form | named, groups or (Groups(array=True) if "groups" in arrays else groups_in(arrays))

@@ -10,6 +10,7 @@ from sfumato.data.images import ImageSet, as_uint8, per_class
 from sfumato.errors import DataError
 from sfumato.evaluation.downstream import Scored, aggregate, evaluate_classifier, mean_of, schedule_of, scored_by
 from sfumato.evaluation.extractors import Extractor, features_of
+from sfumato.evaluation.holdout import unusable
 from sfumato.evaluation.metrics.fidelity import METRICS, chosen_metrics, fidelity
 from sfumato.evaluation.shift import SHIFTS, shifted
 from sfumato.features.scattering import averaged
@@ -44,10 +45,10 @@ def evaluate_release(
     of PLAIN instead of RELEASE, if it is there; extractor: None only if `config` asks for no fidelity.
     Returns {"scope": "local", "warnings": […], name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}:
     accuracies on `holdout` in [0, 1], fidelity to it (`sfumato.evaluation.metrics.fidelity`). Of several labels,
-    "measure" is "AUROC", which then stands for accuracy.
-    Raises DataError if a set is empty or of another shape.
+    "measure" is "AUROC", which then stands for accuracy. With a hold-out that is `unusable`, all entries by name are
+    empty, and the last warning says why. Raises DataError if another set is empty or of another shape.
     """
-    for name, image_set in {**synthetic, "real training": train, "hold-out": holdout}.items():
+    for name, image_set in {**synthetic, "real training": train}.items():
         check_fits(name, image_set, train)
     warnings = [warning for name, image_set in synthetic.items() for warning in absent_classes(name, image_set)]
     metrics: dict = {"scope": "local", "warnings": warnings}
@@ -55,6 +56,9 @@ def evaluate_release(
     warn = warnings.append
     trained_on = {**synthetic, **({"real": train} if config.bound else {})}
     metrics |= {name: {} for name in trained_on}
+    if (why := unusable(holdout)) is not None:
+        warn(f"nothing is measured, because {why}. Give more pictures in test/, or raise data.holdout_fraction")
+        return metrics
     for name, classifier, found in accuracies(trained_on, holdout, config, progress):
         metrics[name][classifier] = found
     if min(holdout.shape[1:]) >= 2 * SMALL:  # what the larger size adds
@@ -147,8 +151,7 @@ def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict:
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
     """Raise DataError for a set of fewer than two images, or of other classes or another shape than `train`."""
     if len(image_set) < 2:
-        fix = "raise data.holdout_fraction or add images"
-        raise DataError(f"the {name} set holds {len(image_set)} images, evaluation needs two or more: {fix}.")
+        raise DataError(f"the {name} set holds {len(image_set)} images, evaluation needs two or more: add images.")
     same_labels = image_set.labels.shape[1:] == train.labels.shape[1:]
     if image_set.shape != train.shape or image_set.classes != train.classes or not same_labels:
         raise DataError(

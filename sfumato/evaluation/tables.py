@@ -58,6 +58,8 @@ def class_table(found: dict) -> pd.DataFrame:
 def tables_of(found: Mapping, attacks: Sequence[Attack] = ()) -> Iterator[Table]:
     """What terminal and page show of metrics.json: accuracy by training set and class, fidelity, attacks, verdict."""
     sets, measure = scored(found), measure_of(found)
+    if not sets:  # the hold-out could not judge
+        return
     names = list(next(iter(sets.values())))
     note = ""
     if "teacher" in found:

@@ -35,8 +35,12 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     Returns {"level": one of LEVELS, "unknown" or UNJUDGED, "sentence", "learned": the part, None if unknown,
     "accuracy" and "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
     labels of several are (N, classes), and AUROC stands for both accuracies: 1/2 by chance.
-    Without "real", the verdict can only be too hard: perfect accuracy stands for it.
+    Without "real", the verdict can only be too hard: perfect accuracy stands for it. If nothing was measured, the
+    last warning says why.
     """
+    if not accuracies(found["release"]):
+        empty: dict[str, Any] = {"level": UNJUDGED, "learned": None, "accuracy": {}, "balanced_accuracy": {}}
+        return empty | {"sentence": f"{UNJUDGED}: {found['warnings'][-1]}."}
     present = per_class(labels, classes)
     chance = 1 / max(int((present > 0).sum()), 1)
     guesses = {

@@ -15,7 +15,7 @@ from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.profile import bound_text
 from sfumato.settings.data import IMAGE
 from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER, PLAN, RECIPES, dvc_stages
-from sfumato.storage.files import replace_file
+from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, replace_file
 
 # DVC's run cache must bring back neither an old card, nor an old plan (it depends on the odometer), nor an old total.
 PERSISTENT = (CARD, PLAN, LEDGER)
@@ -39,7 +39,9 @@ CLONE_HEADER = """\
 # (metrics.json, evaluation/). `persist` keeps DVC's run cache from restoring an old card, plan or ledger.
 """
 # what git tracks in a project; a folder of recipes, if the owner has one
-TRACKED = ".dvc .dvcignore .github .gitignore README.md params.yaml pipelines dvc.yaml dvc.lock ledger.json"
+TRACKED = (
+    ".dvc .dvcignore .gitattributes .github .gitignore README.md params.yaml pipelines dvc.yaml dvc.lock ledger.json"
+)
 
 
 def dvc_text(*, clone: bool = False) -> str:
@@ -108,6 +110,7 @@ def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: flo
         "params.yaml": params_text(own, notes),
         "dvc.yaml": dvc_text(),
         ".gitignore": IGNORED,
+        ATTRIBUTES: UNTOUCHED,
         "README.md": Path(__file__).with_name("project_readme.md").read_text("utf-8").format(**facts),
         ".github/workflows/ledger.yml": workflow_text(privacy["epsilon"], privacy["delta"], privacy["unit"]),
     }

@@ -159,10 +159,11 @@ def inherited_events(
 
 
 MEANINGLESS = 20  # an epsilon above which the guarantee says next to nothing
+MOSTLY_NOISE = 0.1  # part of the images of a class that the noise of their number may be
 
 
-def warnings_of(params: Params, delta: float) -> list[str]:
-    """What is allowed and yet weakens the guarantee: one sentence each."""
+def warnings_of(params: Params, delta: float, classes: int) -> list[str]:
+    """What is allowed and yet weakens the guarantee, or blurs the number of images of a class: one sentence each."""
     found, hint = [], params.privacy.size
     if params.privacy.epsilon > MEANINGLESS:
         found.append(
@@ -174,6 +175,12 @@ def warnings_of(params: Params, delta: float) -> list[str]:
     if not params.privacy.declared_size and float(f"{hint:.1e}") != hint:
         remedy = f"round it, as to {float(f'{hint:.1e}'):.0f}, or set privacy.declared_size: true if it is public"
         found.append(f"{named} looks like an exact count, which is private: {remedy}")
+    noise, usual = params.count.noise, hint / classes
+    if params.runs("count") and not isinstance(noise, str) and noise > MOSTLY_NOISE * usual:
+        found.append(
+            f"count.noise={noise:g} blurs the number of images of a class, about {usual:.3g}: give it a share, such "
+            "as count.noise: 1%, before the first release"
+        )
     return found
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from sfumato.errors import DataError, explained
 from sfumato.storage.digest import digest_of_file
+from sfumato.storage.files import ATTRIBUTES
 
 if TYPE_CHECKING:
     import pandas
@@ -116,7 +117,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         if name not in files or not (folder / name).is_file():
             raise DataError(f"{folder / name} is missing: {fetch}")
     for name, sha256 in files.items():
-        if (folder / name).is_file() and digest_of_file(folder / name) != sha256:
+        if name != ATTRIBUTES and (folder / name).is_file() and digest_of_file(folder / name) != sha256:
             raise DataError(f"{folder / name} no longer has the bytes that {file.name} lists: {fetch}")
     with explained(DataError, lambda error: f"{folder} cannot be read ({error!r}): {fetch}"):
         card = json.loads((folder / "card.json").read_text(encoding="utf-8"))

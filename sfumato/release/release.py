@@ -17,7 +17,7 @@ from sfumato.release.loading import KINDS_FILE
 from sfumato.release.synthesis import sorted_examples
 from sfumato.release.variation import KINDS, PLAIN, PUBLIC, Varied
 from sfumato.settings.release import Synthesize
-from sfumato.storage.files import csv_text, write_json
+from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, csv_text, write_json
 from sfumato.storage.png import save_png, to_grid
 
 PRIVACY = "differentially private; privacy.json holds every mechanism that was paid for, ledger.json composes them"
@@ -71,6 +71,7 @@ def save_release(
     counts = per_class(released.labels, len(plan.classes)).tolist()
     text = dataset_card(plan, counts, drawn, kinds, records, apart)
     (directory / "README.md").write_text(text, encoding="utf-8")
+    (directory / ATTRIBUTES).write_text(UNTOUCHED, encoding="utf-8")
 
 
 def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:

@@ -67,7 +67,8 @@ class Data(Strict):
     # imagefolder, npz and webdataset
     dataset_id: DatasetId | None = None
     source: str = "digits"  # one of SOURCES (sfumato/data/sources): digits, fashion-mnist, cifar10, imagefolder, …
-    path: str | None = None  # folder or file; required for imagefolder, npz and webdataset
+    # folder or file; required for imagefolder, npz and webdataset. Also a zip of it, or Parquet with pictures inside
+    path: str | None = None
     # after resizing: the side of squares, or [rows, columns]; None: as in the source
     size: Size | None = None
     channels: Literal[1, 3] | None = None  # 1 grey, 3 colour; None: as in the source

@@ -123,7 +123,8 @@ def validate(values: dict, path: Path) -> Params:
             meant = f": did you mean {near[0]!r}?" if near else "."
             problem = f"unknown key {key!r}{meant} Of keys of earlier versions, the changelog says what holds now"
         else:
-            problem = f"{key}={first['input']!r} is not valid: {first['msg'].removeprefix('Value error, ')}"
+            quoted = f", such as '{first['input']}' in quotes" if first["type"] == "string_type" else ""
+            problem = f"{key}={first['input']!r} is not valid: {first['msg'].removeprefix('Value error, ')}{quoted}"
         raise ConfigError(f"{path}: {problem}") from error
 
 

@@ -113,7 +113,7 @@ def own_record(path: Path, record_id: str) -> bool:
 
 def changed_files(path: Path, files: dict[str, str]) -> list[str]:
     """What differs between a directory and the sha256 of its files: one sentence each."""
-    present = {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()} - {PRIVACY}
+    present = {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()} - {PRIVACY}
     problems = [f"{name} is missing" for name in sorted(files.keys() - present)]
     problems += [f"{name} is not among the files that {PRIVACY} lists" for name in sorted(present - files.keys())]
     problems += [
@@ -165,7 +165,9 @@ def writing(
             "enabled": True,
             "local": local or any(artifact.local for artifact in inputs),
             "files": {
-                str(p.relative_to(directory)): digest_of_file(p) for p in sorted(directory.rglob("*")) if p.is_file()
+                p.relative_to(directory).as_posix(): digest_of_file(p)
+                for p in sorted(directory.rglob("*"))
+                if p.is_file()
             },
             "records": merge_records(inputs, records),
         }

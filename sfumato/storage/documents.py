@@ -20,6 +20,8 @@ LARGEST_YAML = 2**20  # bytes: YAML is slow to read, and written by people
 DEEPEST = 50  # levels of nested lists and mappings
 LARGEST_INTEGER = 2**63 - 1
 LONGEST_NUMBER = 70  # characters
+EXPONENT = re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+")  # a number to YAML 1.2 and DVC, not always to YAML 1.1
+TWO_READINGS = re.compile(r"[-+]?0[0-9b_].*|.*[_:].*")  # octal, 1_000, 1:30, 0b1: text or other numbers to YAML 1.2
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a dataset: it also names files
 # control characters, line ends, marks that change the direction of text, unpaired surrogates
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -35,7 +37,7 @@ class Exact:
 
 def read_text(path: Path, largest: int = LARGEST) -> str:
     """The text of a regular file of at most `largest` bytes of UTF-8. Pipes and devices are refused at once."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would wait for its writer
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait; Windows has none
     with os.fdopen(descriptor, "rb") as file:
         about = os.fstat(descriptor)
         if stat.S_ISDIR(about.st_mode):
@@ -105,11 +107,16 @@ class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
     def construct_number(self, node: yaml.ScalarNode) -> Any:
         if len(node.value) > LONGEST_NUMBER:
             raise ValueError(f"the number {node.value[:24]}… is too large")
+        if TWO_READINGS.fullmatch(node.value):
+            known = "is one number to some programs, and text or another to others"
+            raise ValueError(f"{node.value} {known}: write 8, 1000 or 90, or in quotes '{node.value}'")
         return getattr(self, f"construct_yaml_{node.tag.rpartition(':')[2]}")(node)
 
 
 for kind in ("int", "float"):
     PlainYaml.add_constructor(f"tag:yaml.org,2002:{kind}", PlainYaml.construct_number)
+for form in (PlainYaml, yaml.SafeDumper):  # which quotes text that looks like such a number
+    form.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, [*"-+0123456789"])
 
 
 def read_yaml(path: Path) -> Any:

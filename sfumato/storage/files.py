@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+ATTRIBUTES, UNTOUCHED = ".gitattributes", "* -text\n"  # git on Windows changes line ends, and with them hashes
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins in a spreadsheet
 
 

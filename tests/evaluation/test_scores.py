@@ -164,8 +164,8 @@ def test_a_large_set_is_thinned_for_the_distance(sets, monkeypatch):
 def test_sets_that_do_not_fit_are_refused_before_any_training(sets, monkeypatch):
     monkeypatch.setattr(scores, "evaluate_classifier", None)
     train, holdout, good, _ = sets
-    with pytest.raises(DataError, match="hold-out set holds 0 images"):
-        evaluate_release({"release": good}, train, holdout.take(np.arange(0)), CONFIG, PIXELS)
+    with pytest.raises(DataError, match="release set holds 0 images"):
+        evaluate_release({"release": good.take(np.arange(0))}, train, holdout, CONFIG, PIXELS)
     for other in (
         ImageSet(good.images[:, :7], good.labels, good.classes),
         ImageSet(good.images, good.labels, good.classes[::-1]),

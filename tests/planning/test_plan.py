@@ -16,6 +16,7 @@ from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.ledger import read_ledger
 from sfumato.privacy.resolved import QueryPlan, read_stage_plan, settings_digest
 from sfumato.settings.fields import MACHINE, both_sides
+from sfumato.settings.queries import Count
 from sfumato.settings.recipes import load_params, overlaid
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Model
@@ -396,8 +397,16 @@ def test_overlays_merge_by_key_but_mixtures_are_replaced():
 )
 def test_a_hint_that_weakens_the_guarantee_is_said(privacy, words):
     loaded = params(privacy=privacy)
-    found = warnings_of(loaded, loaded.privacy.delta or default_delta(loaded.privacy.size))
+    found = warnings_of(loaded, loaded.privacy.delta or default_delta(loaded.privacy.size), 10)
     assert [words in warning for warning in found] == ([True] if words else [])
+
+
+@pytest.mark.parametrize(("noise", "classes", "said"), [(50, 20, True), (50, 2, False), ("1%", 20, False)])
+def test_a_count_that_is_mostly_noise_is_said_and_stays_as_it_was(noise, classes, said):
+    """72 and -5 for two classes of 100. Another default would make every project that has it spend again."""
+    loaded = params(recipe="dp-merf", count={"noise": noise}, privacy={"size_hint": 2000})
+    found = [warning for warning in warnings_of(loaded, 1e-5, classes) if "count.noise=50 blurs" in warning]
+    assert bool(found) == said and ("about 100:" in "".join(found)) == said and Count().noise == 50
 
 
 def test_a_delta_that_means_nothing_is_refused():

@@ -55,6 +55,10 @@ def test_a_size_of_another_form_is_refused(size):
             ({"finetune": {"noise_levels": {"law": "timesteps", "bounds": bounds}}}, "bounds must rise")
             for bounds in ((0, 1000), (0, 800, 200, 1000), (0, 200, 800, 1200))
         ),
+        ({"privacy": {"epsilon": True}}, "takes neither true nor false"),
+        ({"seed": False}, "takes neither true nor false"),
+        ({"data": {"classes": ["a", False]}}, "classes takes neither true nor false"),
+        ({"frequency": {"features": [{"length_scales": [True]}]}}, "takes neither true nor false"),
         ({"privacy": {"epsilon": 10}, "synthesize": {"sources": {"select": {1: 2, 10: 0}}}}, r"synthesize\.sources"),
     ],
 )

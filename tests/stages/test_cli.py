@@ -1,6 +1,8 @@
 """The program as a user meets it: exit codes, one sentence, no traceback, nothing half-written."""
 
+import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -15,7 +17,9 @@ from PIL import Image
 
 from sfumato.dpsgd.run import step_noise
 from sfumato.settings.stages import STAGES
-from stages.cli import app
+from sfumato.storage.documents import read_json
+from stages.cli import app, main
+from stages.runner import keep_memory_off_disk
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = {
@@ -55,6 +59,28 @@ def own(desk):
 @pytest.mark.parametrize("command", [*STAGES, "plan", "report", "compare", "prepare", "ledger", "recipe", "doctor"])
 def test_every_command_explains_itself_without_reading_anything(desk, command):
     desk.run(f"{command} --help", "Usage")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1"])
+def test_a_console_without_greek_letters_shows_their_escapes(desk, monkeypatch, encoding):
+    shown = b""
+    for words in ("--help", "plan --help", "init --help", "ledger check --help", "recipe list"):
+        screen = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr(sys, "argv", ["stage", *words.split()])
+        monkeypatch.setattr(sys, "stdout", screen)
+        with pytest.raises(SystemExit, match="^0$"):
+            main()
+        screen.flush()
+        shown += screen.buffer.getvalue()
+    assert rb"\u" in shown
+
+
+def test_windows_which_has_no_core_dumps_and_waits_for_no_pipe_reads_files_as_others_do(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "resource", None)
+    monkeypatch.delattr(os, "O_NONBLOCK")
+    (tmp_path / "a.json").write_text('{"ε": 1}', encoding="utf-8")
+    keep_memory_off_disk()
+    assert read_json(tmp_path / "a.json") == {"ε": 1}
 
 
 HELP = "import stages.cli; sys.argv = ['stage', '--help']\ntry: stages.cli.main()\nexcept SystemExit: pass"

@@ -13,6 +13,7 @@ import yaml
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.store import read_card
 from sfumato.evaluation import downstream, extractors, scores
+from sfumato.evaluation.tables import read_local
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.storage.artifacts import writing
 from stages.state import in_git
@@ -173,6 +174,39 @@ def test_a_release_that_lacks_a_class_is_judged_as_it_is(evaluate, digits, termi
     release(digits, digits.labels != 6)
     evaluate("", "no image of class '6'", "synthesize.count", "Verdict: ")
     assert measured()["release"]["lr"]["per_class"][6]["mean"] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("blank", "0 that differ and are not blank"),
+        ("one picture", "the hold-out holds 1 images"),
+        ("one class", "all images of the hold-out are of one class"),
+        ("the training images", "the hold-out holds 0 images"),
+    ],
+)
+def test_a_hold_out_that_cannot_judge_leaves_the_numbers_out_and_says_why(desk, evaluate, kind, why):
+    """Everything was spent by then: what else there is must be written."""
+    Path("evaluation").mkdir()
+    Path("evaluation/accuracy.png").write_bytes(b"of an earlier release")
+    folder = Path("state/data/digits")
+    images, labels = (np.load(folder / "holdout" / name) for name in ("images.npy", "labels.npy"))
+    rows = {"blank": labels >= 0, "one picture": np.arange(len(labels)) == 0, "one class": labels == labels[0]}
+    if kind in rows:
+        images, labels = images[rows[kind]] * (kind != "blank"), labels[rows[kind]]
+    else:
+        images, labels = (np.load(folder / "sensitive" / name) for name in ("images.npy", "labels.npy"))
+    np.save(folder / "holdout/images.npy", images)
+    np.save(folder / "holdout/labels.npy", labels)
+    assert why not in evaluate("--membership")
+    found = measured()
+    assert found["release"] == found["real"] == {} and why in found["verdict"]["sentence"]
+    assert ("copies of training images" in found["warnings"][0]) == (kind == "the training images")
+    drawn = {path.name for path in Path("evaluation").glob("*.png")}
+    assert drawn == {"neighbours.png"} and found["identity"]
+    desk.terminal = True
+    evaluate("", "Verdict: cannot be judged", why)
+    assert why in read_local(Path("metrics.json"), Path("evaluation"), Path("artifacts")).verdict
 
 
 def test_the_verdict_tells_a_release_of_noise_from_one_of_digits(evaluate, digits, monkeypatch):

@@ -82,6 +82,7 @@ def test_a_project_is_written_without_a_question(desk, quick, project, tmp_path)
     assert "size_hint=100" in text and "--size-hint" in text and "together" in text
     assert (project / ".git").is_dir() and (project / ".dvc" / "config").is_file()
     assert "/data/sensitive/" in (project / ".gitignore").read_text().split()
+    assert (project / ".gitattributes").read_text() == "* -text\n"  # else git on Windows changes hashed files
     workflow = yaml.safe_load((project / ".github/workflows/ledger.yml").read_text())
     check = f"stage ledger check --epsilon 5 --delta {default_delta(100)!r} --unit image"
     assert workflow["jobs"]["ledger"]["steps"][-1]["run"] == check
@@ -93,7 +94,9 @@ def test_nothing_is_overwritten_without_being_told(init, project, tmp_path):
     write_shapes(tmp_path / "in")
     (project / "README.md").write_text("mine")
     (project / ".gitignore").write_text("/secret")
+    (project / ".gitattributes").write_text("*.md text")
     init()
+    assert (project / ".gitattributes").read_text() == "*.md text\n* -text\n"
     assert (project / "README.md").read_text() == "mine"
     assert {"/secret", "/artifacts/"} <= {*(project / ".gitignore").read_text().split()}
     (project / "params.yaml").write_text("mine")

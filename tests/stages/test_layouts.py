@@ -6,14 +6,17 @@ No row may print the id or the name of a person into a file that is committed, n
 import io
 import json
 import os
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 import yaml
 from PIL import Image
+from pyarrow import parquet
 
 from sfumato.planning import estimate
 
@@ -119,6 +122,40 @@ def archive(split: bool = False, **more):
         else:
             arrays["classes"] = np.array(KINDS)
         np.savez(root.with_suffix(".npz"), **arrays)
+
+    return write
+
+
+def zipped(write):
+    """The same in a zip, within a folder."""
+
+    def pack(root: Path) -> None:
+        (root.parent / "loose").mkdir()
+        write(root.parent / "loose/set")
+        shutil.make_archive(str(root), "zip", root.parent / "loose")
+
+    return pack
+
+
+def hub(*parts: str, **columns: str):
+    """Parquet with pictures inside, as hubs have them: numbers of classes, whose names stand beside the schema."""
+
+    def write(root: Path) -> None:
+        (root / "data").mkdir(parents=True)
+        for number, part in enumerate(parts):
+            pictures = [{"bytes": picture(100 * number + i), "path": f"{i}.png"} for i in range(48)]
+            cells = {
+                name.replace("_", " "): [CELLS[what](i, number) for i in range(48)] for name, what in columns.items()
+            }
+            made = pyarrow.Table.from_pylist(
+                [
+                    {"image": one, "label": i % 2, **{k: v[i] for k, v in cells.items()}}
+                    for i, one in enumerate(pictures)
+                ]
+            )
+            about = {"info": {"features": {"label": {"names": KINDS, "_type": "ClassLabel"}}}}
+            made = made.replace_schema_metadata({"huggingface": json.dumps(about)})
+            parquet.write_table(made, root / f"data/{part}-00000-of-00001.parquet")
 
     return write
 
@@ -254,6 +291,15 @@ ROWS: dict[str, tuple] = {
     ),
     "pictures in train": (splits("train", "test", form="{i}.png"), "no folder of a class", "-", None, None, True),
     "a table": (tabled("label=kind"), None, WHOLE, KINDS, None, False),
+    "zip": (zipped(folders()), None, WHOLE, KINDS, None, False),
+    "zip, splits": (zipped(splits("train", "val", "test")), None, WHOLE, KINDS, None, True),
+    "zip, a table": (zipped(tabled("label=kind, Patient ID=id")), None, PERSONS, KINDS, "column", False),
+    "zip, <id>/": (zipped(folders("{person}/{kind}{i}.png")), ASKED, "-", None, None, False),
+    "zip, shards": (zipped(shards("train-0.tar", "test-0.tar")), None, PERSONS, KINDS, "column", True),
+    "zip, arrays": (zipped(archive()), None, WHOLE, KINDS, None, False),
+    "Parquet": (hub("train"), None, WHOLE, KINDS, None, False),
+    "Parquet, splits and persons": (hub("train", "test", Patient_ID="id"), None, PERSONS, KINDS, "column", True),
+    "Parquet in a zip": (zipped(hub("train", MRN="id")), None, PERSONS, KINDS, "column", False),
     "a table, by meaning": (tabled("Diagnosis=kind, age=age"), None, WHOLE, KINDS, None, False),
     "a table, one column": (tabled("what=kind"), "name that of the labels", "- " + WHOLE, KINDS, None, False),
     "a table, two columns": (tabled("what=kind, age=age"), "name that of", "what " + WHOLE, KINDS, None, False),

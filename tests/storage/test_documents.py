@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
+from ruamel.yaml import YAML
 
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import (
@@ -45,6 +47,7 @@ WRONG = {
         f"a: {10**30}": "too large",
         "a: 1" + ":59" * 100_000: "too large",
         "a: 2026-99-99": "month",
+        **dict.fromkeys(("a: 010", "a: 1_000", "a: 1:30", "a: 0b11", "a: 1_0.5"), "is one number to some programs"),
         "a: !!python/object:os.system x": "constructor",
         "a: !!timestamp x": "groupdict",
         '"\\uD800"': "Unicode character escape|surrogates",
@@ -60,6 +63,12 @@ def test_a_text_that_is_wrong_is_one_sentence_at_once(parse, text):
     with pytest.raises(ValueError, match=WRONG[parse][text]):
         parse(text)
     assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1e4", "-1E4", "1.5e3", "1e-05"])
+def test_a_number_with_an_exponent_is_one_as_to_dvc_and_text_that_looks_like_one_is_quoted(text):
+    assert parse_yaml(f"a: {text}") == {"a": float(text)} == YAML(typ="safe").load(f"a: {text}")
+    assert parse_yaml(yaml.safe_dump({"a": text})) == {"a": text} == YAML(typ="safe").load(yaml.safe_dump({"a": text}))
 
 
 def test_an_integer_that_no_machine_has_is_never_taken_for_whole():

@@ -5,6 +5,7 @@ depends only on that image and the request.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from sfumato.data.images import Shape
@@ -14,6 +15,7 @@ from sfumato.data.sources.drawn import read_digits, read_drawn
 from sfumato.data.sources.idx import read_idx_set
 from sfumato.data.sources.imagefolder import read_imagefolder
 from sfumato.data.sources.npz import read_imagenet32, read_npz
+from sfumato.data.sources.packed import unpacked
 from sfumato.data.sources.source import Example, Request, Source
 from sfumato.errors import ConfigError, DataError, explained, nearest, public, reading_sensitive
 from sfumato.settings.data import OUTER, SEVERAL, Data, Public
@@ -83,6 +85,8 @@ def open_source(request: Request, raw: Path) -> Source:
         raise public(ConfigError(unknown))
     if request.sensitive:
         reading_sensitive()
+        if request.path is not None:
+            request = replace(request, path=str(unpacked(Path(request.path).expanduser())))
     read, _ = SOURCES[request.name]
     source = read(request, raw)
     with explained(DataError, lambda error: f"{request.section}.source={request.name}: {error}. Rename it."):

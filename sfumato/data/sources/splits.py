@@ -1,5 +1,6 @@
 """Training images and the hold-out by the names of folders: train, val and test, in any case."""
 
+import re
 from pathlib import Path
 
 from sfumato.data.tables import table_in
@@ -14,6 +15,12 @@ def visible(folder: Path) -> list[Path]:
     """The entries of a folder, by name, without hidden files and those of operating systems."""
     entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
     return [e for e in entries if not e.name.startswith(".") and e.name.lower() not in LEFT_BY_SYSTEMS]
+
+
+def is_test(name: str) -> bool:
+    """Whether a file is of the hold-out: its name begins with "test", or has it, or a word for it, as a word."""
+    words = re.findall("[a-z]+", name.casefold())
+    return name.startswith(TEST) or TEST in map(PARTS.get, words)
 
 
 def folders_in(folder: Path) -> list[Path]:

@@ -1,7 +1,6 @@
 """Pictures whose labels are not in the names of folders: a folder with a table, and tar files (WebDataset)."""
 
 import os
-import re
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ import numpy as np
 
 from sfumato.data.sources.deep import is_dicom
 from sfumato.data.sources.source import Listing, Member, Place, Request
-from sfumato.data.sources.splits import PARTS, TEST, split_of
+from sfumato.data.sources.splits import is_test, split_of
 from sfumato.data.tables import BETWEEN, FILE, METADATA, TABLES, cell_text, columns_of, rows_by_file, table_in, table_of
 from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.storage.documents import parse_json
@@ -150,8 +149,7 @@ def list_shards(path: Path, label: str | None, group: str | None, classes: Seque
     parts: dict[bool, list[Row]] = {False: [], True: []}  # held out or not
     shards = shards_of(path)
     for shard in shards:
-        words = [PARTS.get(word) for word in re.findall("[a-z]+", shard.name.casefold())]
-        held_out = len(shards) > 1 and (shard.name.startswith(TEST) or TEST in words)
+        held_out = len(shards) > 1 and is_test(shard.name)
         for number, sample in enumerate(samples_in(shard), 1):
             what = f"{shard}: sample {number}"
             pictures = [member for suffix, member in sample.items() if f".{suffix}" in registered_extensions()]

@@ -89,7 +89,7 @@ def fidelity(
     if (k := found.get("neighbours", NEIGHBOURS)) < NEIGHBOURS:
         warn(f"{name}: precision and recall take {k} neighbours, not {NEIGHBOURS}: there are only {fewest} images")
     if "fld" in metrics and "fld" not in found:
-        warn(f"{name}: no feature likelihood: it needs {FEWEST} images or more of each kind")
+        warn(f"{name}: no feature likelihood: it needs {FEWEST} images or more of each kind, which differ")
     if found.get("generalisation_gap", 0) < MEMORISED:
         warn(
             f"{name}: training images are likelier than hold-out images by {-found['generalisation_gap']:.0f} "

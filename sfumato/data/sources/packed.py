@@ -1,0 +1,98 @@
+"""A zip of any layout, and Parquet with pictures inside: unpacked into a private folder while the program runs."""
+
+import atexit
+import functools
+import json
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from sfumato.data.sources.npz import unzipped
+from sfumato.data.sources.splits import TEST, TRAIN, folders_in, is_test, visible
+from sfumato.data.tables import FILE, METADATA, check_parquet, table_of
+from sfumato.errors import UNREADABLE, DataError, explained
+from sfumato.storage.files import sweep, temporary_name
+from sfumato.storage.state_directory import state_dir
+
+
+def unpacked(path: Path) -> Path:
+    """What a zip, a Parquet file or a folder of them holds, as a folder or the one file in it; any other path itself.
+
+    Parquet beside a table or beside folders of pictures is let be. Raises DataError for what cannot be unpacked.
+    """
+    tables = [path] if path.suffix == ".parquet" and path.is_file() else []
+    if path.is_dir() and table_of(path) is None and all(folder.name == "data" for folder in folders_in(path)):
+        tables = sorted([*path.glob("*.parquet"), *path.glob("data/*.parquet")])  # as hubs have them
+    if not tables and not (path.suffix.lower() == ".zip" and path.is_file()):
+        return path
+    return content_of(path, tuple(tables), max(file.stat().st_mtime_ns for file in tables or [path]))
+
+
+@functools.cache
+def content_of(path: Path, tables: tuple[Path, ...], changed: int) -> Path:
+    home = state_dir() / "unpacked"
+    sweep(home)  # what killed programs left
+    ours = temporary_name(home)
+    ours.mkdir(0o700, parents=True, exist_ok=True)
+    atexit.register(shutil.rmtree, ours, ignore_errors=True)
+    folder = Path(mkdtemp(dir=ours))
+    if tables:
+        unpack_tables(tables, folder)
+    else:
+        with unzipped(path, "cannot be read as a zip", "write it again"), zipfile.ZipFile(path) as archive:
+            if len({*archive.namelist()}) < len(archive.namelist()):
+                raise ValueError("two of its files have one name")
+            archive.extractall(folder)
+    while folder.is_dir() and len(inside := visible(folder)) == 1:
+        folder = inside[0]
+    return unpacked(folder)
+
+
+def unpack_tables(tables: tuple[Path, ...], folder: Path) -> None:
+    """Write pictures, with a table of the other columns; those of test and of training apart, if there are both."""
+    check_parquet()
+    import pyarrow
+    from pyarrow import parquet
+
+    tested = [file for file in tables if is_test(file.name)]
+    parts = {TRAIN: [file for file in tables if file not in tested], TEST: tested}
+    for part, files in parts.items():
+        place = folder / part if all(parts.values()) else folder
+        place.mkdir(exist_ok=True)
+        if rows := [row for file in files for row in unpack_table(file, place)]:
+            parquet.write_table(pyarrow.Table.from_pylist(rows), place / METADATA[2])
+
+
+def unpack_table(file: Path, place: Path) -> Iterator[dict[str, Any]]:
+    """Write the pictures, under their names if they have them. Yields the other cells of each, and its FILE."""
+    from pyarrow import parquet
+
+    wrong = f"{file} cannot be read as Parquet with pictures inside"
+    causes = (*UNREADABLE, StopIteration, IndexError)
+    with explained(DataError, lambda error: f"{wrong} ({error!r}): write it again", causes=causes):
+        table = parquet.ParquetFile(file)
+        schema = table.schema_arrow
+        # as Hugging Face's `datasets` writes them: bytes, beside a path or alone; and the names of classes
+        column = next(field.name for field in schema if str(field.type).startswith(("struct<bytes: ", "binary")))
+        about = json.loads((schema.metadata or {}).get(b"huggingface", '{"info": {"features": {}}}'))
+        names = {key: kind.get("feature", kind).get("names") for key, kind in about["info"]["features"].items()}
+        for number, row in enumerate(row for batch in table.iter_batches(64) for row in batch.to_pylist()):
+            picture = row.pop(column)
+            pixels, called = picture.values() if isinstance(picture, dict) else (picture, "")
+            name = Path(called or "").name
+            if not name.strip(".") or (place / name).exists():
+                name = f"{file.stem}-{number:08d}{Path(name).suffix or '.png'}"
+            (place / name).write_bytes(pixels)
+            yield {key: named(value, names.get(key)) for key, value in row.items()} | {FILE: name}
+
+
+def named(value: Any, names: list[str] | None) -> Any:
+    """A label by its name, a list by theirs; a number below 0 stands for none."""
+    if isinstance(value, list):
+        return [named(one, names) for one in value]
+    if names is None or value is None:
+        return value
+    return names[value] if value >= 0 else None

@@ -1,0 +1,58 @@
+"""What of a hold-out may judge a release: pictures that are not in training too, and differ. All of it is local."""
+
+import numpy as np
+import torch.nn.functional as F
+
+from sfumato.data.images import ImageSet
+from sfumato.data.lineage import digests
+from sfumato.runtime import distributed
+from sfumato.training.supervised import apply
+
+GRID, ROWS = 16, 4096  # side at which pictures are compared; pictures of training at a time
+# of resized copies, nearly all correlate by more than ALIKE; of other pictures, three in a thousand at most
+ALIKE, LOOK_ALIKES = 0.9975, 0.01
+
+
+def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[str]]:
+    """The hold-out without `copies` of training images, and a warning with their number. A collective call."""
+    copied = distributed.broadcast_object(copies(holdout, train))
+    if not copied.any():
+        return holdout, []
+    groups = None if holdout.groups is None else holdout.groups[~copied]
+    left = ImageSet(holdout.images[~copied], holdout.labels[~copied], holdout.classes, groups)
+    return left, [
+        f"{copied.sum()} of {len(holdout)} hold-out images are copies of training images, as they are or resized: they "
+        "are left out of all numbers here. Give other pictures in test/, or join it with train/ for a keyed hold-out"
+    ]
+
+
+def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
+    """Which hold-out images have the bytes of a training image, (n,) bool.
+
+    Those that only look like one were resized if they are more than LOOK_ALIKES; a few may be other pictures.
+    """
+    known = {*digests(train.images)}
+    copied = np.array([value in known for value in digests(holdout.images)], dtype=bool)
+    alike, sought = copied.copy(), small(holdout.images)
+    for start in range(0, len(train), ROWS):
+        alike |= (sought @ small(train.images[start : start + ROWS]).T).max(axis=1) > ALIKE
+    return alike if (alike & ~copied).sum() > LOOK_ALIKES * len(holdout) else copied
+
+
+def small(images: np.ndarray) -> np.ndarray:
+    """Small grey versions of (N, H, W, C) uint8, (N, GRID²) float32, centred, of norm 1; 0 of blank ones."""
+    if not len(images):
+        return np.zeros((0, GRID**2))
+    grey = apply(lambda part: F.adaptive_avg_pool2d(part.mean(dim=1), GRID).flatten(1), images, "cpu")
+    centred = grey - grey.mean(axis=1, keepdims=True)
+    return np.asarray(centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-3))
+
+
+def unusable(holdout: ImageSet) -> str | None:
+    """Why nothing can be measured with this hold-out; None if it can."""
+    seen = zip(digests(holdout.images), holdout.images, strict=True)
+    different = {value for value, image in seen if (image != image[0, 0]).any()}
+    if len(different) < 2:
+        return f"the hold-out holds {len(holdout)} images, and {len(different)} that differ and are not blank"
+    one_class = holdout.labels.ndim == 1 and len(np.unique(holdout.labels)) < 2
+    return "all images of the hold-out are of one class" if one_class else None

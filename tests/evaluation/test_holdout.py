@@ -1,0 +1,73 @@
+"""What of a hold-out may judge a release."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sfumato.data.images import ImageSet
+from sfumato.data.rendered import drawn_set
+from sfumato.evaluation.holdout import LOOK_ALIKES, unusable, without_copies
+
+
+def resized(images: np.ndarray, side: int) -> np.ndarray:
+    """The images saved as JPEG at another size, and stored at their own again."""
+    found = []
+    for image in images:
+        file = io.BytesIO()
+        Image.fromarray(image[..., 0]).resize((side, side), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+        with Image.open(file) as picture:
+            found.append(np.asarray(picture.resize(image.shape[:2], Image.Resampling.LANCZOS)))
+    return np.stack(found)[..., None]
+
+
+def images_of(*parts: np.ndarray, **more) -> ImageSet:
+    images = np.concatenate(parts)
+    return ImageSet(images, np.arange(len(images)) % 2, ("a", "b"), **more)
+
+
+@pytest.fixture(scope="module")
+def drawn() -> np.ndarray:
+    """Eighty different pictures of 64 × 64."""
+    return drawn_set("glyphs", (1, 64, 64), 8).images[:80]
+
+
+@pytest.mark.parametrize("side", [64, 40, 96])
+def test_copies_of_training_images_are_left_out_with_their_number_and_others_stay(drawn, side):
+    train, fresh = drawn[:40], drawn[40:60]
+    copied = train[:10] if side == 64 else resized(train[:10], side)
+    groups = np.arange(30)
+    left, (warning,) = without_copies(images_of(copied, fresh, groups=groups), images_of(train))
+    assert warning.startswith("10 of 30 hold-out images are copies") and np.array_equal(left.images, fresh)
+    assert np.array_equal(left.groups, groups[10:]) and np.array_equal(left.labels, np.arange(10, 30) % 2)
+
+
+def test_a_hold_out_without_copies_is_itself(drawn, digits):
+    holdout = images_of(drawn[40:])
+    assert without_copies(holdout, images_of(drawn[:40])) == (holdout, [])
+    first, others = digits.take(np.arange(400)), digits.take(np.arange(400, 1797))
+    assert without_copies(first, others) == (first, [])
+
+
+def test_a_few_that_look_alike_are_no_copies_and_equal_ones_are(drawn):
+    """Of trousers, some are nearly the same picture; a byte for byte copy is one, however few there are."""
+    train, holdout = drawn[:1], np.repeat(drawn[1:2], round(2 / LOOK_ALIKES), axis=0)
+    holdout[0] = resized(train, 60)[0]
+    assert without_copies(images_of(holdout), images_of(train))[1] == []
+    holdout[1] = train[0]
+    left, (warning,) = without_copies(images_of(holdout), images_of(train))
+    assert warning.startswith("1 of 200 ") and len(left) == 199
+
+
+def test_a_hold_out_that_is_blank_of_one_picture_or_of_one_class_cannot_judge(drawn):
+    black_and_white = np.stack([np.full_like(drawn[0], value) for value in (0, 255)])
+    for images, why in (
+        (drawn[:0], "0 images, and 0 that differ"),
+        (drawn[:1], "1 images, and 1 that differ"),
+        (drawn[[0, 0, 0]], "3 images, and 1 that differ"),
+        (black_and_white, "2 images, and 0 that differ"),
+    ):
+        assert why in unusable(images_of(images))
+    assert "of one class" in unusable(ImageSet(drawn, np.ones(80, dtype=np.int64), ("a", "b")))
+    assert unusable(images_of(drawn[:2])) is None
