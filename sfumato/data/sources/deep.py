@@ -1,14 +1,21 @@
-"""Grey pictures with more than 8 bits: 16-bit files, floating point, DICOM. A public range says what is shown."""
+"""Pictures with more than 8 bits: 16-bit and floating point files, DICOM. A public range says what is shown."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from sfumato.errors import ConfigError, DataError, explained
+from sfumato.errors import ConfigError, DataError, SfumatoError
 
 DICOM = (".dcm", ".dicom")
+BITS, PHOTOMETRIC, ORIENTATION, SAMPLE_FORMAT = 258, 262, 274, 339  # tags of TIFF
+MIN_IS_WHITE, COLOURS = 0, 2  # values of PHOTOMETRIC
+UNSIGNED = (1,)  # value of SAMPLE_FORMAT
+PLANES = 2  # of a TIFF: one channel after the other
+STRAIGHT = 2  # of its alpha: colours are not multiplied by it yet
+CODESTREAM, DEPTH = b"\xff\x4f\xff\x51", 38  # how that of JPEG 2000 begins; after so many bytes, its bits less one
 Span = tuple[float, float]
 
 
@@ -18,9 +25,12 @@ class RangeMissing(DataError):
     option, proposed = "span", None  # of `survey`, that decides
 
 
-def shown(values: np.ndarray, span: Span | None, name: str, what: str) -> np.ndarray:
-    """(H, W) numbers -> (H, W, 1) uint8: span[0] and below are black, span[1] and above white, linear between.
+def shown(
+    values: np.ndarray, span: Span | None, name: str, what: str, alpha: np.ndarray | None = None, inverted: bool = False
+) -> np.ndarray:
+    """Numbers as uint8: span[0] and below are black, span[1] and above white, linear between; or `inverted`.
 
+    values: (H, W) or (H, W, C); alpha: (H, W, 1) in [0, 1], over black. Returns (H, W, C), or C = 1.
     Raises RangeMissing without a span, which follows from no image; DataError for values that are not finite.
     """
     if span is None:
@@ -30,23 +40,123 @@ def shown(values: np.ndarray, span: Span | None, name: str, what: str) -> np.nda
         )
     if not np.isfinite(values).all():
         raise DataError(f"{name} has values that are not finite: repair or remove it.")
-    scaled = (values.astype(np.float64) - span[0]) / (span[1] - span[0])
-    return np.rint(255 * scaled.clip(0, 1)).astype(np.uint8)[..., None]
+    scaled = (np.atleast_3d(values).astype(np.float64) - span[0]) / (span[1] - span[0])
+    levels = np.rint(255 * scaled.clip(0, 1))
+    if inverted:
+        levels = 255 - levels
+    if alpha is not None and alpha.size:
+        refuse_transparent(alpha, name)
+        levels = np.rint(levels * alpha)
+    return levels.astype(np.uint8)
+
+
+def refuse_transparent(alpha: np.ndarray, name: str) -> None:
+    if not alpha.any():
+        raise DataError(f"{name} is fully transparent: save it without transparency, or remove it.")
+
+
+@contextmanager
+def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
+    """Raise DataError for whatever a decoder raises for damaged bytes."""
+    try:
+        yield
+    except SfumatoError:
+        raise
+    except Exception as error:
+        raise DataError(f"{what} ({' '.join(str(error).split())}): {fix}.") from error
+
+
+def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np.ndarray | None:
+    """A picture with more than 8 bits as its file has them, (H, W, C) uint8, shown as `shown` does; None for others.
+
+    opened: by Pillow, from `file`; where its modes have 8 bits, it cuts the others off.
+    """
+    from PIL import ImageOps
+
+    form, tags = opened.format, getattr(opened, "tag_v2", {})
+    stretched = form == "PPM" and opened.tile[0].codec_name.startswith("ppm")  # to all bits of the mode
+    white = opened.tile[0].args[1] if stretched else 255
+    if opened.mode.startswith("I;16") or opened.mode in ("I", "F"):
+        values = np.asarray(ImageOps.exif_transpose(opened))
+        if form == "TIFF" and opened.mode == "I" and tags.get(SAMPLE_FORMAT, UNSIGNED) == UNSIGNED:
+            values = values.view(np.uint32)  # Pillow takes them for signed ones
+        if stretched and opened.mode == "I":
+            values = np.rint(values * (white / 65535))
+        what = "32-bit pixels" if opened.mode in ("I", "F") else "16-bit grey"
+        return shown(values, span, name, what, inverted=tags.get(PHOTOMETRIC) == MIN_IS_WHITE)
+    if (bits := max(tags.get(BITS, (white.bit_length(), bits_of(form, file))))) <= 8:
+        return None
+    if form == "TIFF":
+        return decode_tiff(file, span, name)
+    if form == "PNG":
+        file.seek(0)
+        values = upright(codecs(name).png_decode(file.read()), opened.getexif().get(ORIENTATION))
+        colours = 3 if values.shape[2] > 2 else 1
+        return shown(values[..., :colours], span, name, f"{bits} bits a channel", values[..., colours:] / 65535)
+    raise DataError(f"{name} has {bits} bits in {form}, of which 8 can be read: save it as PNG or TIFF.")
+
+
+def bits_of(form: str, file: BinaryIO) -> int:
+    """Bits of a value by the head of a file. form: as Pillow names it."""
+    place = file.tell()
+    file.seek(0)
+    head = file.read(2**16)
+    file.seek(place)
+    depth = head.partition(CODESTREAM)[2][DEPTH:] or b"\0"
+    return {"PNG": head[24], "SGI": 8 * head[3], "JPEG2000": 1 + (depth[0] & 127)}.get(form, 8)
+
+
+def codecs(name: str) -> Any:
+    """The package imagecodecs, by which tifffile decompresses too. Raises ConfigError if one of them is missing."""
+    try:
+        import imagecodecs
+        import tifffile  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"{name} has a depth that Pillow cuts or refuses: pip install 'sfumato[depth]'") from error
+    return imagecodecs
+
+
+def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
+    """A TIFF in colour or with alpha, or of numbers that Pillow does not know, as `decode_deep` has it."""
+    codecs(name)
+    from PIL.Image import MAX_IMAGE_PIXELS
+    from tifffile import TiffFile
+
+    file.seek(0)
+    with TiffFile(file) as tiff:
+        page, frames = tiff.pages[0], len(tiff.pages)
+        height, width, channels = page.imagelength, page.imagewidth, page.samplesperpixel
+        colours = 3 if page.photometric == COLOURS else 1
+        large = height * width > 2 * (MAX_IMAGE_PIXELS or height * width)
+        if frames > 1 or large or page.photometric > COLOURS or channels not in (colours, colours + 1):
+            held = f"{frames} frame(s) of {height}×{width} pixels, {channels} channels {page.photometric.name}"
+            raise DataError(f"{name} holds {held}: save one, in grey or RGB, with alpha or without.")
+        values = page.asarray()
+        if page.planarconfig == PLANES and channels > 1:
+            values = np.moveaxis(values, 0, -1)
+        values = upright(values.reshape(height, width, channels), page.tags.valueof(ORIENTATION))
+    full = 2**page.bitspersample - 1 if values.dtype.kind in "iu" else 1
+    alpha = values[..., colours:] / full if {*page.extrasamples} <= {STRAIGHT} else None
+    what = f"{page.bitspersample} bits a channel"
+    return shown(values[..., :colours], span, name, what, alpha, page.photometric == MIN_IS_WHITE)
+
+
+def is_tiff(file: BinaryIO) -> bool:
+    file.seek(0)
+    return file.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+
+
+def upright(values: np.ndarray, orientation: int | None) -> np.ndarray:
+    """(H, W, C) turned and mirrored as the tag ORIENTATION asks."""
+    values = values.swapaxes(0, 1) if orientation in (5, 6, 7, 8) else values
+    values = values[::-1] if orientation in (3, 4, 7, 8) else values
+    return values[:, ::-1] if orientation in (2, 3, 6, 7) else values
 
 
 def is_dicom(path: Path) -> bool:
-    """Whether a file is DICOM, by its suffix or its first bytes."""
-    if path.suffix.lower() in DICOM:
-        return True
-    if path.suffix:
-        return False
+    """Whether a file is DICOM, by its bytes, whatever its name; or by its suffix."""
     with path.open("rb") as file:
-        return file.read(132)[128:] == b"DICM"
-
-
-def readable(what: str) -> AbstractContextManager[None]:
-    """Raise DataError for whatever a decoder raises for damaged bytes."""
-    return explained(DataError, lambda error: f"{what} ({error}): repair or remove it.", causes=(Exception,))
+        return file.read(132)[128:] == b"DICM" or path.suffix.lower() in DICOM
 
 
 def read_dicom(path: Path, **options: Any) -> Any:
@@ -62,23 +172,41 @@ def read_dicom(path: Path, **options: Any) -> Any:
 def decode_dicom(path: Path, span: Span | None) -> np.ndarray:
     """The picture of a DICOM file, (H, W, 1) or (H, W, 3) uint8; no header field leaves it.
 
-    Grey values are rescaled as the file says (Hounsfield units, of CT) and shown by `span`; MONOCHROME1 is inverted.
+    Grey values are rescaled as the file says (Hounsfield units, of CT) and shown by `span`; MONOCHROME1 is inverted,
+    and padding is black. Raises ConfigError if nothing installed decompresses it.
     """
     data = read_dicom(path)
-    with readable(f"{path} has no readable pixels"):
-        from pydicom.pixels import apply_rescale
+    from pydicom.pixels import apply_modality_lut, get_decoder
+    from pydicom.uid import UncompressedTransferSyntaxes
 
+    syntax = data.file_meta.get("TransferSyntaxUID", "")
+    plain = syntax in ("", *UncompressedTransferSyntaxes)
+    fix = "repair or remove it" if plain else f"it is in {syntax}, so write it uncompressed, as by `gdcmconv --raw`"
+    with readable(f"{path} has no readable pixels", fix):
+        if syntax and not (decoder := get_decoder(syntax)).is_available:
+            others = "; ".join(decoder.missing_dependencies)
+            raise ConfigError(f"{path} is in {syntax.name} ({syntax}): pip install 'sfumato[dicom]' ({others})")
         frames = int(data.get("NumberOfFrames", 1) or 1)
         kind, array = str(data.PhotometricInterpretation), data.pixel_array
-        values = array if array.ndim == 3 else apply_rescale(array, data)
+        values, alpha = array, None
+        if array.ndim == 2:
+            values, alpha = apply_modality_lut(array, data), padding_alpha(data, array)
+        depth = f"{int(data.get('BitsStored', 8 * array.itemsize))} bits of DICOM"
     if frames > 1:
         raise DataError(f"{path} holds {frames} frames: save the one to use as a file of its own.")
     if values.dtype == np.uint8 and values.shape[2:] == (3,):
         return np.ascontiguousarray(values)
-    if values.ndim != 2 or not kind.startswith("MONOCHROME"):
-        raise DataError(f"{path} is {values.dtype} {kind}, expected MONOCHROME, or colour of 8 bits: convert it.")
-    grey = shown(values, span, str(path), f"{int(data.BitsStored)} bits of DICOM")
-    return 255 - grey if kind == "MONOCHROME1" else grey
+    if values.shape[2:] != (3,) and (values.ndim != 2 or not kind.startswith("MONOCHROME")):
+        raise DataError(f"{path} is {values.dtype} {kind}, expected MONOCHROME, or colour: convert it.")
+    return shown(values, span, str(path), depth, alpha, kind == "MONOCHROME1")
+
+
+def padding_alpha(data: Any, array: np.ndarray) -> np.ndarray | None:
+    """0 for pixels that stand for nothing, by PixelPaddingValue and PixelPaddingRangeLimit, (H, W, 1); or None."""
+    if (padding := data.get("PixelPaddingValue")) is None:
+        return None
+    ends = np.array([padding, data.get("PixelPaddingRangeLimit", padding)]).astype(array.dtype)  # signed as pixels are
+    return ((array < ends.min()) | (array > ends.max()))[..., None]
 
 
 def patient_of(path: Path) -> str:

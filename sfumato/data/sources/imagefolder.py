@@ -10,7 +10,17 @@ import numpy as np
 
 from sfumato.data.groups import ids_of_files
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
-from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, readable, shown
+from sfumato.data.sources.deep import (
+    RangeMissing,
+    Span,
+    decode_deep,
+    decode_dicom,
+    decode_tiff,
+    is_dicom,
+    is_tiff,
+    readable,
+    refuse_transparent,
+)
 from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
 from sfumato.data.sources.splits import TRAIN, folders_in, split_of, visible
 from sfumato.data.sources.tabled import list_labels, list_metadata, list_shards, rows_of
@@ -194,7 +204,7 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
 
     span: shows files with more than 8 bits, as `deep.shown` does.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     if isinstance(path, Path) and is_dicom(path):
         return decode_dicom(path, span)
@@ -202,22 +212,23 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
     known = [form for form in FORMATS.split() if form in Image.OPEN]  # what this Pillow was built with
     with (
         readable(f"{path} cannot be read as an image"),
-        Image.open(path if isinstance(path, Path) else path.opened(), formats=known) as opened,
+        path.open("rb") if isinstance(path, Path) else path.opened() as file,
     ):
-        frames = getattr(opened, "n_frames", 1)
-        opened.load()
+        try:
+            opened = Image.open(file, formats=known)
+        except UnidentifiedImageError:
+            if not is_tiff(file):
+                raise
+            return decode_tiff(file, span, str(path))
+        if (frames := getattr(opened, "n_frames", 1)) > 1:
+            raise DataError(f"{path} holds {frames} frames: save the one to use as a picture of its own.")
+        if (deep := decode_deep(opened, file, span, str(path))) is not None:
+            return deep
         picture: Image.Image = ImageOps.exif_transpose(opened)
-    if frames > 1:
-        raise DataError(f"{path} holds {frames} frames: save the one to use as a picture of its own.")
-    if picture.mode.startswith("I;16") or picture.mode in ("I", "F"):
-        return shown(
-            np.asarray(picture), span, str(path), "32-bit pixels" if picture.mode in ("I", "F") else "16-bit grey"
-        )
     if picture.has_transparency_data:
         mode = "L" if picture.mode in ("LA", "La", "L", "1") else "RGB"
         picture = picture.convert("RGBA")
-        if picture.getchannel("A").getbbox() is None:
-            raise DataError(f"{path} is fully transparent: save it without transparency, or remove it.")
+        refuse_transparent(np.asarray(picture.getchannel("A")), str(path))
         black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
         picture = Image.alpha_composite(black, picture).convert(mode)
     return np.atleast_3d(np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB")))
