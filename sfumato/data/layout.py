@@ -135,7 +135,7 @@ def folder_layout(path: Path, groups: Groups | None, classes: Sequence[str] | No
     nested = bool(inner) and all(entry.is_dir() and not entry.is_symlink() for entry in inner)
     if groups is None and (path / GROUPS).exists():
         groups = Groups(array=True)
-    elif groups is None and inner and all(entry.is_file() and is_dicom(entry) for entry in inner):
+    elif groups is None and 2 * sum(entry.is_file() and is_dicom(entry) for entry in inner[:MANY]) > len(inner[:MANY]):
         groups = Groups(dicom=True)
     elif groups is None and nested:
         raise unclear_order(path, outer, inner)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, FiniteFloat, field_validator, model_validator
 
 from sfumato.errors import ConfigError
-from sfumato.settings.fields import Fraction, Positive, Strict
+from sfumato.settings.fields import Fraction, Part, Positive, Strict
 from sfumato.storage.documents import class_name, dataset_name
 
 DatasetId = Annotated[str, AfterValidator(dataset_name)]
@@ -82,6 +82,9 @@ class Data(Strict):
     label_column: str | None = None
     # labels of an image: one, or any number of them at once, as findings: a table, or a 0/1 matrix in an archive
     labels: Literal["one", "several"] = "one"
+    # share of the pictures, such as 1%, that may be broken or no pictures at all: those are left out and listed in the
+    # state directory; more are refused
+    skip: Part = 0.0
     # public name of this state of the images; a new one makes every query run, and spend, again. None: a random one,
     # drawn at the first preparation and kept
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
@@ -103,6 +106,8 @@ class Data(Strict):
     def groups_are_of_the_owner(self) -> Self:
         if self.groups is not None and self.source not in OF_THE_OWNER:
             raise ValueError(f"data.groups needs one of the sources {', '.join(OF_THE_OWNER)}, not {self.source}")
+        if self.skip and self.source not in ("imagefolder", "webdataset"):
+            raise ValueError(f"data.skip is of imagefolder and webdataset, not of {self.source}")
         if self.labels == SEVERAL and self.source not in ("imagefolder", "npz"):
             raise ValueError("data.labels: several needs imagefolder, with a table of the labels, or npz")
         if self.labels == SEVERAL and self.groups is not None and self.groups.folder:

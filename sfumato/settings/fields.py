@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Annotated, Any, ClassVar, Self, TypeGuard
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from sfumato.errors import ConfigError
 
@@ -16,6 +16,12 @@ def is_positive(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
+def part_of(value: Any) -> float:
+    """A share that may be written with a percent sign: "1%" is 0.01. Raises ValueError for other text."""
+    text = str(value)
+    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+
+
 Positive = Annotated[int, Field(gt=0, le=10**9)]
 Draws = Annotated[int, Field(gt=0, le=1024)]
 # limits of floats: beyond them a query would fail, or release nothing of use, after it was charged
@@ -24,6 +30,7 @@ Scale = Annotated[float, Field(ge=1e-5, le=1e5)]
 LearningRate = Annotated[float, Field(ge=1e-9, le=10)]  # of Adam, which moves each weight by about so much a step
 Norm = Annotated[float, Field(ge=1e-8, le=1e6)]  # an L2 clip
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Part = Annotated[Fraction, BeforeValidator(part_of)]
 Share = Annotated[float, Field(ge=1e-4, le=1)]
 
 # Machine settings: they change speed only, so no plan holds them. A stage reads them from its environment.

@@ -129,7 +129,7 @@ def test_what_cannot_be_shown_whole_is_refused_by_name(tmp_path, monkeypatch):
     span = (0, 4095)
     for name, write, message in (
         ("cmyk.tiff", lambda f: tifffile.imwrite(f, np.dstack([COLOUR, RAMP]), photometric="separated"), "SEPARATED"),
-        ("5.tiff", lambda f: tifffile.imwrite(f, np.dstack([COLOUR, RAMP, RAMP]), photometric="rgb"), "5 channels"),
+        ("5.tiff", lambda f: tifffile.imwrite(f, np.dstack([COLOUR, RAMP, RAMP]), photometric="rgb"), "64, 5"),
         ("two.tiff", lambda f: tifffile.imwrite(f, np.stack([COLOUR] * 2), photometric="rgb"), "2 frame"),
         ("colour.ppm", lambda f: pnm("P6", 4095)(f, COLOUR), "12 bits in PPM, of which 8"),
         ("clear.png", lambda f: png(f, stacked(RAMP, 0 * RAMP), "LA"), "fully transparent"),

@@ -5,6 +5,7 @@ depends only on that image and the request.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from sfumato.data.images import Shape
@@ -47,7 +48,9 @@ def read_source(data: Data, raw: Path) -> Source:
     Raises ConfigError if `data` is incomplete, DataError if files are missing or unusable.
     """
     size = None if data.size is None else (data.size, data.size)
-    asked = {name: getattr(data, name) for name in ("path", "channels", "groups", "range", "classes", "label_column")}
+    asked = {
+        name: getattr(data, name) for name in ("path", "channels", "groups", "range", "classes", "label_column", "skip")
+    }
     several = data.labels == SEVERAL
     outer = data.groups is not None and data.groups.folder == OUTER
     if data.classes is None and (data.label_column is not None or data.source == "webdataset" or outer):
@@ -83,7 +86,7 @@ def open_source(request: Request, raw: Path) -> Source:
     if request.sensitive:
         reading_sensitive()
     read, _ = SOURCES[request.name]
-    source = read(request, raw)
+    source = replace(read(request, raw), converted=request.converted, left_out=request.left_out)
     with explained(DataError, lambda error: f"{request.section}.source={request.name}: {error}. Rename it."):
         for name in source.classes:
             class_name(name)

@@ -13,8 +13,10 @@ DICOM = (".dcm", ".dicom")
 BITS, PHOTOMETRIC, ORIENTATION, SAMPLE_FORMAT = 258, 262, 274, 339  # tags of TIFF
 MIN_IS_WHITE, COLOURS = 0, 2  # values of PHOTOMETRIC
 UNSIGNED = (1,)  # value of SAMPLE_FORMAT
-PLANES = 2  # of a TIFF: one channel after the other
+AXES = ("YX", "YXS", "SYX")  # of a TIFF: rows, columns, channels
 STRAIGHT = 2  # of its alpha: colours are not multiplied by it yet
+LARGEST = 2**30  # values of a TIFF; Pillow has such a limit of its own
+TRANSPARENT = "is fully transparent: save it without transparency, or remove it"
 CODESTREAM, DEPTH = b"\xff\x4f\xff\x51", 38  # how that of JPEG 2000 begins; after so many bytes, its bits less one
 Span = tuple[float, float]
 
@@ -45,14 +47,10 @@ def shown(
     if inverted:
         levels = 255 - levels
     if alpha is not None and alpha.size:
-        refuse_transparent(alpha, name)
+        if not alpha.any():
+            raise DataError(f"{name} {TRANSPARENT}.")
         levels = np.rint(levels * alpha)
     return levels.astype(np.uint8)
-
-
-def refuse_transparent(alpha: np.ndarray, name: str) -> None:
-    if not alpha.any():
-        raise DataError(f"{name} is fully transparent: save it without transparency, or remove it.")
 
 
 @contextmanager
@@ -107,7 +105,7 @@ def bits_of(form: str, file: BinaryIO) -> int:
 
 
 def codecs(name: str) -> Any:
-    """The package imagecodecs, by which tifffile decompresses too. Raises ConfigError if one of them is missing."""
+    """The package imagecodecs, by which tifffile decompresses too. Raises ConfigError if one is missing."""
     try:
         import imagecodecs
         import tifffile  # noqa: F401
@@ -119,24 +117,22 @@ def codecs(name: str) -> Any:
 def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     """A TIFF in colour or with alpha, or of numbers that Pillow does not know, as `decode_deep` has it."""
     codecs(name)
-    from PIL.Image import MAX_IMAGE_PIXELS
     from tifffile import TiffFile
 
     file.seek(0)
     with TiffFile(file) as tiff:
-        page, frames = tiff.pages[0], len(tiff.pages)
-        height, width, channels = page.imagelength, page.imagewidth, page.samplesperpixel
+        page: Any = tiff.pages[0]
         colours = 3 if page.photometric == COLOURS else 1
-        large = height * width > 2 * (MAX_IMAGE_PIXELS or height * width)
-        if frames > 1 or large or page.photometric > COLOURS or channels not in (colours, colours + 1):
-            held = f"{frames} frame(s) of {height}×{width} pixels, {channels} channels {page.photometric.name}"
+        plain = len(tiff.pages) == 1 and page.axes in AXES and page.size <= LARGEST
+        if not plain or page.photometric > COLOURS or page.samplesperpixel - colours not in (0, 1):
+            held = f"{len(tiff.pages)} frame(s), {page.photometric.name}, of shape {page.shape}"
             raise DataError(f"{name} holds {held}: save one, in grey or RGB, with alpha or without.")
-        values = page.asarray()
-        if page.planarconfig == PLANES and channels > 1:
-            values = np.moveaxis(values, 0, -1)
-        values = upright(values.reshape(height, width, channels), page.tags.valueof(ORIENTATION))
-    full = 2**page.bitspersample - 1 if values.dtype.kind in "iu" else 1
-    alpha = values[..., colours:] / full if {*page.extrasamples} <= {STRAIGHT} else None
+        values = np.atleast_3d(page.asarray())
+        orientation = page.tags.valueof(ORIENTATION)
+    values = upright(np.moveaxis(values, 0, -1) if page.axes == "SYX" else values, orientation)
+    alpha = None
+    if {*page.extrasamples} <= {STRAIGHT}:
+        alpha = values[..., colours:] / (2**page.bitspersample - 1 if values.dtype.kind in "iu" else 1)
     what = f"{page.bitspersample} bits a channel"
     return shown(values[..., :colours], span, name, what, alpha, page.photometric == MIN_IS_WHITE)
 
