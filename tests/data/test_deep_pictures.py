@@ -186,6 +186,24 @@ def test_patients_of_dicom_are_the_groups_and_init_finds_them_and_none_may_be_mi
         read(**ways, groups=Groups(dicom=True))
 
 
+def test_one_stray_file_among_dicom_is_named_and_may_be_left_out(tmp_path):
+    for i in range(9):
+        dicom(tmp_path / "in" / ("ill" if i % 2 else "well") / f"1.2.{i}", RAMP // (1 + i), f"patient {i // 2}")
+    dicom(tmp_path / "in/DICOMDIR", RAMP)  # the index that devices write beside the pictures
+    ways = {"span": (0, 4095), "classes": ALL}
+    assert survey(tmp_path / "in", **ways).groups == Groups(dicom=True)
+    (tmp_path / "in/ill/list.csv").write_text("no picture")
+    with pytest.raises(DataError, match=r"list\.csv cannot be read as DICOM"):
+        survey(tmp_path / "in", **ways)
+    cut = tmp_path / "in/well/1.2.10"
+    cut.write_bytes(dicom(cut, RAMP, "somebody").read_bytes()[:1000])
+    found = survey(tmp_path / "in", skip=0.2, **ways)
+    assert found.persons == 6 and found.images == 10
+    dicom(tmp_path / "in/1.2.11", RAMP)
+    with pytest.raises(DataError, match=r"1\.2\.11 lies outside a class"):
+        survey(tmp_path / "in", **ways)
+
+
 def test_other_proportions_are_cropped_or_padded(tmp_path):
     wide = np.zeros((10, 30), dtype=np.uint8)
     wide[:, 10:20] = 200

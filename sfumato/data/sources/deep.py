@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -64,6 +65,14 @@ def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
         raise DataError(f"{what} ({' '.join(str(error).split())}): {fix}.") from error
 
 
+def package(package_name: str, extra: str, name: str) -> Any:
+    """A package that decodes the file `name`. Raises ConfigError if it is not installed."""
+    try:
+        return import_module(package_name)
+    except ImportError as error:
+        raise ConfigError(f"{name} needs {package_name}: pip install 'sfumato[{extra}]'") from error
+
+
 def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np.ndarray | None:
     """A picture with more than 8 bits as its file has them, (H, W, C) uint8, shown as `shown` does; None for others.
 
@@ -80,7 +89,7 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
             values = values.view(np.uint32)  # Pillow takes them for signed ones
         if stretched and opened.mode == "I":
             values = np.rint(values * (white / 65535))
-        what = "32-bit pixels" if opened.mode in ("I", "F") else "16-bit grey"
+        what = "16-bit grey" if opened.mode.startswith("I;16") else "32-bit pixels"
         return shown(values, span, name, what, inverted=tags.get(PHOTOMETRIC) == MIN_IS_WHITE)
     if (bits := max(tags.get(BITS, (white.bit_length(), bits_of(form, file))))) <= 8:
         return None
@@ -88,7 +97,9 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
         return decode_tiff(file, span, name)
     if form == "PNG":
         file.seek(0)
-        values = upright(codecs(name).png_decode(file.read()), opened.getexif().get(ORIENTATION))
+        values = upright(
+            package("imagecodecs", "depth", name).png_decode(file.read()), opened.getexif().get(ORIENTATION)
+        )
         colours = 3 if values.shape[2] > 2 else 1
         return shown(values[..., :colours], span, name, f"{bits} bits a channel", values[..., colours:] / 65535)
     raise DataError(f"{name} has {bits} bits in {form}, of which 8 can be read: save it as PNG or TIFF.")
@@ -96,32 +107,21 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
 
 def bits_of(form: str, file: BinaryIO) -> int:
     """Bits of a value by the head of a file. form: as Pillow names it."""
+    if form not in ("PNG", "SGI", "JPEG2000"):
+        return 8
     place = file.tell()
     file.seek(0)
     head = file.read(2**16)
     file.seek(place)
     depth = head.partition(CODESTREAM)[2][DEPTH:] or b"\0"
-    return {"PNG": head[24], "SGI": 8 * head[3], "JPEG2000": 1 + (depth[0] & 127)}.get(form, 8)
-
-
-def codecs(name: str) -> Any:
-    """The package imagecodecs, by which tifffile decompresses too. Raises ConfigError if one is missing."""
-    try:
-        import imagecodecs
-        import tifffile  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"{name} has a depth that Pillow cuts or refuses: pip install 'sfumato[depth]'") from error
-    return imagecodecs
+    return {"PNG": head[24], "SGI": 8 * head[3], "JPEG2000": 1 + (depth[0] & 127)}[form]
 
 
 def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     """A TIFF in colour or with alpha, or of numbers that Pillow does not know, as `decode_deep` has it."""
-    codecs(name)
-    from tifffile import TiffFile
-
     file.seek(0)
-    with TiffFile(file) as tiff:
-        page: Any = tiff.pages[0]
+    with package("tifffile", "depth", name).TiffFile(file) as tiff:
+        page = tiff.pages[0]
         colours = 3 if page.photometric == COLOURS else 1
         plain = len(tiff.pages) == 1 and page.axes in AXES and page.size <= LARGEST
         if not plain or page.photometric > COLOURS or page.samplesperpixel - colours not in (0, 1):
@@ -130,9 +130,8 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
         values = np.atleast_3d(page.asarray())
         orientation = page.tags.valueof(ORIENTATION)
     values = upright(np.moveaxis(values, 0, -1) if page.axes == "SYX" else values, orientation)
-    alpha = None
-    if {*page.extrasamples} <= {STRAIGHT}:
-        alpha = values[..., colours:] / (2**page.bitspersample - 1 if values.dtype.kind in "iu" else 1)
+    most = 2**page.bitspersample - 1 if values.dtype.kind in "iu" else 1
+    alpha = values[..., colours:] / most if {*page.extrasamples} <= {STRAIGHT} else None
     what = f"{page.bitspersample} bits a channel"
     return shown(values[..., :colours], span, name, what, alpha, page.photometric == MIN_IS_WHITE)
 
@@ -157,12 +156,9 @@ def is_dicom(path: Path) -> bool:
 
 def read_dicom(path: Path, **options: Any) -> Any:
     """A DICOM file as pydicom's dataset. Raises ConfigError without pydicom, DataError if it cannot be read."""
-    try:
-        from pydicom import dcmread
-    except ImportError as error:
-        raise ConfigError("DICOM files need pydicom: pip install 'sfumato[dicom]'") from error
+    pydicom = package("pydicom", "dicom", str(path))
     with readable(f"{path} cannot be read as DICOM"):
-        return dcmread(path, **options)
+        return pydicom.dcmread(path, **options)
 
 
 def decode_dicom(path: Path, span: Span | None) -> np.ndarray:

@@ -104,7 +104,7 @@ def list_part(
     problems += [
         f"{entry} lies outside a class: move it into a folder named after its class."
         for entry in entries
-        if not entry.is_dir() and entry.suffix.lower() in registered_extensions()
+        if entry.is_file() and (entry.suffix.lower() in registered_extensions() or deep.is_dicom(entry))
     ]
     files: list[Place] = []
     for folder in (entry for entry in entries if entry.is_dir()):
