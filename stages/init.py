@@ -52,7 +52,7 @@ GROUPS_HELP = (
     "CSV file with the columns file and group, a column beside the labels (an array of the .npz), class/person or "
     "person/class for folders in folders."
 )
-RANGE_HELP = "Values of black and white, if pictures have more than 8 bits (16-bit grey, DICOM): 0,4095, say. Public."
+RANGE_HELP = "Values of black and white, if pictures have more than 8 bits (16 bits, DICOM): 0,4095, say. Public."
 SINGLE_HELP = "Your word that no two images are of one person; reports quote it."
 FIT_HELP = "Other proportions than square: crop to the middle, or pad with black."
 SKIP_HELP = "Share of the pictures, such as 1%, that may be broken: they are left out. Default: none, all are refused."

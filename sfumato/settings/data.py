@@ -70,7 +70,7 @@ class Data(Strict):
     path: str | None = None  # folder or file; required for imagefolder, npz and webdataset
     size: Positive | None = None  # height and width after resizing; None: as in the source
     channels: Literal[1, 3] | None = None  # 1 grey, 3 colour; None: as in the source
-    # values shown as black and white, for files with more than 8 bits (16-bit grey, DICOM after its rescale, such as
+    # values shown as black and white, for files with more than 8 bits (16 bits, DICOM after its rescale, such as
     # Hounsfield units); required for them
     range: Range = None
     fit: Literal["crop", "pad"] = "crop"  # of images in other proportions: their middle, or black bars

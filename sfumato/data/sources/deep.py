@@ -1,14 +1,13 @@
 """Pictures with more than 8 bits: 16-bit and floating point files, DICOM. A public range says what is shown."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from sfumato.errors import ConfigError, DataError, SfumatoError
+from sfumato.errors import ConfigError, DataError, SfumatoError, explained
 
 DICOM = (".dcm", ".dicom")
 BITS, PHOTOMETRIC, ORIENTATION, SAMPLE_FORMAT = 258, 262, 274, 339  # tags of TIFF
@@ -65,12 +64,10 @@ def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
         raise DataError(f"{what} ({' '.join(str(error).split())}): {fix}.") from error
 
 
-def package(package_name: str, extra: str, name: str) -> Any:
-    """A package that decodes the file `name`. Raises ConfigError if it is not installed."""
-    try:
-        return import_module(package_name)
-    except ImportError as error:
-        raise ConfigError(f"{name} needs {package_name}: pip install 'sfumato[{extra}]'") from error
+def installed(extra: str, name: str) -> AbstractContextManager[None]:
+    """Raise ConfigError if a package is missing by which the file `name` is read."""
+    fix = f"pip install 'sfumato[{extra}]'"
+    return explained(ConfigError, lambda error: f"{name} cannot be read yet ({error}): {fix}", causes=(ImportError,))
 
 
 def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np.ndarray | None:
@@ -96,10 +93,11 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
     if form == "TIFF":
         return decode_tiff(file, span, name)
     if form == "PNG":
+        with installed("depth", name):
+            from imagecodecs import png_decode
+
         file.seek(0)
-        values = upright(
-            package("imagecodecs", "depth", name).png_decode(file.read()), opened.getexif().get(ORIENTATION)
-        )
+        values = upright(png_decode(file.read()), opened.getexif().get(ORIENTATION))
         colours = 3 if values.shape[2] > 2 else 1
         return shown(values[..., :colours], span, name, f"{bits} bits a channel", values[..., colours:] / 65535)
     raise DataError(f"{name} has {bits} bits in {form}, of which 8 can be read: save it as PNG or TIFF.")
@@ -119,9 +117,12 @@ def bits_of(form: str, file: BinaryIO) -> int:
 
 def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     """A TIFF in colour or with alpha, or of numbers that Pillow does not know, as `decode_deep` has it."""
+    with installed("depth", name):
+        from tifffile import TiffFile
+
     file.seek(0)
-    with package("tifffile", "depth", name).TiffFile(file) as tiff:
-        page = tiff.pages[0]
+    with TiffFile(file) as tiff:
+        page: Any = tiff.pages[0]
         colours = 3 if page.photometric == COLOURS else 1
         plain = len(tiff.pages) == 1 and page.axes in AXES and page.size <= LARGEST
         if not plain or page.photometric > COLOURS or page.samplesperpixel - colours not in (0, 1):
@@ -156,9 +157,11 @@ def is_dicom(path: Path) -> bool:
 
 def read_dicom(path: Path, **options: Any) -> Any:
     """A DICOM file as pydicom's dataset. Raises ConfigError without pydicom, DataError if it cannot be read."""
-    pydicom = package("pydicom", "dicom", str(path))
+    with installed("dicom", str(path)):
+        from pydicom import dcmread
+
     with readable(f"{path} cannot be read as DICOM"):
-        return pydicom.dcmread(path, **options)
+        return dcmread(path, **options)
 
 
 def decode_dicom(path: Path, span: Span | None) -> np.ndarray:
