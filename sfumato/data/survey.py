@@ -117,7 +117,7 @@ def survey(
 def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: Path | None) -> tuple[int, bool]:
     """The median of the shorter sides, and whether most pictures have colours; as kept in `state`, if nothing changed.
 
-    asked: what else decides whether they can be decoded.     Raises as the decoding of `source` does.
+    asked: what else decides whether they can be decoded. Raises as the decoding of `source` does.
     """
     about = [str(path), asked, source.size, [(name, s.st_size, s.st_ino, s.st_ctime_ns) for name, s in statuses(path)]]
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()

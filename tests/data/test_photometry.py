@@ -21,13 +21,15 @@ CLEAR = np.where(np.arange(64) < 32, FULL, 0)  # opaque on the left only
 KINDS = {"RGB": 2, "LA": 4, "RGBA": 6}  # the colour types of PNG
 
 
-def png(file, values, kind, orientation=1):
+def png(file, values, kind, orientation=1, late=False):
     """A PNG of 16 bits a channel, (H, W, C), which Pillow does not write."""
     height, width, _ = values.shape
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
     exif = struct.pack(">2sHIHHHIHHI", b"MM", 42, 8, 1, 274, 3, 1, orientation, 0, 0)
     parts = {b"IHDR": struct.pack(">IIBBBBB", width, height, 16, KINDS[kind], 0, 0, 0), b"eXIf": exif}
     parts |= {b"IDAT": zlib.compress(rows), b"IEND": b""}
+    if late:
+        parts = {name: parts[name] for name in (b"IHDR", b"IDAT", b"eXIf", b"IEND")}
     chunks = [struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c)) for n, c in parts.items()]
     file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
 
@@ -112,10 +114,11 @@ def test_pictures_of_16_bits_a_channel_are_turned_upright(orientation, tmp_path)
     colours = COLOUR[:40, :30]
     Image.fromarray((colours // 16).astype(np.uint8)).save(tmp_path / "8.png", exif=exif_of(orientation))
     png(tmp_path / "16.png", colours // 16 * 16, "RGB", orientation)
+    png(tmp_path / "late.png", colours // 16 * 16, "RGB", orientation, late=True)
     tifffile.imwrite(
         tmp_path / "16.tiff", colours // 16 * 16, photometric="rgb", extratags=[(274, "H", 1, orientation, True)]
     )
-    for name in ("16.png", "16.tiff"):
+    for name in ("16.png", "late.png", "16.tiff"):
         assert np.array_equal(decode(tmp_path / name, span=(0, 255 * 16)), decode(tmp_path / "8.png"))
 
 

@@ -48,9 +48,8 @@ def read_source(data: Data, raw: Path) -> Source:
     Raises ConfigError if `data` is incomplete, DataError if files are missing or unusable.
     """
     size = None if data.size is None else (data.size, data.size)
-    asked = {
-        name: getattr(data, name) for name in ("path", "channels", "groups", "range", "classes", "label_column", "skip")
-    }
+    names = ("path", "channels", "groups", "range", "classes", "label_column", "skip")
+    asked = {name: getattr(data, name) for name in names}
     several = data.labels == SEVERAL
     outer = data.groups is not None and data.groups.folder == OUTER
     if data.classes is None and (data.label_column is not None or data.source == "webdataset" or outer):

@@ -1,7 +1,7 @@
 """Pictures with more than 8 bits: 16-bit and floating point files, DICOM. A public range says what is shown."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -96,8 +96,9 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
         with installed("depth", name):
             from imagecodecs import png_decode
 
+        orientation = opened.getexif().get(ORIENTATION)  # which may follow the pixels
         file.seek(0)
-        values = upright(png_decode(file.read()), opened.getexif().get(ORIENTATION))
+        values = upright(png_decode(file.read()), orientation)
         colours = 3 if values.shape[2] > 2 else 1
         return shown(values[..., :colours], span, name, f"{bits} bits a channel", values[..., colours:] / 65535)
     raise DataError(f"{name} has {bits} bits in {form}, of which 8 can be read: save it as PNG or TIFF.")
@@ -151,8 +152,9 @@ def upright(values: np.ndarray, orientation: int | None) -> np.ndarray:
 
 def is_dicom(path: Path) -> bool:
     """Whether a file is DICOM, by its bytes, whatever its name; or by its suffix."""
-    with path.open("rb") as file:
+    with suppress(OSError), path.open("rb") as file:  # whoever decodes it says why
         return file.read(132)[128:] == b"DICM" or path.suffix.lower() in DICOM
+    return False
 
 
 def read_dicom(path: Path, **options: Any) -> Any:
