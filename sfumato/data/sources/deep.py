@@ -11,7 +11,8 @@ from sfumato.errors import ConfigError, DataError, SfumatoError, explained
 
 DICOM = (".dcm", ".dicom")
 BITS, PHOTOMETRIC, ORIENTATION, SAMPLE_FORMAT = 258, 262, 274, 339  # tags of TIFF
-MIN_IS_WHITE, COLOURS = 0, 2  # values of PHOTOMETRIC
+MIN_IS_WHITE = 0  # value of PHOTOMETRIC
+CHANNELS = {0: (1, 2), 1: (1, 2), 2: (3, 4)}  # by PHOTOMETRIC: grey, from white or from black, or colours; then alpha
 UNSIGNED = (1,)  # value of SAMPLE_FORMAT
 AXES = ("YX", "YXS", "SYX")  # of a TIFF: rows, columns, channels
 STRAIGHT = 2  # of its alpha: colours are not multiplied by it yet
@@ -28,7 +29,7 @@ class RangeMissing(DataError):
 
 
 def shown(
-    values: np.ndarray, span: Span | None, name: str, what: str, alpha: np.ndarray | None = None, inverted: bool = False
+    values: np.ndarray, span: Span | None, name: str, alpha: np.ndarray | None = None, inverted: bool = False
 ) -> np.ndarray:
     """Numbers as uint8: span[0] and below are black, span[1] and above white, linear between; or `inverted`.
 
@@ -37,7 +38,7 @@ def shown(
     """
     if span is None:
         raise RangeMissing(
-            f"{name} has {what}: set the range of values to show, such as range: [0, 4095] for 12 bits (in `data`; "
+            f"{name} has {values.dtype} values: set those to show, such as range: [0, 4095] for 12 bits (in `data`; "
             "`stage init --range 0,4095`). It is public, so take it from the kind of device, not from these images."
         )
     if not np.isfinite(values).all():
@@ -46,7 +47,7 @@ def shown(
     levels = np.rint(255 * scaled.clip(0, 1))
     if inverted:
         levels = 255 - levels
-    if alpha is not None and alpha.size:
+    if alpha is not None:
         if not alpha.any():
             raise DataError(f"{name} {TRANSPARENT}.")
         levels = np.rint(levels * alpha)
@@ -77,31 +78,29 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
     """
     from PIL import ImageOps
 
-    form, tags = opened.format, getattr(opened, "tag_v2", {})
-    stretched = form == "PPM" and opened.tile[0].codec_name.startswith("ppm")  # to all bits of the mode
-    white = opened.tile[0].args[1] if stretched else 255
+    tags = getattr(opened, "tag_v2", {})
+    white = 255  # in a PPM, whose values Pillow stretches to all bits of the mode
+    if opened.format == "PPM" and opened.tile[0].codec_name.startswith("ppm"):
+        white = opened.tile[0].args[1]
     if opened.mode.startswith("I;16") or opened.mode in ("I", "F"):
         values = np.asarray(ImageOps.exif_transpose(opened))
-        if form == "TIFF" and opened.mode == "I" and tags.get(SAMPLE_FORMAT, UNSIGNED) == UNSIGNED:
+        if opened.format == "TIFF" and opened.mode == "I" and tags.get(SAMPLE_FORMAT, UNSIGNED) == UNSIGNED:
             values = values.view(np.uint32)  # Pillow takes them for signed ones
-        if stretched and opened.mode == "I":
+        if opened.mode == "I" and white > 255:
             values = np.rint(values * (white / 65535))
-        what = "16-bit grey" if opened.mode.startswith("I;16") else "32-bit pixels"
-        return shown(values, span, name, what, inverted=tags.get(PHOTOMETRIC) == MIN_IS_WHITE)
-    if (bits := max(tags.get(BITS, (white.bit_length(), bits_of(form, file))))) <= 8:
+        return shown(values, span, name, inverted=tags.get(PHOTOMETRIC) == MIN_IS_WHITE)
+    bits = max(tags.get(BITS, (white.bit_length(), bits_of(opened.format, file))))
+    if bits <= 8:
         return None
-    if form == "TIFF":
+    if opened.format == "TIFF":
         return decode_tiff(file, span, name)
-    if form == "PNG":
-        with installed("depth", name):
-            from imagecodecs import png_decode
+    if opened.format != "PNG" or opened.getexif().get(ORIENTATION, 1) != 1:
+        raise DataError(f"{name} has {bits} bits in {opened.format}: save it as PNG or TIFF, upright.")
+    with installed("depth", name):
+        from imagecodecs import png_decode
 
-        orientation = opened.getexif().get(ORIENTATION)  # which may follow the pixels
-        file.seek(0)
-        values = upright(png_decode(file.read()), orientation)
-        colours = 3 if values.shape[2] > 2 else 1
-        return shown(values[..., :colours], span, name, f"{bits} bits a channel", values[..., colours:] / 65535)
-    raise DataError(f"{name} has {bits} bits in {form}, of which 8 can be read: save it as PNG or TIFF.")
+    file.seek(0)
+    return with_alpha(png_decode(file.read()), 65535, span, name)
 
 
 def bits_of(form: str, file: BinaryIO) -> int:
@@ -124,30 +123,32 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     file.seek(0)
     with TiffFile(file) as tiff:
         page: Any = tiff.pages[0]
-        colours = 3 if page.photometric == COLOURS else 1
         plain = len(tiff.pages) == 1 and page.axes in AXES and page.size <= LARGEST
-        if not plain or page.photometric > COLOURS or page.samplesperpixel - colours not in (0, 1):
+        plain = plain and page.tags.valueof(ORIENTATION, 1) == 1
+        if not plain or page.samplesperpixel not in CHANNELS.get(page.photometric, ()):
             held = f"{len(tiff.pages)} frame(s), {page.photometric.name}, of shape {page.shape}"
-            raise DataError(f"{name} holds {held}: save one, in grey or RGB, with alpha or without.")
+            raise DataError(f"{name} holds {held}: save one, upright, in grey or RGB, with alpha or without.")
         values = np.atleast_3d(page.asarray())
-        orientation = page.tags.valueof(ORIENTATION)
-    values = upright(np.moveaxis(values, 0, -1) if page.axes == "SYX" else values, orientation)
-    most = 2**page.bitspersample - 1 if values.dtype.kind in "iu" else 1
-    alpha = values[..., colours:] / most if {*page.extrasamples} <= {STRAIGHT} else None
-    what = f"{page.bitspersample} bits a channel"
-    return shown(values[..., :colours], span, name, what, alpha, page.photometric == MIN_IS_WHITE)
+    if page.axes == "SYX":
+        values = np.moveaxis(values, 0, -1)
+    opaque = 1
+    if values.dtype.kind in "iu":
+        opaque = 2**page.bitspersample - 1
+    if STRAIGHT not in page.extrasamples:
+        values = values[..., : CHANNELS[page.photometric][0]]
+    return with_alpha(values, opaque, span, name, page.photometric == MIN_IS_WHITE)
+
+
+def with_alpha(values: np.ndarray, opaque: int, span: Span | None, name: str, inverted: bool = False) -> np.ndarray:
+    """As `shown`; of 2 or 4 channels, the last is alpha, and `opaque` if all is seen."""
+    if values.shape[2] % 2:
+        return shown(values, span, name, None, inverted)
+    return shown(values[..., :-1], span, name, values[..., -1:] / opaque, inverted)
 
 
 def is_tiff(file: BinaryIO) -> bool:
     file.seek(0)
     return file.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-
-
-def upright(values: np.ndarray, orientation: int | None) -> np.ndarray:
-    """(H, W, C) turned and mirrored as the tag ORIENTATION asks."""
-    values = values.swapaxes(0, 1) if orientation in (5, 6, 7, 8) else values
-    values = values[::-1] if orientation in (3, 4, 7, 8) else values
-    return values[:, ::-1] if orientation in (2, 3, 6, 7) else values
 
 
 def is_dicom(path: Path) -> bool:
@@ -177,30 +178,33 @@ def decode_dicom(path: Path, span: Span | None) -> np.ndarray:
     from pydicom.uid import UncompressedTransferSyntaxes
 
     syntax = data.file_meta.get("TransferSyntaxUID", "")
-    plain = syntax in ("", *UncompressedTransferSyntaxes)
-    fix = "repair or remove it" if plain else f"it is in {syntax}, so write it uncompressed, as by `gdcmconv --raw`"
+    fix = "repair or remove it"
+    if syntax not in ("", *UncompressedTransferSyntaxes):
+        fix = f"it is in {syntax}, so write it uncompressed, as by `gdcmconv --raw`"
     with readable(f"{path} has no readable pixels", fix):
         if syntax and not (decoder := get_decoder(syntax)).is_available:
             others = "; ".join(decoder.missing_dependencies)
             raise ConfigError(f"{path} is in {syntax.name} ({syntax}): pip install 'sfumato[dicom]' ({others})")
         frames = int(data.get("NumberOfFrames", 1) or 1)
-        kind, array = str(data.PhotometricInterpretation), data.pixel_array
-        values, alpha = array, None
-        if array.ndim == 2:
-            values, alpha = apply_modality_lut(array, data), padding_alpha(data, array)
-        depth = f"{int(data.get('BitsStored', 8 * array.itemsize))} bits of DICOM"
+        values = data.pixel_array
+        kind = str(data.PhotometricInterpretation)
+        name = f"{path} ({data.get('BitsStored', 8 * values.itemsize)} bits)"
+        alpha = padding_alpha(data, values)
+        if values.ndim == 2:
+            values = apply_modality_lut(values, data)
     if frames > 1:
         raise DataError(f"{path} holds {frames} frames: save the one to use as a file of its own.")
     if values.dtype == np.uint8 and values.shape[2:] == (3,):
         return np.ascontiguousarray(values)
     if values.shape[2:] != (3,) and (values.ndim != 2 or not kind.startswith("MONOCHROME")):
         raise DataError(f"{path} is {values.dtype} {kind}, expected MONOCHROME, or colour: convert it.")
-    return shown(values, span, str(path), depth, alpha, kind == "MONOCHROME1")
+    return shown(values, span, name, alpha, kind == "MONOCHROME1")
 
 
 def padding_alpha(data: Any, array: np.ndarray) -> np.ndarray | None:
     """0 for pixels that stand for nothing, by PixelPaddingValue and PixelPaddingRangeLimit, (H, W, 1); or None."""
-    if (padding := data.get("PixelPaddingValue")) is None:
+    padding = data.get("PixelPaddingValue")
+    if padding is None or array.ndim > 2:
         return None
     ends = np.array([padding, data.get("PixelPaddingRangeLimit", padding)]).astype(array.dtype)  # signed as pixels are
     return ((array < ends.min()) | (array > ends.max()))[..., None]
