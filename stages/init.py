@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from sfumato import __version__
 from sfumato.errors import ConfigError, explained
 from sfumato.settings.data import GROUP, IMAGE, OUTER, SEVERAL, Data, Groups
-from sfumato.settings.fields import Size, both_sides, by, size_of
+from sfumato.settings.fields import Size, both_sides, by, part_of, size_of
 from sfumato.settings.params import Params
 from sfumato.storage.files import replace_file
 from stages.plan import show_budget, show_minutes, show_risk, show_settings_for_ever
@@ -53,9 +53,10 @@ GROUPS_HELP = (
     "CSV file with the columns file and group, a column beside the labels (an array of the .npz), class/person or "
     "person/class for folders in folders."
 )
-RANGE_HELP = "Values of black and white, if pictures have more than 8 bits (16-bit grey, DICOM): 0,4095, say. Public."
+RANGE_HELP = "Values of black and white, if pictures have more than 8 bits (16 bits, DICOM): 0,4095, say. Public."
 SINGLE_HELP = "Your word that no two images are of one person; reports quote it."
 FIT_HELP = "Images in other proportions: crop to the middle, or pad with black."
+SKIP_HELP = "Share of the pictures, such as 1%, that may be broken: they are left out. Default: none, all are refused."
 NAME_HELP = "The name that the odometer counts by, for ever. Default: that of the folder."
 
 
@@ -68,6 +69,7 @@ def init(
     shown: Annotated[str | None, typer.Option("--range", help=RANGE_HELP)] = None,
     label_column: Annotated[str | None, typer.Option(help=LABEL_HELP)] = None,
     classes: Annotated[str | None, typer.Option(help=CLASSES_HELP)] = None,
+    skip: Annotated[float, typer.Option(parser=part_of, help=SKIP_HELP, metavar="SHARE")] = 0.0,
     fit: Annotated[str, typer.Option(help=FIT_HELP, metavar="crop|pad")] = "crop",
     minutes: Annotated[float | None, typer.Option(min=0.0, help="Time there is, on this machine.")] = None,
     size: Annotated[str | None, typer.Option(help=SIDE_HELP)] = None,
@@ -92,7 +94,7 @@ def init(
     if fit not in ("crop", "pad"):
         raise ConfigError(f"--fit={fit}: give crop or pad")
     ask = Questions(yes)
-    said = {"groups": groups, "alone": alone, "label": label_column, "classes": classes, "span": shown}
+    said = {"groups": groups, "alone": alone, "label": label_column, "classes": classes, "span": shown, "skip": skip}
     found = look(folder, said, ask)
     if found.groups is not None and one_image_each:
         raise ConfigError("--one-image-each says that no two images are of one person, and --groups or FOLDER who is")

@@ -133,10 +133,11 @@ def folder_layout(path: Path, groups: Groups | None, classes: Sequence[str] | No
     train, test = split_of(path)
     outer = [folder for part in train + test for folder in folders_in(part)]
     inner = [entry for folder in outer for entry in visible(folder)]
+    first = inner[:20]  # of which most are DICOM if others are
     nested = bool(inner) and all(entry.is_dir() and not entry.is_symlink() for entry in inner)
     if groups is None and (path / GROUPS).exists():
         groups = Groups(array=True)
-    elif groups is None and inner and all(entry.is_file() and is_dicom(entry) for entry in inner):
+    elif groups is None and 2 * sum(entry.is_file() and is_dicom(entry) for entry in first) > len(first):
         groups = Groups(dicom=True)
     elif groups is None and nested:
         raise unclear_order(path, outer, inner)

@@ -13,7 +13,7 @@ from sfumato.errors import reading_sensitive
 from sfumato.settings.data import Data
 from sfumato.storage.digest import canonical
 
-PREPARE_REVISION = 1  # raise it when the same source would be stored differently
+PREPARE_REVISION = 2  # raise it when the same source would be stored differently
 FRESH = 2.0  # seconds: a file that changed so shortly before may change again without its time showing it
 
 

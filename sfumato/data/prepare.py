@@ -40,6 +40,7 @@ KEY_BYTES = 32
 FINGERPRINT = "fingerprint"  # of the sensitive images beside it: private
 ORIGIN = "origin.json"  # source and path of prepared images: private
 LISTING = "listing"  # what the source's files were then: private
+LEFT_OUT = "left_out.txt"  # pictures of the source that are not among the images, and why: private
 UNNAMED = "unnamed"  # the version that the images have without data.version
 RANDOM = re.compile("[0-9a-f]{16}")  # a version that the owner did not name
 # of resized copies, at least 97 % are above ALIKE; of other slices of the same scanner, 10 %
@@ -110,10 +111,15 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
         known_files = {LISTING: listing.encode()} if listing is not None else {}
         if unnamed := unnamed or (public.version if data.version is None else None):
             known_files[UNNAMED] = unnamed.encode()
+        if left_out := source.left_out.values():
+            known_files[LEFT_OUT] = "\n".join(left_out).encode()
+            source.converted[f"left out, as {home / LEFT_OUT} lists"] = len(left_out)
         for name, written in {CARD: text, ORIGIN: json.dumps(origin).encode(), **known_files}.items():
             write_local(fresh / name, written)
     kept_fingerprint(state, public)
     replace_file(card, text)
+    if source.converted and sys.stderr.isatty():  # numbers of images are private
+        print(", ".join(f"{count} {what}" for what, count in source.converted.items()), file=sys.stderr)
     return content
 
 
@@ -321,7 +327,7 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path, 
 def assigned(source: Source, key: bytes, fraction: float) -> Iterator[tuple[bool, bytes | None, Example]]:
     """Whether each image is held out, the keyed hash of its group if there are groups, and the image."""
     if source.groups is not None:
-        names = iter(source.groups)
+        names = (name for i, name in enumerate(source.groups) if i not in source.left_out)  # known by then
         for example, name in zip(source.train, names, strict=False):
             group = group_hash(name, example[0], key)
             yield source.test is None and int.from_bytes(group[:8], "big") < fraction * 2**64, group, example

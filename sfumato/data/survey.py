@@ -70,20 +70,21 @@ def survey(
     label: str | None = None,
     classes: tuple[str, ...] | None = None,
     alone: bool = False,
+    skip: float = 0.0,
     state: Path | None = None,
 ) -> Survey:
     """Look at every picture of a folder, of tar files or of an archive, whose sizes and channels may differ.
 
     groups: None for those of the layout; label: the column of a table, None for that of the layout;
     classes: as the owner names them, ALL for those found; alone: images without an id are their persons' only ones;
-    state: where the looking is kept for the next call. Raises Unclear for what only the owner can decide, before any
-    picture is decoded; RangeMissing if a picture has more than 8 bits and there is no `span`; else DataError that names
-    every file that cannot be used.
+    skip: the share of the pictures that may be broken; state: where the looking is kept for the next call.
+    Raises Unclear for what only the owner can decide, before any picture is decoded; RangeMissing if a picture has more
+    than 8 bits and there is no `span`; else DataError that names every file that cannot be used.
     """
     reading_sensitive()
     form, groups = layout_of(path, label, groups, classes)
     groups = groups and groups.model_copy(update={"alone": groups.alone or alone})
-    request = Request(section="data", path=str(path), groups=groups, range=span, mixed=True, **form)
+    request = Request(section="data", path=str(path), groups=groups, range=span, mixed=True, skip=skip, **form)
     source = open_source(request, path)
     labels, trained = np.array([*source.labels], int), source.size - source.held_out
     if classes is None:
@@ -94,13 +95,14 @@ def survey(
         raise DataError(f"{path} has {len(source.classes)} classes and no pictures: give some of each.")
     if source.test is not None and not source.held_out:
         raise DataError(f"{path} has no pictures in its hold-out: add some, or remove {TEST}/ for one drawn by a key.")
-    side, longer, proportion, colour = looked(source, path, span, state)
+    side, longer, proportion, colour = looked(source, path, (span, skip), state)
     ids = None if source.groups is None else source.groups[:trained]
     data: dict[str, Any] = {} if form == FOLDERS else {"source": request.name}
     data |= {"classes": [*source.classes]} if data and (request.name != "npz" or request.classes) else {}
     data |= {"labels": SEVERAL} if request.several else {}
     data |= {"label_column": request.label_column} if request.label_column is not None else {}
     data |= {"range": list(span)} if span else {}
+    data |= {"skip": skip} if skip else {}
     return Survey(
         classes=source.classes,
         images=trained,
@@ -117,12 +119,14 @@ def survey(
     )
 
 
-def looked(source: Source, path: Path, span: Span | None, state: Path | None) -> tuple[int, int, float, bool]:
+def looked(
+    source: Source, path: Path, asked: tuple[Span | None, float], state: Path | None
+) -> tuple[int, int, float, bool]:
     """`side`, `longer`, `proportion` and `colour` of a survey; as kept in `state`, if nothing changed.
 
-    Raises as the decoding of `source` does.
+    asked: what else decides whether they can be decoded. Raises as the decoding of `source` does.
     """
-    about = [str(path), span, source.size, [(name, s.st_size, s.st_ino, s.st_ctime_ns) for name, s in statuses(path)]]
+    about = [str(path), asked, source.size, [(name, s.st_size, s.st_ino, s.st_ctime_ns) for name, s in statuses(path)]]
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
     with suppress(*UNREADABLE):
         side, longer, proportion, colour = read_json(state / LOOKED)[key]  # type: ignore[operator]  # or there is none

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, FiniteFloat, field_validator, model_validator
 
 from sfumato.errors import ConfigError
-from sfumato.settings.fields import Fraction, Positive, Size, Strict
+from sfumato.settings.fields import Fraction, Part, Positive, Size, Strict
 from sfumato.storage.documents import class_name, dataset_name
 
 DatasetId = Annotated[str, AfterValidator(dataset_name)]
@@ -72,7 +72,7 @@ class Data(Strict):
     # after resizing: the side of squares, or [rows, columns]; None: as in the source
     size: Size | None = None
     channels: Literal[1, 3] | None = None  # 1 grey, 3 colour; None: as in the source
-    # values shown as black and white, for files with more than 8 bits (16-bit grey, DICOM after its rescale, such as
+    # values shown as black and white, for files with more than 8 bits (16 bits, DICOM after its rescale, such as
     # Hounsfield units); required for them
     range: Range = None
     fit: Literal["crop", "pad"] = "crop"  # of images in other proportions: their middle, or black bars
@@ -84,6 +84,9 @@ class Data(Strict):
     label_column: str | None = None
     # labels of an image: one, or any number of them at once, as findings: a table, or a 0/1 matrix in an archive
     labels: Literal["one", "several"] = "one"
+    # share of the pictures, such as 1%, that may be broken or no pictures at all: those are left out and listed in the
+    # state directory; more are refused
+    skip: Part = 0.0
     # public name of this state of the images; a new one makes every query run, and spend, again. None: a random one,
     # drawn at the first preparation and kept
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
@@ -105,6 +108,8 @@ class Data(Strict):
     def groups_are_of_the_owner(self) -> Self:
         if self.groups is not None and self.source not in OF_THE_OWNER:
             raise ValueError(f"data.groups needs one of the sources {', '.join(OF_THE_OWNER)}, not {self.source}")
+        if self.skip and self.source not in ("imagefolder", "webdataset"):
+            raise ValueError(f"data.skip is of imagefolder and webdataset, not of {self.source}")
         if self.labels == SEVERAL and self.source not in ("imagefolder", "npz"):
             raise ValueError("data.labels: several needs imagefolder, with a table of the labels, or npz")
         if self.labels == SEVERAL and self.groups is not None and self.groups.folder:

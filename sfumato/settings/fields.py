@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Self, TypeGuard, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, WrapValidator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator, model_validator
 
 from sfumato.errors import ConfigError
 
@@ -46,6 +46,12 @@ def by(size: int | Sequence[int]) -> str:
     return "{}×{}".format(*both_sides(size))
 
 
+def part_of(value: Any) -> float:
+    """A share that may be written with a percent sign: "1%" is 0.01. Raises ValueError for other text."""
+    text = str(value)
+    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+
+
 Positive = Annotated[int, Field(gt=0, le=10**9)]
 Size = Annotated[Positive | tuple[Positive, Positive], WrapValidator(checked_size)]
 Draws = Annotated[int, Field(gt=0, le=1024)]
@@ -55,6 +61,7 @@ Scale = Annotated[float, Field(ge=1e-5, le=1e5)]
 LearningRate = Annotated[float, Field(ge=1e-9, le=10)]  # of Adam, which moves each weight by about so much a step
 Norm = Annotated[float, Field(ge=1e-8, le=1e6)]  # an L2 clip
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Part = Annotated[Fraction, BeforeValidator(part_of)]
 Share = Annotated[float, Field(ge=1e-4, le=1)]
 
 # Machine settings: they change speed only, so no plan holds them. A stage reads them from its environment.

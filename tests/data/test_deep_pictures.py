@@ -1,13 +1,19 @@
 """What clinics bring: 12 bits, DICOM with patients, MedMNIST's files, pictures that are not square."""
 
+import re
 import sys
 from pathlib import Path
 
+import imagecodecs
 import numpy as np
+import pydicom.uid
 import pytest
 from PIL import Image
 from pydantic import ValidationError
-from pydicom.dataset import FileDataset, FileMetaDataset
+from pydicom import dcmread
+from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
+from pydicom.encaps import encapsulate
+from pydicom.pixels import get_decoder
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
 from sfumato.data.layout import ALL
@@ -32,8 +38,26 @@ def dicom(file: Path, values: np.ndarray, patient: str = "", kind: str = "MONOCH
     data.BitsAllocated, data.BitsStored, data.HighBit, data.PixelRepresentation = 16, 12, 11, 0
     for name, value in more.items():
         setattr(data, name, value)
-    data.PixelData = values.astype("<u2").tobytes()
+    if values.dtype.kind != "f":
+        data.PixelData = values.astype("<u2").tobytes()
     file.parent.mkdir(parents=True, exist_ok=True)
+    data.save_as(file)
+    return file
+
+
+def compressed(file: Path, syntax: pydicom.uid.UID) -> Path:
+    """The ramp of 12 bits in a compressed syntax."""
+    data = dcmread(dicom(file, RAMP))
+    encoders = {
+        pydicom.uid.JPEGLSLossless: imagecodecs.jpegls_encode,
+        pydicom.uid.JPEG2000Lossless: lambda values: imagecodecs.jpeg2k_encode(values, codecformat="j2k", level=0),
+        pydicom.uid.JPEGLosslessSV1: lambda values: imagecodecs.ljpeg_encode(values, bitspersample=16),
+    }
+    if syntax in encoders:
+        data.PixelData = encapsulate([encoders[syntax](RAMP)])
+        data.file_meta.TransferSyntaxUID = syntax
+    else:
+        data.compress(syntax)
     data.save_as(file)
     return file
 
@@ -84,6 +108,65 @@ def test_dicom_is_rescaled_inverted_and_refused_by_frames_by_damage_and_without_
         decode(hounsfield, span=(-1024, 3071))
 
 
+@pytest.mark.parametrize("name", ["1.2.840.113619.2", "scan.IMA", "image.0001", "scan", "scan.png"])
+def test_dicom_is_known_by_its_bytes(name, tmp_path):
+    assert len(np.unique(decode(dicom(tmp_path / name, RAMP), span=(0, 4095)))) == 256
+
+
+def test_padding_is_black_in_either_photometry_and_by_a_range(tmp_path):
+    corner = np.where(np.arange(64) < 8, 4095, RAMP // 2)  # padding is the highest value, beside half of the levels
+    for kind in ("MONOCHROME1", "MONOCHROME2"):
+        shown = decode(dicom(tmp_path / kind, corner, kind=kind, PixelPaddingValue=4095), span=(0, 4095))
+        plain = decode(dicom(tmp_path / "plain", corner, kind=kind), span=(0, 4095))
+        assert not shown[:, :8].any() and np.array_equal(shown[:, 8:], plain[:, 8:]) and plain[:, 8:].any()
+    ranged = dicom(tmp_path / "range", RAMP, kind="MONOCHROME1", PixelPaddingValue=0, PixelPaddingRangeLimit=99)
+    assert not decode(ranged, span=(0, 4095)).flatten()[:100].any() and decode(ranged, span=(0, 4095)).flatten()[100]
+    signed = np.where(np.arange(64) < 8, -2000, RAMP).astype(np.int16)
+    file = dicom(tmp_path / "signed", signed, kind="MONOCHROME1", PixelRepresentation=1, BitsStored=16, HighBit=15)
+    data = dcmread(file)
+    data.add_new("PixelPaddingValue", "US", 63536)  # -2000, in the type that some devices write
+    data.save_as(file)
+    assert not decode(file, span=(0, 4095))[:, :8].any()
+
+
+@pytest.mark.parametrize("element, kind", [("FloatPixelData", "<f4"), ("DoubleFloatPixelData", "<f8")])
+def test_pixels_of_floating_point_are_shown(element, kind, tmp_path):
+    more = {element: (RAMP / 4095).astype(kind).tobytes(), "BitsAllocated": 32 if kind == "<f4" else 64}
+    file = dicom(tmp_path / "map.dcm", RAMP.astype(np.float32), **more)
+    data = dcmread(file)
+    for name in ("BitsStored", "HighBit", "PixelRepresentation"):  # which such files do not have
+        delattr(data, name)
+    data.save_as(file)
+    assert np.array_equal(decode(file, span=(0, 1))[..., 0], np.rint(255 * (RAMP / 4095)))
+
+
+def test_a_table_of_the_modality_is_followed(tmp_path):
+    file = dicom(tmp_path / "table.dcm", RAMP)
+    data, table = dcmread(file), Dataset()
+    table.LUTDescriptor, table.ModalityLUTType, table.LUTData = [4096, 0, 16], "US", [*range(4095, -1, -1)]
+    table["LUTDescriptor"].VR, table["LUTData"].VR = "US", "US"
+    data.ModalityLUTSequence = [table]
+    data.save_as(file)
+    assert np.array_equal(decode(file, span=(0, 4095))[..., 0], np.rint(255 * (RAMP[::-1, ::-1] / 4095)))
+
+
+@pytest.mark.parametrize("syntax", ["JPEGLSLossless", "JPEG2000Lossless", "RLELossless", "JPEGLosslessSV1"])
+def test_compressed_pixels_are_decoded_and_without_a_decoder_the_syntax_is_named(syntax, tmp_path, monkeypatch):
+    file, uid = compressed(tmp_path / "scan", getattr(pydicom.uid, syntax)), getattr(pydicom.uid, syntax)
+    shown = decode(file, span=(0, 4095))
+    assert len(np.unique(shown)) > 200 and shown.shape == (64, 64, 1)
+    monkeypatch.setattr(get_decoder(uid), "_available", {})
+    with pytest.raises(ConfigError, match=re.escape(f"{uid.name} ({uid})") + r".*sfumato\[dicom\]") as error:
+        decode(file, span=(0, 4095))
+    assert "remove" not in str(error.value)
+    data = dcmread(file)
+    data.PixelData = data.PixelData[:40]
+    data.save_as(file)
+    monkeypatch.undo()
+    with pytest.raises(DataError, match=re.escape(str(uid)) + ".*write it uncompressed"):
+        decode(file, span=(0, 4095))
+
+
 def test_patients_of_dicom_are_the_groups_and_init_finds_them_and_none_may_be_missing(tmp_path):
     for i in range(9):  # files without suffix, of five patients with one or two scans each
         dicom(tmp_path / ("ill" if i % 2 else "well") / f"IM{i:04d}", RAMP // (1 + i % 3), f"patient {i // 2}")
@@ -101,6 +184,24 @@ def test_patients_of_dicom_are_the_groups_and_init_finds_them_and_none_may_be_mi
     dicom(tmp_path / "ill" / "IM0001", RAMP, "")
     with pytest.raises(DataError, match="no id"):
         read(**ways, groups=Groups(dicom=True))
+
+
+def test_one_stray_file_among_dicom_is_named_and_may_be_left_out(tmp_path):
+    for i in range(9):
+        dicom(tmp_path / "in" / ("ill" if i % 2 else "well") / f"1.2.{i}", RAMP // (1 + i), f"patient {i // 2}")
+    dicom(tmp_path / "in/DICOMDIR", RAMP)  # the index that devices write beside the pictures
+    ways = {"span": (0, 4095), "classes": ALL}
+    assert survey(tmp_path / "in", **ways).groups == Groups(dicom=True)
+    (tmp_path / "in/ill/list.csv").write_text("no picture")
+    with pytest.raises(DataError, match=r"list\.csv cannot be read as DICOM"):
+        survey(tmp_path / "in", **ways)
+    cut = tmp_path / "in/well/1.2.10"
+    cut.write_bytes(dicom(cut, RAMP, "somebody").read_bytes()[:1000])
+    found = survey(tmp_path / "in", skip=0.2, **ways)
+    assert found.persons == 5 and found.images == 9
+    dicom(tmp_path / "in/1.2.11", RAMP)
+    with pytest.raises(DataError, match=r"1\.2\.11 lies outside a class"):
+        survey(tmp_path / "in", **ways)
 
 
 def test_other_proportions_are_cropped_or_padded(tmp_path):

@@ -167,6 +167,23 @@ def test_init_prints_the_same_with_and_without_one_image(world):
     assert not logs and code == 0 and "person_" not in text
 
 
+def test_a_log_does_not_say_that_a_picture_is_left_out(world, desk, monkeypatch):
+    """Whether it is broken follows from the picture; the owner finds it in a private file."""
+    logs = set()
+    for spoil in (None, "text", "gone"):
+        run = world(spoil != "gone")
+        desk.params(recipe="dp-merf", data={"skip": "1%"})
+        if spoil == "text":
+            Path(VICTIM).write_text("no picture")
+        log = run("prepare sensitive", "prepare public", "plan", "count")
+        log += run("init in --out project --epsilon 5 --yes --size-hint 200 --force --skip 1%")
+        assert not [entry for entry in log if entry[1]]
+        assert Path("project/params.yaml").read_text().count("skip: 0.01") == 1
+        assert Path("state/data/clinic/left_out.txt").exists() == (spoil == "text")
+        logs.add(tuple(log))
+    assert len(logs) == 1
+
+
 def test_settings_alone_are_refused_by_name(world, desk):
     run = world(True)
     for changes, words in (

@@ -50,7 +50,8 @@ def read_source(data: Data, raw: Path) -> Source:
     Raises ConfigError if `data` is incomplete, DataError if files are missing or unusable.
     """
     size = None if data.size is None else both_sides(data.size)
-    asked = {name: getattr(data, name) for name in ("path", "channels", "groups", "range", "classes", "label_column")}
+    names = ("path", "channels", "groups", "range", "classes", "label_column", "skip")
+    asked = {name: getattr(data, name) for name in names}
     several = data.labels == SEVERAL
     outer = data.groups is not None and data.groups.folder == OUTER
     if data.classes is None and (data.label_column is not None or data.source == "webdataset" or outer):
@@ -88,7 +89,7 @@ def open_source(request: Request, raw: Path) -> Source:
         if request.path is not None:
             request = replace(request, path=str(unpacked(Path(request.path).expanduser())))
     read, _ = SOURCES[request.name]
-    source = read(request, raw)
+    source = replace(read(request, raw), converted=request.converted, left_out=request.left_out)
     with explained(DataError, lambda error: f"{request.section}.source={request.name}: {error}. Rename it."):
         for name in source.classes:
             class_name(name)

@@ -1,14 +1,24 @@
-"""Grey pictures with more than 8 bits: 16-bit files, floating point, DICOM. A public range says what is shown."""
+"""Pictures with more than 8 bits: 16-bit and floating point files, DICOM. A public range says what is shown."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from sfumato.errors import ConfigError, DataError, explained
+from sfumato.errors import ConfigError, DataError, SfumatoError, explained
 
 DICOM = (".dcm", ".dicom")
+BITS, PHOTOMETRIC, ORIENTATION, SAMPLE_FORMAT = 258, 262, 274, 339  # tags of TIFF
+MIN_IS_WHITE = 0  # value of PHOTOMETRIC
+CHANNELS = {0: (1, 2), 1: (1, 2), 2: (3, 4)}  # by PHOTOMETRIC: grey, from white or from black, or colours; then alpha
+UNSIGNED = (1,)  # value of SAMPLE_FORMAT
+AXES = ("YX", "YXS", "SYX")  # of a TIFF: rows, columns, channels
+STRAIGHT = 2  # of its alpha: colours are not multiplied by it yet
+LARGEST = 2**30  # values of a TIFF; Pillow has such a limit of its own
+TRANSPARENT = "is fully transparent: save it without transparency, or remove it"
+CODESTREAM, DEPTH = b"\xff\x4f\xff\x51", 38  # how that of JPEG 2000 begins; after so many bytes, its bits less one
 Span = tuple[float, float]
 
 
@@ -18,43 +28,141 @@ class RangeMissing(DataError):
     option, proposed = "span", None  # of `survey`, that decides
 
 
-def shown(values: np.ndarray, span: Span | None, name: str, what: str) -> np.ndarray:
-    """(H, W) numbers -> (H, W, 1) uint8: span[0] and below are black, span[1] and above white, linear between.
+def shown(
+    values: np.ndarray, span: Span | None, name: str, alpha: np.ndarray | None = None, inverted: bool = False
+) -> np.ndarray:
+    """Numbers as uint8: span[0] and below are black, span[1] and above white, linear between; or `inverted`.
 
+    values: (H, W) or (H, W, C); alpha: (H, W, 1) in [0, 1], over black. Returns (H, W, C), or C = 1.
     Raises RangeMissing without a span, which follows from no image; DataError for values that are not finite.
     """
     if span is None:
         raise RangeMissing(
-            f"{name} has {what}: set the range of values to show, such as range: [0, 4095] for 12 bits (in `data`; "
+            f"{name} has {values.dtype} values: set those to show, such as range: [0, 4095] for 12 bits (in `data`; "
             "`stage init --range 0,4095`). It is public, so take it from the kind of device, not from these images."
         )
     if not np.isfinite(values).all():
         raise DataError(f"{name} has values that are not finite: repair or remove it.")
-    scaled = (values.astype(np.float64) - span[0]) / (span[1] - span[0])
-    return np.rint(255 * scaled.clip(0, 1)).astype(np.uint8)[..., None]
+    scaled = (np.atleast_3d(values).astype(np.float64) - span[0]) / (span[1] - span[0])
+    levels = np.rint(255 * scaled.clip(0, 1))
+    if inverted:
+        levels = 255 - levels
+    if alpha is not None:
+        if not alpha.any():
+            raise DataError(f"{name} {TRANSPARENT}.")
+        levels = np.rint(levels * alpha)
+    return levels.astype(np.uint8)
+
+
+@contextmanager
+def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
+    """Raise DataError for whatever a decoder raises for damaged bytes."""
+    try:
+        yield
+    except SfumatoError:
+        raise
+    except Exception as error:
+        raise DataError(f"{what} ({' '.join(str(error).split())}): {fix}.") from error
+
+
+def installed(extra: str, name: str) -> AbstractContextManager[None]:
+    """Raise ConfigError if a package is missing by which the file `name` is read."""
+    fix = f"pip install 'sfumato[{extra}]'"
+    return explained(ConfigError, lambda error: f"{name} cannot be read yet ({error}): {fix}", causes=(ImportError,))
+
+
+def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np.ndarray | None:
+    """A picture with more than 8 bits as its file has them, (H, W, C) uint8, shown as `shown` does; None for others.
+
+    opened: by Pillow, from `file`; where its modes have 8 bits, it cuts the others off.
+    """
+    from PIL import ImageOps
+
+    tags = getattr(opened, "tag_v2", {})
+    white = 255  # in a PPM, whose values Pillow stretches to all bits of the mode
+    if opened.format == "PPM" and opened.tile[0].codec_name.startswith("ppm"):
+        white = opened.tile[0].args[1]
+    if opened.mode.startswith("I;16") or opened.mode in ("I", "F"):
+        values = np.asarray(ImageOps.exif_transpose(opened))
+        if opened.format == "TIFF" and opened.mode == "I" and tags.get(SAMPLE_FORMAT, UNSIGNED) == UNSIGNED:
+            values = values.view(np.uint32)  # Pillow takes them for signed ones
+        if opened.mode == "I" and white > 255:
+            values = np.rint(values * (white / 65535))
+        return shown(values, span, name, inverted=tags.get(PHOTOMETRIC) == MIN_IS_WHITE)
+    bits = max(tags.get(BITS, (white.bit_length(), bits_of(opened.format, file))))
+    if bits <= 8:
+        return None
+    if opened.format == "TIFF":
+        return decode_tiff(file, span, name)
+    if opened.format != "PNG" or opened.getexif().get(ORIENTATION, 1) != 1:
+        raise DataError(f"{name} has {bits} bits in {opened.format}: save it as PNG or TIFF, upright.")
+    with installed("depth", name):
+        from imagecodecs import png_decode
+
+    file.seek(0)
+    return with_alpha(png_decode(file.read()), 65535, span, name)
+
+
+def bits_of(form: str, file: BinaryIO) -> int:
+    """Bits of a value by the head of a file. form: as Pillow names it."""
+    if form not in ("PNG", "SGI", "JPEG2000"):
+        return 8
+    place = file.tell()
+    file.seek(0)
+    head = file.read(2**16)
+    file.seek(place)
+    depth = head.partition(CODESTREAM)[2][DEPTH:] or b"\0"
+    return {"PNG": head[24], "SGI": 8 * head[3], "JPEG2000": 1 + (depth[0] & 127)}[form]
+
+
+def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
+    """A TIFF in colour or with alpha, or of numbers that Pillow does not know, as `decode_deep` has it."""
+    with installed("depth", name):
+        from tifffile import TiffFile
+
+    file.seek(0)
+    with TiffFile(file) as tiff:
+        page: Any = tiff.pages[0]
+        plain = len(tiff.pages) == 1 and page.axes in AXES and page.size <= LARGEST
+        plain = plain and page.tags.valueof(ORIENTATION, 1) == 1
+        if not plain or page.samplesperpixel not in CHANNELS.get(page.photometric, ()):
+            held = f"{len(tiff.pages)} frame(s), {page.photometric.name}, of shape {page.shape}"
+            raise DataError(f"{name} holds {held}: save one, upright, in grey or RGB, with alpha or without.")
+        values = np.atleast_3d(page.asarray())
+    if page.axes == "SYX":
+        values = np.moveaxis(values, 0, -1)
+    opaque = 1
+    if values.dtype.kind in "iu":
+        opaque = 2**page.bitspersample - 1
+    if STRAIGHT not in page.extrasamples:
+        values = values[..., : CHANNELS[page.photometric][0]]
+    return with_alpha(values, opaque, span, name, page.photometric == MIN_IS_WHITE)
+
+
+def with_alpha(values: np.ndarray, opaque: int, span: Span | None, name: str, inverted: bool = False) -> np.ndarray:
+    """As `shown`; of 2 or 4 channels, the last is alpha, and `opaque` if all is seen."""
+    if values.shape[2] % 2:
+        return shown(values, span, name, None, inverted)
+    return shown(values[..., :-1], span, name, values[..., -1:] / opaque, inverted)
+
+
+def is_tiff(file: BinaryIO) -> bool:
+    file.seek(0)
+    return file.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
 def is_dicom(path: Path) -> bool:
-    """Whether a file is DICOM, by its suffix or its first bytes."""
-    if path.suffix.lower() in DICOM:
-        return True
-    if path.suffix:
-        return False
-    with path.open("rb") as file:
-        return file.read(132)[128:] == b"DICM"
-
-
-def readable(what: str) -> AbstractContextManager[None]:
-    """Raise DataError for whatever a decoder raises for damaged bytes."""
-    return explained(DataError, lambda error: f"{what} ({error}): repair or remove it.", causes=(Exception,))
+    """Whether a file is DICOM, by its bytes, whatever its name; or by its suffix."""
+    with suppress(OSError), path.open("rb") as file:  # whoever decodes it says why
+        return file.read(132)[128:] == b"DICM" or path.suffix.lower() in DICOM
+    return False
 
 
 def read_dicom(path: Path, **options: Any) -> Any:
     """A DICOM file as pydicom's dataset. Raises ConfigError without pydicom, DataError if it cannot be read."""
-    try:
+    with installed("dicom", str(path)):
         from pydicom import dcmread
-    except ImportError as error:
-        raise ConfigError("DICOM files need pydicom: pip install 'sfumato[dicom]'") from error
+
     with readable(f"{path} cannot be read as DICOM"):
         return dcmread(path, **options)
 
@@ -62,23 +170,44 @@ def read_dicom(path: Path, **options: Any) -> Any:
 def decode_dicom(path: Path, span: Span | None) -> np.ndarray:
     """The picture of a DICOM file, (H, W, 1) or (H, W, 3) uint8; no header field leaves it.
 
-    Grey values are rescaled as the file says (Hounsfield units, of CT) and shown by `span`; MONOCHROME1 is inverted.
+    Grey values are rescaled as the file says (Hounsfield units, of CT) and shown by `span`; MONOCHROME1 is inverted,
+    and padding is black. Raises ConfigError if nothing installed decompresses it.
     """
     data = read_dicom(path)
-    with readable(f"{path} has no readable pixels"):
-        from pydicom.pixels import apply_rescale
+    from pydicom.pixels import apply_modality_lut, get_decoder
+    from pydicom.uid import UncompressedTransferSyntaxes
 
+    syntax = data.file_meta.get("TransferSyntaxUID", "")
+    fix = "repair or remove it"
+    if syntax not in ("", *UncompressedTransferSyntaxes):
+        fix = f"it is in {syntax}, so write it uncompressed, as by `gdcmconv --raw`"
+    with readable(f"{path} has no readable pixels", fix):
+        if syntax and not (decoder := get_decoder(syntax)).is_available:
+            others = "; ".join(decoder.missing_dependencies)
+            raise ConfigError(f"{path} is in {syntax.name} ({syntax}): pip install 'sfumato[dicom]' ({others})")
         frames = int(data.get("NumberOfFrames", 1) or 1)
-        kind, array = str(data.PhotometricInterpretation), data.pixel_array
-        values = array if array.ndim == 3 else apply_rescale(array, data)
+        values = data.pixel_array
+        kind = str(data.PhotometricInterpretation)
+        name = f"{path} ({data.get('BitsStored', 8 * values.itemsize)} bits)"
+        alpha = padding_alpha(data, values)
+        if values.ndim == 2:
+            values = apply_modality_lut(values, data)
     if frames > 1:
         raise DataError(f"{path} holds {frames} frames: save the one to use as a file of its own.")
     if values.dtype == np.uint8 and values.shape[2:] == (3,):
         return np.ascontiguousarray(values)
-    if values.ndim != 2 or not kind.startswith("MONOCHROME"):
-        raise DataError(f"{path} is {values.dtype} {kind}, expected MONOCHROME, or colour of 8 bits: convert it.")
-    grey = shown(values, span, str(path), f"{int(data.BitsStored)} bits of DICOM")
-    return 255 - grey if kind == "MONOCHROME1" else grey
+    if values.shape[2:] != (3,) and (values.ndim != 2 or not kind.startswith("MONOCHROME")):
+        raise DataError(f"{path} is {values.dtype} {kind}, expected MONOCHROME, or colour: convert it.")
+    return shown(values, span, name, alpha, kind == "MONOCHROME1")
+
+
+def padding_alpha(data: Any, array: np.ndarray) -> np.ndarray | None:
+    """0 for pixels that stand for nothing, by PixelPaddingValue and PixelPaddingRangeLimit, (H, W, 1); or None."""
+    padding = data.get("PixelPaddingValue")
+    if padding is None or array.ndim > 2:
+        return None
+    ends = np.array([padding, data.get("PixelPaddingRangeLimit", padding)]).astype(array.dtype)  # signed as pixels are
+    return ((array < ends.min()) | (array > ends.max()))[..., None]
 
 
 def patient_of(path: Path) -> str:

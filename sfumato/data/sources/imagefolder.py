@@ -10,7 +10,8 @@ import numpy as np
 
 from sfumato.data.groups import ids_of_files
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
-from sfumato.data.sources.deep import RangeMissing, Span, decode_dicom, is_dicom, readable, shown
+from sfumato.data.sources import deep
+from sfumato.data.sources.deep import RangeMissing, Span, readable
 from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
 from sfumato.data.sources.splits import TRAIN, folders_in, split_of, visible
 from sfumato.data.sources.tabled import list_labels, list_metadata, list_shards, rows_of
@@ -38,11 +39,14 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
         found = replace(found, test=None)
     if found.problems:
         raise refusal([*found.problems, *problems_of(found.files, request)])
+    every = found.files
+    if request.skip and groups is not None:
+        found = without_strays(found, request)
     files = [file for file, _ in found.files]
     ids = None if groups is None else ids_of_files(groups, files, path, found.ids)
     shapes: list[tuple[int, ...]] = []  # of the first picture, for both parts
-    train = pictures_of(found.train, found.files, request, shapes)
-    test = None if found.test is None else pictures_of(found.test, found.files, request, shapes)
+    train = pictures_of(found.train, every, request, shapes)
+    test = None if found.test is None else pictures_of(found.test, every, request, shapes, len(found.train))
     labels = [label for _, label in found.files]
     names = [file.name for file in files]
     return Source(found.classes, train, test, len(files), ids, names, labels, len(found.test or ()))
@@ -100,7 +104,7 @@ def list_part(
     problems += [
         f"{entry} lies outside a class: move it into a folder named after its class."
         for entry in entries
-        if not entry.is_dir() and entry.suffix.lower() in registered_extensions()
+        if entry.is_file() and (entry.suffix.lower() in registered_extensions() or deep.is_dicom(entry))
     ]
     files: list[Place] = []
     for folder in (entry for entry in entries if entry.is_dir()):
@@ -136,23 +140,48 @@ def misplaced(entry: Path, root: Path) -> str | None:
 
 
 def pictures_of(
-    files: list[Place], every: list[Place], request: Request, shapes: list[tuple[int, ...]]
+    files: list[Place], every: list[Place], request: Request, shapes: list[tuple[int, ...]], before: int = 0
 ) -> Iterator[Example]:
     """Picture files decoded one by one. shapes: takes the shape of the first picture, which all must have.
 
-    Raises DataError that names all of `every` that cannot be read, or whose size or channels differ.
+    before: how many places precede these. Raises DataError that names all of `every` that cannot be read, or whose size
+    or channels differ. Guarantee: whether a picture is left out depends on that picture only; with too many, all fail.
     """
-    for path, label in files:
+    for number, (path, label) in enumerate(files, before):
         try:
             image = fit(decode(path, request.range), request, str(path))
         except RangeMissing:
             raise
-        except DataError:
-            raise refusal(problems_of(every, request)) from None
+        except DataError as error:
+            leave_out(number, error, every, request)
+            continue
         shapes[:] = shapes or [image.shape]
         if image.shape != shapes[0] and not request.mixed:
             raise refusal(problems_of(every, request))
         yield image, label
+
+
+def leave_out(key: Any, error: DataError, every: list[Place], request: Request) -> None:
+    """Note why one of `every` is left out. Raises DataError that names all such, if the request allows fewer."""
+    request.left_out[key] = str(error)
+    if len(request.left_out) / len(every) > request.skip:
+        raise refusal(problems_of(every, request)) from None
+
+
+def without_strays(found: Listing, request: Request) -> Listing:
+    """The listing without files that are no pictures by name and content: they have no person, nor a row in a table."""
+    from PIL.Image import registered_extensions
+
+    for file, _ in found.files:
+        if isinstance(file, Path) and file.suffix.lower() not in registered_extensions():
+            try:
+                decode(file, request.range or (0, 1))
+            except DataError as error:
+                leave_out(file, error, found.files, request)
+    left = request.left_out
+    train, test = ([place for place in part if place[0] not in left] for part in (found.train, found.test or ()))
+    ids = found.ids and [one for one, (file, _) in zip(found.ids, found.files, strict=True) if file not in left]
+    return replace(found, train=train, test=found.test and test, ids=ids)
 
 
 def problems_of(files: Sequence[Place], request: Request) -> list[str]:
@@ -194,30 +223,32 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
 
     span: shows files with more than 8 bits, as `deep.shown` does.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
-    if isinstance(path, Path) and is_dicom(path):
-        return decode_dicom(path, span)
+    if isinstance(path, Path) and deep.is_dicom(path):
+        return deep.decode_dicom(path, span)
     Image.init()
     known = [form for form in FORMATS.split() if form in Image.OPEN]  # what this Pillow was built with
     with (
         readable(f"{path} cannot be read as an image"),
-        Image.open(path if isinstance(path, Path) else path.opened(), formats=known) as opened,
+        path.open("rb") if isinstance(path, Path) else path.opened() as file,
     ):
-        frames = getattr(opened, "n_frames", 1)
-        opened.load()
+        try:
+            opened = Image.open(file, formats=known)
+        except UnidentifiedImageError:
+            if not deep.is_tiff(file):
+                raise
+            return deep.decode_tiff(file, span, str(path))
+        if (frames := getattr(opened, "n_frames", 1)) > 1:
+            raise DataError(f"{path} holds {frames} frames: save the one to use as a picture of its own.")
+        if (shown := deep.decode_deep(opened, file, span, str(path))) is not None:
+            return shown
         picture: Image.Image = ImageOps.exif_transpose(opened)
-    if frames > 1:
-        raise DataError(f"{path} holds {frames} frames: save the one to use as a picture of its own.")
-    if picture.mode.startswith("I;16") or picture.mode in ("I", "F"):
-        return shown(
-            np.asarray(picture), span, str(path), "32-bit pixels" if picture.mode in ("I", "F") else "16-bit grey"
-        )
     if picture.has_transparency_data:
         mode = "L" if picture.mode in ("LA", "La", "L", "1") else "RGB"
         picture = picture.convert("RGBA")
         if picture.getchannel("A").getbbox() is None:
-            raise DataError(f"{path} is fully transparent: save it without transparency, or remove it.")
+            raise DataError(f"{path} {deep.TRANSPARENT}.")
         black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
         picture = Image.alpha_composite(black, picture).convert(mode)
     return np.atleast_3d(np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB")))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import socket
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ class Source:
 
     groups: the id of each image's person, or None, in the order of `train` and then `test`; names: of their files;
     labels: theirs, of which the last `held_out` are of `test`. Only the owner's own sources have these.
+    converted, left_out: what reading them did to how many, and why a picture, by its place in that order, or another
+    file is left out. Private.
     """
 
     classes: tuple[str, ...]
@@ -38,6 +41,8 @@ class Source:
     names: Sequence[str] = ()  # private: they may be ids
     labels: Iterable[int | np.ndarray] = ()
     held_out: int = 0
+    converted: Counter[str] = field(default_factory=Counter)
+    left_out: dict[Any, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,9 @@ class Request:
     label_column: str | None = None  # of a table, or of samples
     several: bool = False  # an image has any number of labels
     mixed: bool = False  # images may differ in size and channels
+    skip: float = 0.0  # share of the pictures that may be broken
+    converted: Counter[str] = field(default_factory=Counter)
+    left_out: dict[Any, str] = field(default_factory=dict)
 
     @property
     def sensitive(self) -> bool:
@@ -123,6 +131,10 @@ def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
     from PIL import ImageOps
     from PIL.Image import Resampling, fromarray
 
+    if channels == 3 and request.channels == 1 and (image != image[..., :1]).any():
+        request.converted["colour pictures made grey"] += 1
+    if request.size is not None and height * request.size[1] != width * request.size[0]:
+        request.converted["padded with black" if request.pad else "cropped to the middle"] += 1
     picture: Image = fromarray(np.ascontiguousarray(image[..., 0] if channels == 1 else image))
     if request.channels is not None:
         picture = picture.convert("L" if request.channels == 1 else "RGB")

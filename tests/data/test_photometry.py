@@ -1,0 +1,144 @@
+"""Every depth, photometry and alpha that files of pictures have: shown as the file says, or refused by name."""
+
+import struct
+import sys
+import zlib
+
+import numpy as np
+import pytest
+import tifffile
+
+from sfumato.data.sources.deep import RangeMissing
+from sfumato.data.sources.imagefolder import decode
+from sfumato.errors import ConfigError, DataError
+
+RAMP = np.arange(4096, dtype=np.uint16).reshape(64, 64)  # all levels of 12 bits, in a file of 16
+SHOWN = np.rint(255 * (RAMP / 4095))[..., None]
+FULL = np.full_like(RAMP, 65535)
+HALF = np.full_like(RAMP, 32768)
+CLEAR = np.where(np.arange(64) < 32, FULL, 0)  # opaque on the left only
+KINDS = {"RGB": 2, "LA": 4, "RGBA": 6}  # the colour types of PNG
+
+
+def png(file, values, kind, orientation=1):
+    """A PNG of 16 bits a channel, (H, W, C), which Pillow does not write."""
+    height, width, _ = values.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    exif = struct.pack(">2sHIHHHIHHI", b"MM", 42, 8, 1, 274, 3, 1, orientation, 0, 0)
+    parts = {b"IHDR": struct.pack(">IIBBBBB", width, height, 16, KINDS[kind], 0, 0, 0), b"eXIf": exif}
+    parts |= {b"IDAT": zlib.compress(rows), b"IEND": b""}
+    chunks = [struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c)) for n, c in parts.items()]
+    file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+
+
+def tiff(**ways):
+    return lambda file, values: tifffile.imwrite(file, values, metadata=None, **ways)
+
+
+def pnm(kind, maxval):
+    def write(file, values):
+        file.write_bytes(
+            f"{kind} {values.shape[1]} {values.shape[0]} {maxval}\n".encode() + values.astype(">u2").tobytes()
+        )
+
+    return write
+
+
+def stacked(*channels):
+    return np.stack(channels, axis=-1)
+
+
+COLOUR = stacked(RAMP, RAMP[::-1], RAMP.T)
+SHOWN_COLOUR = np.rint(255 * (COLOUR / 4095))
+ALPHA = {"photometric": "rgb", "extrasamples": ["unassalpha"]}
+# name: how it is written, the values in the file, and what is shown by the range 0 to 4095
+SHOWN_AS = {
+    "rgb.png": (lambda f, v: png(f, v, "RGB"), COLOUR, SHOWN_COLOUR),
+    "rgba.png": (lambda f, v: png(f, v, "RGBA"), np.dstack([COLOUR, CLEAR]), SHOWN_COLOUR * (CLEAR[..., None] > 0)),
+    "la.png": (lambda f, v: png(f, v, "LA"), stacked(RAMP, HALF), np.rint(SHOWN * 32768 / 65535)),
+    "rgb.tiff": (tiff(photometric="rgb"), COLOUR, SHOWN_COLOUR),
+    "big.tiff": (tiff(photometric="rgb", byteorder=">", bigtiff=True), COLOUR, SHOWN_COLOUR),
+    "planes.tiff": (tiff(photometric="rgb", planarconfig="separate"), COLOUR.transpose(2, 0, 1), SHOWN_COLOUR),
+    "lzw.tiff": (tiff(photometric="rgb", compression="lzw", predictor=True), COLOUR, SHOWN_COLOUR),
+    "rgba.tiff": (tiff(**ALPHA), np.dstack([COLOUR, CLEAR]), SHOWN_COLOUR * (CLEAR[..., None] > 0)),
+    "premultiplied.tiff": (
+        tiff(photometric="rgb", extrasamples=["assocalpha"]),
+        np.dstack([COLOUR, HALF]),
+        SHOWN_COLOUR,
+    ),
+    "la.tiff": (
+        tiff(photometric="minisblack", extrasamples=["unassalpha"], planarconfig="contig"),
+        stacked(RAMP, HALF),
+        np.rint(SHOWN * 32768 / 65535),
+    ),
+    "white.tiff": (tiff(photometric="miniswhite"), RAMP, 255 - SHOWN),
+    "white-lzw.tiff": (tiff(photometric="miniswhite", compression="lzw"), RAMP, 255 - SHOWN),
+    "white-float.tiff": (tiff(photometric="miniswhite"), RAMP.astype(np.float32), 255 - SHOWN),
+    "white-uint32.tiff": (tiff(photometric="miniswhite"), RAMP.astype(np.uint32), 255 - SHOWN),
+    "float-rgb.tiff": (tiff(photometric="rgb"), COLOUR.astype(np.float32), SHOWN_COLOUR),
+    "uint32-rgb.tiff": (tiff(photometric="rgb"), COLOUR.astype(np.uint32), SHOWN_COLOUR),
+    "half.tiff": (tiff(photometric="minisblack"), (RAMP // 4 * 4).astype(np.float16), None),
+    "uint32.tiff": (tiff(photometric="minisblack"), RAMP.astype(np.uint32), SHOWN),
+    "uint32-high.tiff": (tiff(photometric="minisblack"), RAMP + np.uint32(2**31), np.full_like(SHOWN, 255)),
+    "uint32-motorola.tiff": (tiff(photometric="minisblack", byteorder=">"), RAMP.astype(np.uint32), SHOWN),
+    "int16.tiff": (tiff(photometric="minisblack"), RAMP.astype(np.int16) - 1, None),
+    "12-bits.pgm": (pnm("P5", 4095), RAMP, SHOWN),
+    "16-bits.pgm": (pnm("P5", 65535), RAMP, SHOWN),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN_AS)
+def test_a_picture_of_any_depth_is_shown_as_its_file_says(name, tmp_path):
+    write, values, expected = SHOWN_AS[name]
+    write(tmp_path / name, values)
+    image = decode(tmp_path / name, span=(0, 4095))
+    if expected is None:
+        expected = np.rint(255 * (values.astype(float) / 4095).clip(0, 1))[..., None]
+    assert image.dtype == np.uint8 and np.array_equal(image, expected)
+    with pytest.raises(RangeMissing, match=r"range: \[0, 4095\]"):
+        decode(tmp_path / name)
+
+
+@pytest.mark.parametrize("bits", [1, 8])
+def test_white_at_zero_is_turned_in_shallow_files_too(bits, tmp_path):
+    values = (RAMP % 256).astype(np.uint8) if bits == 8 else RAMP % 2 == 1
+    tifffile.imwrite(tmp_path / "white.tiff", values, photometric="miniswhite")
+    assert np.array_equal(decode(tmp_path / "white.tiff")[..., 0], 255 - values * (1 if bits == 8 else 255))
+
+
+def test_what_cannot_be_shown_whole_is_refused_by_name(tmp_path, monkeypatch):
+    span = (0, 4095)
+    for name, write, message in (
+        ("cmyk.tiff", lambda f: tifffile.imwrite(f, np.dstack([COLOUR, RAMP]), photometric="separated"), "SEPARATED"),
+        ("5.tiff", lambda f: tifffile.imwrite(f, np.dstack([COLOUR, RAMP, RAMP]), photometric="rgb"), "64, 5"),
+        ("two.tiff", lambda f: tifffile.imwrite(f, np.stack([COLOUR] * 2), photometric="rgb"), "2 frame"),
+        ("colour.ppm", lambda f: pnm("P6", 4095)(f, COLOUR), "12 bits in PPM"),
+        ("turned.png", lambda f: png(f, COLOUR, "RGB", 6), "save it as PNG or TIFF, upright"),
+        ("turned.tiff", tiff_turned, "upright"),
+        ("clear.png", lambda f: png(f, stacked(RAMP, 0 * RAMP), "LA"), "fully transparent"),
+        ("colour.jp2", lambda f: f.write_bytes(jpeg2000(COLOUR)), "16 bits in JPEG2000"),
+        ("colour.sgi", sgi, "16 bits in SGI"),
+        ("cut.png", lambda f: (png(f, COLOUR, "RGB"), f.write_bytes(f.read_bytes()[:300])), "repair or remove"),
+    ):
+        write(tmp_path / name)
+        with pytest.raises(DataError, match=message):
+            decode(tmp_path / name, span=span)
+    tifffile.imwrite(tmp_path / "rgb.tiff", COLOUR, photometric="rgb")
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    with pytest.raises(ConfigError, match=r"pip install 'sfumato\[depth\]'"):
+        decode(tmp_path / "rgb.tiff", span=span)
+
+
+def tiff_turned(file):
+    tifffile.imwrite(file, COLOUR, photometric="rgb", extratags=[(274, "H", 1, 6, True)])
+
+
+def jpeg2000(values):
+    import imagecodecs
+
+    return imagecodecs.jpeg2k_encode(values, bitspersample=16)
+
+
+def sgi(file):
+    head = struct.pack(">hBBHHHH", 474, 0, 2, 3, 64, 64, 3)
+    file.write_bytes(head.ljust(512, b"\0") + COLOUR.transpose(2, 0, 1).astype(">u2").tobytes())
