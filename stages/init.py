@@ -20,7 +20,7 @@ from sfumato.settings.data import GROUP, IMAGE, OUTER, SEVERAL, Data, Groups
 from sfumato.settings.params import Params
 from sfumato.storage.files import replace_file
 from stages.plan import show_budget, show_minutes, show_risk, show_settings_for_ever
-from stages.screen import say
+from stages.screen import numbers_table, say, table_console
 from stages.state import git, state_dir
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sfumato.planning.proposal import Known, Proposal
 
 MINUTES = 30.0
+SIZES = ("pixels a side", "minutes", "for the longest fits", "expected usefulness")
 FEWEST = 10  # pictures of a class, to learn from or held out, below which it is pointed out
 GROUPS_QUESTION = "Which are whose (a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file)"
 QUESTIONS = {  # by the option that the answer is of
@@ -54,6 +55,7 @@ GROUPS_HELP = (
 RANGE_HELP = "Values of black and white, if pictures have more than 8 bits (16-bit grey, DICOM): 0,4095, say. Public."
 SINGLE_HELP = "Your word that no two images are of one person; reports quote it."
 FIT_HELP = "Other proportions than square: crop to the middle, or pad with black."
+EVALUATE_HELP = "Judge the release on real images, in a quarter of the minutes at most; or leave them to the release."
 NAME_HELP = "The name that the odometer counts by, for ever. Default: that of the folder."
 
 
@@ -72,6 +74,7 @@ def init(
     size_hint: Annotated[int | None, typer.Option(min=3, help=SIZE_HELP)] = None,
     dataset_id: Annotated[str | None, typer.Option(help=NAME_HELP)] = None,
     public: Annotated[Path | None, typer.Option(help="Folder of public images, one folder a class.")] = None,
+    evaluate: Annotated[bool, typer.Option("--evaluate/--no-evaluate", help=EVALUATE_HELP)] = True,
     out: Annotated[Path, typer.Option(help="Folder of the project.")] = Path("."),
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take the defaults.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files of an earlier project.")] = False,
@@ -128,13 +131,11 @@ def init(
         data=found.data | ({"fit": "pad"} if fit == "pad" else {}),
         public=str(public) if public else None,
         public_images=len(list_folder(public, "--public").train) if public else 0,
+        evaluate=evaluate,
     )
     (proposed, *others), table = proposals_for(known, sides, len(found.classes))
     show(proposed, known, found, table, size_hint is None)
-    ways = [(one.params.data.size, "in" if one.enough else "from", one.seconds / 60, one.grown) for one in others]
-    if ways:
-        way = "{} pixels {} {:.0f} minutes, {:.0%} of the way"
-        say(f"sizes    --size decides; others: {'; '.join(way.format(*values) for values in ways)}")
+    show_sizes(known, proposed, others)
     if not ask.agreed("Write the project?"):
         raise typer.Exit(1)
     write(project_files(proposed.own, notes(size_hint is None), proposed.seconds / 60, __version__), out, force)
@@ -241,28 +242,27 @@ def proposals_for(known: Known, sides: Sequence[int], classes: int) -> tuple[lis
         shape = (known.channels, side, side)
         return expected_seconds(params, shape, classes, state_dir(), known.public_images)
 
-    found = proposals(known, sides, lambda params: sum(value or 0.0 for value in stages_of(params).values()))
+    found = proposals(known, sides, lambda params: {name: value or 0.0 for name, value in stages_of(params).items()})
     return found, stages_of(found[0].params)
 
 
 def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float | None], counted: bool) -> None:
     """What was seen, what is proposed and why, what it costs in ε and minutes, and what becomes public."""
     from sfumato.data.sources.splits import VALIDATION, split_of
-    from sfumato.planning.proposal import WORTH, proposed_card
+    from sfumato.planning.proposal import proposed_card
     from sfumato.planning.resolve import make_plan, warnings_of
     from sfumato.privacy.odometer import Odometer
 
     params = proposed.params
-    side = params.data.size or known.side
     split = "test/" if found.held_out is not None else f"{params.data.holdout_fraction:.0%} of them, drawn by a key"
     named = "labels, any number of them an image" if params.data.labels == SEVERAL else "classes"
-    say(f"images   {'colour' if found.colour else 'grey'}, stored as {side}×{side}, {len(found.classes)} {named}")
-    show_local_facts(found, side)
+    say(f"images   {'colour' if found.colour else 'grey'}, {len(found.classes)} {named}")
+    show_local_facts(found)
     say(f"hold-out {split}")
     if joined := [part.name for part in split_of(Path(known.path))[0] if part.name.casefold() in VALIDATION]:
         say(f"         {', '.join(joined)}/ joins the training images: nothing is chosen by it")
     say(f"protects {protected(known)}")
-    say(f"recipe   {params.recipe}: {proposed.row}; {proposed.grown:.0%} of the way to what was measured")
+    say(f"recipe   {params.recipe}: {proposed.row}")
     public = f"that the dataset exists, its class names ({', '.join(found.classes[:5])}"
     public += f" and {len(found.classes) - 5} more)" if len(found.classes) > 5 else ")"
     public += ", which are the labels that occur" if "classes" in found.data else ""
@@ -281,9 +281,6 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
         say("the minutes are those of one image a person: queries take longer where persons have more")
     if not proposed.enough:
         say(f"warning: --minutes {known.minutes:g} is too little: the least is about {proposed.seconds / 60:.1f}")
-    elif proposed.grown < WORTH:
-        more = f"--minutes {math.ceil(proposed.whole)} goes all of it"
-        say(f"warning: {proposed.grown:.0%} of the way is short, a smaller --size may teach more; {more}")
     if Odometer(state_dir(), known.dataset_id).opened():
         say(f"warning: dataset {known.dataset_id!r} has a history here already: what was spent on it counts on")
 
@@ -301,13 +298,31 @@ def show_understood(found: Survey) -> None:
         say(f"         └─ hold-out: {held}")
 
 
-def show_local_facts(found: Survey, side: int) -> None:
-    """The same for what will be stored."""
+def show_sizes(known: Known, proposed: Proposal, others: Sequence[Proposal]) -> None:
+    """A row a size: minutes, and what the release will probably be good for, by public results; and how to do better."""
+    from sfumato.planning.forecast import advice, fitted, measured_line
+
+    product, what = known.size_hint * known.epsilon, "persons" if known.unit == GROUP else "images"
+    several = known.data.get("labels") == SEVERAL  # nothing was measured with these
+    kind = "chosen" if known.public else "colour" if known.channels == 3 else "grey"
+    table = numbers_table("sizes, of which --size chooses", *SIZES, words=(SIZES[3],))
+    for one in sorted([proposed, *others], key=lambda one: -one.side):
+        expected = "unknown" if several else str(measured_line().at(kind, product, fitted(one.grown)))
+        minutes = f"{one.seconds / 60:.0f}" if one.enough else f"{one.seconds / 60:.0f} at least"
+        chosen = "proposed " if one is proposed else ""
+        table.add_row(f"{chosen}{one.side}", minutes, f"{math.ceil(one.whole)}", expected)
+    table_console().print(table)
+    if not several:
+        say(f"forecast by {what} × ε: % of what real images of the size teach; public sets: two of three in the range")
+        say(f"         {advice(kind, known.size_hint, known.epsilon, what)}")
+
+
+def show_local_facts(found: Survey) -> None:
+    """Say on a terminal whether the hold-out suffices."""
     if sys.stderr.isatty():
-        say(f"local    sides of about {found.side} pixels become {side}")
         held = round(Data().holdout_fraction * found.images) if found.held_out is None else found.held_out
         if held < FEWEST * len(found.classes):
-            say(f"         hold-out: about {held}, too few for a verdict, which needs {FEWEST} of each class")
+            say(f"local    hold-out: about {held}, too few for a verdict, which needs {FEWEST} of each class")
 
 
 def protected(known: Known) -> str:

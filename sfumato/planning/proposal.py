@@ -14,6 +14,7 @@ from typing import Any
 
 from sfumato.data.store import Card
 from sfumato.errors import ConfigError
+from sfumato.planning.forecast import fitted
 from sfumato.settings.data import SEVERAL
 from sfumato.settings.noise import noise_at
 from sfumato.settings.params import Params
@@ -22,11 +23,13 @@ from sfumato.settings.recipes import RECIPES, overlaid, params_of, read_overlay,
 from sfumato.storage.documents import read_yaml
 
 TABLE = Path(__file__).resolve().parent / "proposals.yaml"
-WORTH = 0.5  # part of the way that a size must go to be proposed instead of a smaller one
+CLOSE = 0.9  # part of the usefulness of the best size that a larger one must reach to be proposed instead
+EVALUATION = 0.25  # part of the minutes that the evaluation takes at most; the release has the rest
+FEWEST_STEPS = 50  # of a classifier that judges
 SLOWER = 0.6  # power of an effective ε below 1 by which the teacher's rate falls: brain MRI at ε = 1 and 10
-HALVINGS = 7  # of the way between the first and the last numbers of a row
+HALVINGS = 7  # of the distance between the first and the last numbers of a row
 
-Seconds = Callable[[Params], float]
+Seconds = Callable[[Params], Mapping[str, float]]  # of each stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,7 @@ class Known:
     data: Mapping[str, Any] = field(default_factory=dict)  # further keys of the section: source, labels, range, fit
     public: str | None = None  # folder of public images
     public_images: int = 0  # how many it holds
+    evaluate: bool = True  # whether the release is judged on real images
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,15 @@ class Proposal:
     own: dict[str, Any]  # the content of `params.yaml`
     params: Params  # the same, resolved
     row: str  # of the table
-    grown: float  # part of the way, 0 to 1
+    grown: float  # length of the fits: 0, the shortest, to 1, as long as what was measured
     seconds: float  # expected
+    judging: float  # seconds of them that the evaluation takes
     enough: bool  # whether the time suffices
-    whole: float = math.inf  # minutes that go all of the way
+    whole: float = math.inf  # minutes for fits as long as what was measured
+
+    @property
+    def side(self) -> int:
+        return self.params.data.size or 0
 
 
 def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> Card:
@@ -90,14 +99,15 @@ def rounded_size(count: int) -> int:
 
 
 def propose(known: Known, seconds: Seconds) -> Proposal:
-    """The parameters for `known`. seconds: that parameters are expected to take on this machine.
+    """The parameters for `known`, at its size. seconds: that the stages are expected to take on this machine.
 
     Raises ConfigError if no row of the table fits.
     """
     table = read_table()
     row = row_for(known, table)
     budget = 60 * known.minutes * table["reserve"]
-    whole = proposal(known, row, [row["params"]], 1.0, seconds, table).seconds / 60 / table["reserve"]
+    longest = proposal(replace(known, minutes=math.inf), row, [row["params"]], 1.0, seconds, table)
+    whole = min(longest.seconds, (longest.seconds - longest.judging) / (1 - EVALUATION)) / 60 / table["reserve"]
     overlays = [row["params"]]
     for lighter in [{}, *row.get("lighter", [])]:
         overlays.append(lighter)
@@ -111,7 +121,8 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
 def proposals(known: Known, sides: Sequence[int], seconds: Seconds) -> list[Proposal]:
     """A proposal for each of the sides that the table has a row for: the chosen one first, then the others by size.
 
-    The largest is chosen that goes WORTH of the way in the given minutes; if none does, the smallest.
+    The largest is chosen that the minutes allow, and whose expected usefulness is CLOSE to that of the best; if the
+    minutes suffice for none, the smallest.
     Raises ConfigError if there is a row for none of them.
     """
     found, unknown = dict[int, Proposal](), None
@@ -122,7 +133,8 @@ def proposals(known: Known, sides: Sequence[int], seconds: Seconds) -> list[Prop
             unknown = unknown or error
     if not found and unknown is not None:
         raise unknown
-    chosen = next((side for side, one in found.items() if one.enough and one.grown >= WORTH), min(found))
+    parts = {side: fitted(one.grown) for side, one in found.items() if one.enough}
+    chosen = next((side for side, part in parts.items() if part >= CLOSE * max(parts.values())), min(found))
     return [found.pop(chosen), *found.values()]
 
 
@@ -140,7 +152,7 @@ def row_for(known: Known, table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def grown_into(budget: float, least: Proposal, at: Callable[[float], Proposal]) -> Proposal:
-    """The proposal that goes as far as `budget` seconds allow: all of the way, or as found by halving."""
+    """The proposal with the longest fits that `budget` seconds allow, as measured or as found by halving."""
     if (whole := at(1.0)).seconds <= budget:
         return whole
     best, step = least, 0.5
@@ -166,9 +178,11 @@ def proposal(
         own["public"] = {"source": "imagefolder", "path": known.public, "declared_public": True}
     for overlay in overlays:
         own = overlaid(own, overlay)
+    runs = own.get("run", known_recipe(own["recipe"])["run"])
+    if not known.evaluate:
+        own = overlaid(own, {"run": [name for name in runs if name != "evaluate"]})
     if row.get("tuned_at"):
         rules = at_effective_epsilon(own["recipe"], known.epsilon * known.size_hint / row["tuned_at"])
-        runs = own.get("run", known_recipe(own["recipe"])["run"])
         own = overlaid(own, {name: section for name, section in rules.items() if name in runs})
     for key, (first, last) in row["grows"].items():  # by equal factors, to two digits
         value: Any = int(float(f"{first * (last / first) ** part:.1e}"))
@@ -181,7 +195,15 @@ def proposal(
         own = overlaid(own, {"select": {"images": count}, "synthesize": {"count": count}})
     params = params_of(own, Path("params.yaml"))
     expected = seconds(params)
-    return Proposal(own, params, row["name"], part, expected, expected <= 60 * known.minutes)
+    allowed = EVALUATION * 60 * known.minutes * table["reserve"]
+    if (judging := expected.get("evaluate", 0.0)) > allowed:
+        steps = max(FEWEST_STEPS, int((params.evaluate.steps or 0) * allowed / judging))
+        own = overlaid(own, {"evaluate": {"steps": steps}})
+        params = params_of(own, Path("params.yaml"))
+        expected = seconds(params)
+    total = sum(expected.values())
+    judging = expected.get("evaluate", 0.0)
+    return Proposal(own, params, row["name"], part, total, judging, total <= 60 * known.minutes)
 
 
 def known_recipe(name: str) -> dict[str, Any]:
