@@ -299,15 +299,15 @@ def show_understood(found: Survey) -> None:
 
 
 def show_sizes(known: Known, proposed: Proposal, others: Sequence[Proposal]) -> None:
-    """A row a size: minutes, and what the release will probably be good for, by public results; and how to do better."""
-    from sfumato.planning.forecast import advice, fitted, measured_line
+    """A row a size: its minutes, and how useful the release will probably be; and what would make it better."""
+    from sfumato.planning.forecast import advice, forecast
 
-    product, what = known.size_hint * known.epsilon, "persons" if known.unit == GROUP else "images"
+    what = "persons" if known.unit == GROUP else "images"
     several = known.data.get("labels") == SEVERAL  # nothing was measured with these
     kind = "chosen" if known.public else "colour" if known.channels == 3 else "grey"
     table = numbers_table("sizes, of which --size chooses", *SIZES, words=(SIZES[3],))
     for one in sorted([proposed, *others], key=lambda one: -one.side):
-        expected = "unknown" if several else str(measured_line().at(kind, product, fitted(one.grown)))
+        expected = "unknown" if several else forecast(kind, known.size_hint * known.epsilon, one.grown)
         minutes = f"{one.seconds / 60:.0f}" if one.enough else f"{one.seconds / 60:.0f} at least"
         chosen = "proposed " if one is proposed else ""
         table.add_row(f"{chosen}{one.side}", minutes, f"{math.ceil(one.whole)}", expected)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from sfumato.storage.digest import digest_of_file
 from sfumato.storage.files import check_writable, copy_directory
 from stages import launch
 from stages.dvc_lock import keep_copy
-from stages.screen import progress, say
+from stages.screen import progress, say, take_back
 from stages.state import ARTIFACTS, CARD, PLAN, PUBLIC, read_policy, seen_in_ledgers, state_dir
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ OutPath = Annotated[Path | None, typer.Option("--out", help="Directory to write.
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be read, written and charged, and stop.")]
 CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
 PublicPath = Annotated[Path, typer.Option("--public", help="Public image set, which `stage prepare public` writes.")]
+RECENT = 10.0  # seconds since DVC finished the stage before
 COPYING = "copying.lock"  # in a run's directory: its release is being copied to an artifact
 S = TypeVar("S")
 
@@ -104,6 +106,7 @@ def run_stage(
     if dry_run:
         return describe(plan, ({"card": card} if stage.kind is Kind.QUERY else {}) | used, out)
 
+    show_standing(stage.name, plan.enabled)
     if not plan.enabled:
         return write_empty(out, stage.name)
     from sfumato.runtime import distributed
@@ -135,6 +138,40 @@ def run_stage(
         say(f"{stage.name}: {found}")
     finally:
         distributed.leave()
+
+
+def show_standing(name: str, enabled: bool = True) -> None:
+    """Replace what DVC says on a terminal: by nothing for a stage that is off, else by how far the pipeline has come.
+
+    The minutes are those expected of the stages before it and of all, ε that of the queries before it: all public.
+    """
+    if "DVC_STAGE" not in os.environ or not sys.stdout.isatty() or not launch.speaks():
+        return
+    fresh = time.time() - Path("dvc.lock").stat().st_mtime < RECENT if Path("dvc.lock").exists() else False
+    take_back(4 if fresh else 2)  # the stage and its command; before them, that the stage before is in dvc.lock
+    if not enabled:
+        return
+    from sfumato.data.store import read_card
+    from sfumato.planning.estimate import expected_seconds
+    from sfumato.privacy.accountant import epsilon
+    from sfumato.settings.recipes import load_params
+    from sfumato.settings.stages import QUERIES, RECIPES, STAGES
+    from sfumato.storage.documents import read_json
+
+    budget: Any = read_json(PLAN / "budget.json")
+    params, card = load_params(Path("params.yaml"), Path(RECIPES)), read_card(CARD)
+    seconds = expected_seconds(params, card.shape, len(card.classes), state_dir())
+    names = [one for one in STAGES if params.runs(one)]
+    before = names[: names.index(name)]
+    events = [load_plan(one).mechanism.event for one in before if one in QUERIES]
+    spent = epsilon(events, budget["delta"], budget["accountant"], budget["adjacency"]) if events else 0.0
+    passed, all_of_them = (sum(seconds[one] or 0.0 for one in some) / 60 for some in (before, names))
+    say(
+        f"stage {len(before) + 1} of {len(names)}, {name}: {passed:.0f} of about {all_of_them:.0f} minutes, "
+        f"ε = {spent:.2f} of {budget['target']:g} so far"
+    )
+    if "auxiliary" in before:
+        say(f"         a first look: {ARTIFACTS / before[-1] / 'grid.png'}")
 
 
 def ready_processor(stage: str) -> None:

@@ -2,45 +2,48 @@
 
 import re
 
+import forecast as fit
 import pytest
 
 from sfumato.evaluation.verdict import LEVELS, level_of
-from sfumato.planning import forecast
-from sfumato.planning.forecast import KINDS, advice, fitted, measured_line, measured_runs
+from sfumato.planning.forecast import LINE, advice, expected_part, forecast
+
+KINDS = tuple(LINE["offsets"])
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_units_a_larger_epsilon_and_longer_fits_never_lower_the_forecast(kind):
-    line = measured_line()
-    parts = [line.at(kind, product, fitted(grown)).learned for product in (10, 1e3, 1e5) for grown in (0, 0.5, 1)]
+    parts = [expected_part(kind, product, grown) for product in (10, 1e3, 1e5) for grown in (0, 0.5, 1)]
     assert parts[:3] == sorted(parts[:3]) and parts[2::3] == sorted(parts[2::3])
     for product in (10, 1e3, 1e5):
-        one = line.at(kind, product)
-        assert 0 < one.low < one.learned < one.high < 1
+        low, part, high = (expected_part(kind, product, sure=sure) for sure in (-1, 0, 1))
+        assert 0 < low < part < high < 1
+        shown = f"{level_of(part)}, {100 * part:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
+        assert forecast(kind, product, 1) == shown
 
 
-def test_what_the_advice_asks_for_is_the_next_level():
-    line, order = measured_line(), list(LEVELS)
-    for units in (30, 300, 3000, 30_000):
-        level = level_of(line.at("grey", units).learned)
-        said = advice("grey", units, 1.0, "persons")
-        assert f"{units:,} persons at ε = 1 behave as {units // 10:,} at ε = 10" in said
-        if level == "good":
-            assert "would" not in said
-            continue
-        better = order[order.index(level) - 1]
-        found = re.fullmatch(r".*; ([\d,]+) persons, or ε = ([\d.]+), would make it (\w+)", said)
-        more, larger = float(found[1].replace(",", "")), float(found[2])
-        assert found[3] == better
-        for product in (more, larger * units):
-            assert level_of(line.at("grey", product).learned) == better
+@pytest.mark.parametrize("units", [30, 300, 3000, 30_000])
+def test_what_the_advice_asks_for_is_the_next_level(units):
+    order, level = list(LEVELS), level_of(expected_part("grey", units))
+    said = advice("grey", units, 1.0, "persons")
+    assert f"{units:,} persons at ε = 1 behave as {units // 10:,} at ε = 10" in said
+    assert "as 300 at ε = 1" in advice("grey", 30, 10.0, "persons")
+    if level == "good":
+        return
+    found = re.fullmatch(r".*; ([\d,]+) persons, or ε = ([\d.]+), would make it (\w+)", said)
+    assert found[3] == order[order.index(level) - 1]
+    for product in (float(found[1].replace(",", "")), float(found[2]) * units):
+        assert level_of(expected_part("grey", product)) == found[3]
 
 
-def test_two_of_three_public_sets_come_out_as_the_others_forecast_them():
-    """Each set is left out in turn. A set that is the only one of its kind has no forecast then."""
-    inside = []
-    for run in measured_runs():
-        line = measured_line(run["set"])
-        if run["kind"] in line.offsets:
-            found = line.at(run["kind"], run["product"])
-            inside.append(found.low <= run["learned"] <= found.high)
-    assert len(inside) >= 8 and sum(inside) >= 2 / 3 * len(inside)
+def test_the_line_is_that_of_the_public_results():
+    """`python benchmarks/forecast.py` writes it."""
+    assert fit.line_of(fit.runs()) == LINE
+
+
+def test_public_sets_come_out_as_the_others_forecast_them():
+    """Each set is left out in turn: most lie within the range, and none is two levels away."""
+    found, order = fit.left_out(fit.runs()), list(LEVELS)
+    assert len(found) >= 10 and found.learned.between(found.low, found.high).mean() >= 0.6
+    away = [order.index(one) - order.index(other) for one, other in zip(found.expected, found.level, strict=True)]
+    assert max(map(abs, away)) == 1
