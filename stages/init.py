@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from sfumato.planning.proposal import Known, Proposal
 
 MINUTES = 30.0
-SIZES = ("pixels a side", "minutes", "for the longest fits", "expected usefulness")
 FEWEST = 10  # pictures of a class, to learn from or held out, below which it is pointed out
 GROUPS_QUESTION = "Which are whose (a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file)"
 QUESTIONS = {  # by the option that the answer is of
@@ -257,7 +256,6 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     split = "test/" if found.held_out is not None else f"{params.data.holdout_fraction:.0%} of them, drawn by a key"
     named = "labels, any number of them an image" if params.data.labels == SEVERAL else "classes"
     say(f"images   {'colour' if found.colour else 'grey'}, {len(found.classes)} {named}")
-    show_local_facts(found)
     say(f"hold-out {split}")
     if joined := [part.name for part in split_of(Path(known.path))[0] if part.name.casefold() in VALIDATION]:
         say(f"         {', '.join(joined)}/ joins the training images: nothing is chosen by it")
@@ -279,8 +277,6 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     show_minutes(params, table)
     if known.unit == GROUP:
         say("the minutes are those of one image a person: queries take longer where persons have more")
-    if not proposed.enough:
-        say(f"warning: --minutes {known.minutes:g} is too little: the least is about {proposed.seconds / 60:.1f}")
     if Odometer(state_dir(), known.dataset_id).opened():
         say(f"warning: dataset {known.dataset_id!r} has a history here already: what was spent on it counts on")
 
@@ -294,8 +290,10 @@ def show_understood(found: Survey) -> None:
             say(f"         ├─ {name}: {count}{', too few to learn from' if count < FEWEST else ''}")
         if found.groups is not None:
             say(f"         ├─ {found.persons} persons, by {way_of(found.groups)}")
-        held = "drawn by a key" if found.held_out is None else f"test/, {found.held_out} images"
-        say(f"         └─ hold-out: {held}")
+        drawn = found.held_out is None
+        held = round(Data().holdout_fraction * found.images) if drawn else found.held_out
+        few = ", too few for a verdict" if held < FEWEST * len(found.classes) else ""
+        say(f"         └─ hold-out: {f'drawn by a key, about {held}' if drawn else f'test/, {held}'} images{few}")
 
 
 def show_sizes(known: Known, proposed: Proposal, others: Sequence[Proposal]) -> None:
@@ -305,24 +303,16 @@ def show_sizes(known: Known, proposed: Proposal, others: Sequence[Proposal]) -> 
     what = "persons" if known.unit == GROUP else "images"
     several = known.data.get("labels") == SEVERAL  # nothing was measured with these
     kind = "chosen" if known.public else "colour" if known.channels == 3 else "grey"
-    table = numbers_table("sizes, of which --size chooses", *SIZES, words=(SIZES[3],))
-    for one in sorted([proposed, *others], key=lambda one: -one.side):
+    columns = "pixels a side", "minutes", "for the longest fits", "usefulness (two of three public sets)"
+    table = numbers_table("sizes, of which --size chooses", *columns, words=columns[3:])
+    for one in sorted([proposed, *others], key=lambda one: one.own["data"]["size"], reverse=True):
         expected = "unknown" if several else forecast(kind, known.size_hint * known.epsilon, one.grown)
         minutes = f"{one.seconds / 60:.0f}" if one.enough else f"{one.seconds / 60:.0f} at least"
-        chosen = "proposed " if one is proposed else ""
-        table.add_row(f"{chosen}{one.side}", minutes, f"{math.ceil(one.whole)}", expected)
+        mark = "proposed " if one is proposed else ""
+        table.add_row(f"{mark}{one.params.data.size}", minutes, f"{math.ceil(one.whole)}", expected)
     table_console().print(table)
     if not several:
-        say(f"forecast by {what} × ε: % of what real images of the size teach; public sets: two of three in the range")
-        say(f"         {advice(kind, known.size_hint, known.epsilon, what)}")
-
-
-def show_local_facts(found: Survey) -> None:
-    """Say on a terminal whether the hold-out suffices."""
-    if sys.stderr.isatty():
-        held = round(Data().holdout_fraction * found.images) if found.held_out is None else found.held_out
-        if held < FEWEST * len(found.classes):
-            say(f"local    hold-out: about {held}, too few for a verdict, which needs {FEWEST} of each class")
+        say(f"forecast {advice(kind, known.size_hint, known.epsilon, what)}")
 
 
 def protected(known: Known) -> str:

@@ -36,7 +36,7 @@ from sfumato.storage.digest import digest_of_file
 from sfumato.storage.files import check_writable, copy_directory
 from stages import launch
 from stages.dvc_lock import keep_copy
-from stages.screen import progress, say, take_back
+from stages.screen import progress, say
 from stages.state import ARTIFACTS, CARD, PLAN, PUBLIC, read_policy, seen_in_ledgers, state_dir
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be read,
 CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
 PublicPath = Annotated[Path, typer.Option("--public", help="Public image set, which `stage prepare public` writes.")]
 RECENT = 10.0  # seconds since DVC finished the stage before
+DRAWING = ("auxiliary", "refine", "adversarial", "synthesize")  # stages whose grid.png shows first images
 COPYING = "copying.lock"  # in a run's directory: its release is being copied to an artifact
 S = TypeVar("S")
 
@@ -145,10 +146,11 @@ def show_standing(name: str, enabled: bool = True) -> None:
 
     The minutes are those expected of the stages before it and of all, ε that of the queries before it: all public.
     """
-    if "DVC_STAGE" not in os.environ or not sys.stdout.isatty() or not launch.speaks():
+    lock = Path("dvc.lock")
+    if "DVC_STAGE" not in os.environ or not sys.stdout.isatty() or not launch.speaks() or not lock.exists():
         return
-    fresh = time.time() - Path("dvc.lock").stat().st_mtime < RECENT if Path("dvc.lock").exists() else False
-    take_back(4 if fresh else 2)  # the stage and its command; before them, that the stage before is in dvc.lock
+    lines = 4 if time.time() - lock.stat().st_mtime < RECENT else 2  # stage, command; before, that dvc.lock was written
+    print(f"\x1b[{lines}A\x1b[J", end="", flush=True)
     if not enabled:
         return
     from sfumato.data.store import read_card
@@ -158,20 +160,17 @@ def show_standing(name: str, enabled: bool = True) -> None:
     from sfumato.settings.stages import QUERIES, RECIPES, STAGES
     from sfumato.storage.documents import read_json
 
-    budget: Any = read_json(PLAN / "budget.json")
     params, card = load_params(Path("params.yaml"), Path(RECIPES)), read_card(CARD)
-    seconds = expected_seconds(params, card.shape, len(card.classes), state_dir())
+    budget: Any = read_json(PLAN / "budget.json")
     names = [one for one in STAGES if params.runs(one)]
     before = names[: names.index(name)]
     events = [load_plan(one).mechanism.event for one in before if one in QUERIES]
     spent = epsilon(events, budget["delta"], budget["accountant"], budget["adjacency"]) if events else 0.0
-    passed, all_of_them = (sum(seconds[one] or 0.0 for one in some) / 60 for some in (before, names))
-    say(
-        f"stage {len(before) + 1} of {len(names)}, {name}: {passed:.0f} of about {all_of_them:.0f} minutes, "
-        f"ε = {spent:.2f} of {budget['target']:g} so far"
-    )
-    if "auxiliary" in before:
-        say(f"         a first look: {ARTIFACTS / before[-1] / 'grid.png'}")
+    seconds = expected_seconds(params, card.shape, len(card.classes), state_dir())
+    passed, together = (sum(seconds[one] or 0.0 for one in some) / 60 for some in (before, names))
+    time_and_cost = f"{passed:.0f} of about {together:.0f} minutes, ε = {spent:.2f} of {budget['target']:g} so far"
+    look = f"; look at {ARTIFACTS / before[-1] / 'grid.png'}" if before and before[-1] in DRAWING else ""
+    say(f"stage {len(before) + 1} of {len(names)}, {name}: {time_and_cost}{look}")
 
 
 def ready_processor(stage: str) -> None:

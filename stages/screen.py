@@ -34,11 +34,6 @@ def say(text: str) -> None:
         typer.echo(text, named.get("stderr"), err=True)
 
 
-def take_back(lines: int) -> None:
-    """Remove the last lines of the terminal."""
-    print(f"\x1b[{lines}A\x1b[J", end="", flush=True)
-
-
 def tell(text: str) -> None:
     """A line on standard output."""
     typer.echo(text, named.get("stdout"))

@@ -1,8 +1,7 @@
 """What a release will probably be good for, said before anything is spent: from results on public images only.
 
-The noise weighs on 500 persons at ε = 1 as it does on 50 at ε = 10: their product decides. `forecast.yaml` is the line
-through what public sets taught, as a part of what there is to learn (`evaluation.verdict`); `benchmarks/forecast.py`
-fits and draws it:
+The noise weighs on 500 persons at ε = 1 as it does on 50 at ε = 10: their product decides. `benchmarks/forecast.py`
+fits `forecast.yaml` to what public sets taught, as a part of what there is to learn (`evaluation.verdict`):
 
     logit(learned) = offset of the kind of images + slope · log10(units · ε)
 """

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from sfumato.release.loading import Release
 
-METRICS = "metrics.json"
 REPORT = f"{ARTIFACTS}/report/index.html"
 ERRORS: dict[int, type[SfumatoError]] = {kind.exit_code: kind for kind in (ConfigError, BudgetError, DataError)}
 COLUMNS = ["noise_multiplier", "sample_rate", "releases", "epsilon", "share"]
@@ -108,13 +107,11 @@ class Project:
 
     @property
     def verdict(self) -> dict[str, Any]:
-        """What the last evaluation says of the release: "level", "sentence", "learned" and accuracies. It is local.
-
-        Raises DataError if there is none.
-        """
-        if not (self.folder / METRICS).is_file():
-            raise DataError(f"{self.folder / METRICS} does not exist: call run(), in a project that evaluates")
-        return dict(read_json(self.folder / METRICS)["verdict"])
+        """What the last evaluation says of the release: level, sentence, accuracies. Local. DataError without one."""
+        metrics = self.folder / "metrics.json"
+        if not metrics.is_file():
+            raise DataError(f"{metrics} does not exist: call run(), in a project that evaluates")
+        return dict(read_json(metrics)["verdict"])
 
     def report(self) -> Path:
         """The page that says what was released, what it cost and what an attacker can learn at most."""

@@ -7,8 +7,11 @@ images, their classes, a rounded number of them, ε, and the minutes that `plann
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,8 @@ from sfumato.storage.documents import read_yaml
 TABLE = Path(__file__).resolve().parent / "proposals.yaml"
 CLOSE = 0.9  # part of the usefulness of the best size that a larger one must reach to be proposed instead
 EVALUATION = 0.25  # part of the minutes that the evaluation takes at most; the release has the rest
-FEWEST_STEPS = 50  # of a classifier that judges
 SLOWER = 0.6  # power of an effective ε below 1 by which the teacher's rate falls: brain MRI at ε = 1 and 10
-HALVINGS = 7  # of the distance between the first and the last numbers of a row
+STEPS = 128  # lengths of fits between the first and the last numbers of a row
 
 Seconds = Callable[[Params], Mapping[str, float]]  # of each stage
 
@@ -63,10 +65,6 @@ class Proposal:
     judging: float  # seconds of them that the evaluation takes
     enough: bool  # whether the time suffices
     whole: float = math.inf  # minutes for fits as long as what was measured
-
-    @property
-    def side(self) -> int:
-        return self.params.data.size or 0
 
 
 def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> Card:
@@ -113,7 +111,9 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
         overlays.append(lighter)
         found = proposal(known, row, overlays, 0.0, seconds, table)
         if found.seconds <= budget:
-            found = grown_into(budget, found, lambda part: proposal(known, row, overlays, part, seconds, table))
+            at = partial(proposal, known, row, overlays, seconds=seconds, table=table)
+            fitting = bisect(range(1, STEPS + 1), budget, key=lambda step: at(step / STEPS).seconds)
+            found = at(fitting / STEPS)
             break
     return replace(found, whole=whole)
 
@@ -121,18 +121,15 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
 def proposals(known: Known, sides: Sequence[int], seconds: Seconds) -> list[Proposal]:
     """A proposal for each of the sides that the table has a row for: the chosen one first, then the others by size.
 
-    The largest is chosen that the minutes allow, and whose expected usefulness is CLOSE to that of the best; if the
-    minutes suffice for none, the smallest.
+    The largest that the minutes allow and that is CLOSE to the most useful is chosen, else the smallest.
     Raises ConfigError if there is a row for none of them.
     """
-    found, unknown = dict[int, Proposal](), None
+    found = dict[int, Proposal]()
     for side in sorted(sides, reverse=True):
-        try:
+        with suppress(ConfigError):
             found[side] = propose(replace(known, side=side), seconds)
-        except ConfigError as error:
-            unknown = unknown or error
-    if not found and unknown is not None:
-        raise unknown
+    if not found:
+        row_for(replace(known, side=max(sides)), read_table())  # raises
     parts = {side: fitted(one.grown) for side, one in found.items() if one.enough}
     chosen = next((side for side, part in parts.items() if part >= CLOSE * max(parts.values())), min(found))
     return [found.pop(chosen), *found.values()]
@@ -149,17 +146,6 @@ def row_for(known: Known, table: Mapping[str, Any]) -> Mapping[str, Any]:
     kind = f"{'colour' if known.channels == 3 else 'grey'} images of {known.side}×{known.side}"
     kind += " with public images" if known.public else ""
     raise ConfigError(f"no recipe is known for {kind}: take one of `stage recipe list` and write params.yaml")
-
-
-def grown_into(budget: float, least: Proposal, at: Callable[[float], Proposal]) -> Proposal:
-    """The proposal with the longest fits that `budget` seconds allow, as measured or as found by halving."""
-    if (whole := at(1.0)).seconds <= budget:
-        return whole
-    best, step = least, 0.5
-    for _ in range(HALVINGS):
-        found = at(best.grown + step)
-        best, step = (found if found.seconds <= budget else best), step / 2
-    return best
 
 
 def proposal(
@@ -193,17 +179,19 @@ def proposal(
         most = max(2, int(known.public_images * table["public_part"]))
         count = min(own["synthesize"]["count"], most)
         own = overlaid(own, {"select": {"images": count}, "synthesize": {"count": count}})
+    if own["synthesize"]["count"] <= table["folders"]:
+        own = overlaid(own, {"synthesize": {"export": ["png"]}})
     params = params_of(own, Path("params.yaml"))
     expected = seconds(params)
     allowed = EVALUATION * 60 * known.minutes * table["reserve"]
-    if (judging := expected.get("evaluate", 0.0)) > allowed:
-        steps = max(FEWEST_STEPS, int((params.evaluate.steps or 0) * allowed / judging))
+    judging = expected.get("evaluate", 0.0)
+    if judging > allowed:
+        steps = max(1, int((params.evaluate.steps or 0) * allowed / judging))
         own = overlaid(own, {"evaluate": {"steps": steps}})
         params = params_of(own, Path("params.yaml"))
         expected = seconds(params)
     total = sum(expected.values())
-    judging = expected.get("evaluate", 0.0)
-    return Proposal(own, params, row["name"], part, total, judging, total <= 60 * known.minutes)
+    return Proposal(own, params, row["name"], part, total, expected.get("evaluate", 0.0), total <= 60 * known.minutes)
 
 
 def known_recipe(name: str) -> dict[str, Any]:

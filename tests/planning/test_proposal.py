@@ -69,7 +69,7 @@ def test_fewer_images_at_a_larger_epsilon_get_the_shares_of_a_smaller_one():
 def test_a_size_is_obeyed_however_short_the_time_is(known):
     """`--size 32` was overruled by 16 pixels where the minutes were few."""
     least = propose(replace(known, minutes=0.001), seconds)
-    assert not least.enough and least.grown == 0 and least.side == known.side
+    assert not least.enough and least.grown == 0 and least.params.data.size == known.side
 
 
 @pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CHOSEN, SEVERAL])
@@ -107,8 +107,8 @@ def test_the_largest_size_is_proposed_that_the_minutes_allow_and_the_others_are_
     sizes = []
     for minutes in (0.1, 60, 200, 1e6):
         chosen, *others = proposals(replace(GREY, minutes=minutes), (16, 32, 64, 128), seconds)
-        sizes.append(chosen.side)
-        assert {chosen.side, *(one.side for one in others)} == {16, 32, 64, 128}
+        sizes.append(chosen.params.data.size)
+        assert {one.params.data.size for one in (chosen, *others)} == {16, 32, 64, 128}
     assert sizes == sorted(sizes) and sizes[-1] == 128 and sizes[0] == 16 and 64 in sizes
 
 

@@ -24,7 +24,7 @@ from sfumato.privacy.odometer import Odometer
 from sfumato.settings.data import Groups
 from sfumato.settings.recipes import load_params
 from stages import plan
-from stages.init import show_local_facts, show_understood
+from stages.init import show_understood
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDE, EACH = 10, 60
@@ -294,14 +294,10 @@ def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_a_small_hold_
     assert [line.strip() for line in said] == [
         "local    27 images in 3 classes",
         *("├─ cross: 12", "├─ disc: 3, too few to learn from", "├─ stripe: 12", "├─ 9 persons, by column patient"),
-        "└─ hold-out: drawn by a key",
+        "└─ hold-out: drawn by a key, about 5 images, too few for a verdict",
     ]
-    said.clear()
-    show_local_facts(found)
-    assert said == ["local    hold-out: about 5, too few for a verdict, which needs 10 of each class"]
-    said.clear()
-    show_local_facts(replace(found, held_out=30))
-    assert not any("hold-out" in line for line in said)
+    show_understood(replace(found, held_out=30))
+    assert said[-1].strip() == "└─ hold-out: test/, 30 images"
 
 
 def test_the_looking_is_kept_for_the_next_call_until_a_file_changes(tmp_path, monkeypatch):
