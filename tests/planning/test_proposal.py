@@ -82,6 +82,12 @@ def test_the_evaluation_takes_a_quarter_of_the_minutes_at_most_and_can_be_left_o
     assert unjudged.grown >= judged.grown and unjudged.whole <= judged.whole
 
 
+def test_a_release_has_pictures_in_folders_unless_they_are_very_many():
+    few, many = (propose(replace(known, minutes=1e6), seconds).params.synthesize for known in (SMALL, GREY))
+    assert few.count <= 20_000 < many.count
+    assert few.export == ("png",) and many.export == ()
+
+
 @pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CHOSEN, SEVERAL])
 def test_a_linear_classifier_and_one_of_convolutions_judge(known):
     linear, other = propose(known, seconds).params.evaluate.classifiers
