@@ -83,9 +83,9 @@ def draw(table: pd.DataFrame, line: dict[str, Any]) -> None:
         axes.plot(part["product"], 100 * part.learned, "o", color=COLOURS[str(kind)])
     low, high = (100 * expit(height_at(line, "grey", products) + sure * line["spread"]) for sure in (-1, 1))
     axes.fill_between(products, low, high, color=COLOURS["grey"], alpha=0.12, linewidth=0)
-    for run in table.itertuples():
-        words, place = f"{run.set}, ε = {run.epsilon:g}", (run.product, 100 * run.learned)
-        axes.annotate(words, place, (5, -7), textcoords="offset points", fontsize=6)
+    for name, epsilon, product, learned in table[["set", "epsilon", "product", "learned"]].to_numpy().tolist():
+        place = product, 100 * learned
+        axes.annotate(f"{name}, ε = {epsilon:g}", place, (5, -7), textcoords="offset points", fontsize=6)
     for level, (least, _) in list(LEVELS.items())[:-1]:
         axes.axhline(100 * least, color="0.7", linewidth=0.7)
         axes.text(31, 100 * least + 1, level, color="0.4", fontsize=8)

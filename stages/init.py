@@ -290,10 +290,10 @@ def show_understood(found: Survey) -> None:
             say(f"         ├─ {name}: {count}{', too few to learn from' if count < FEWEST else ''}")
         if found.groups is not None:
             say(f"         ├─ {found.persons} persons, by {way_of(found.groups)}")
-        drawn = found.held_out is None
-        held = round(Data().holdout_fraction * found.images) if drawn else found.held_out
+        held = round(Data().holdout_fraction * found.images) if found.held_out is None else found.held_out
         few = ", too few for a verdict" if held < FEWEST * len(found.classes) else ""
-        say(f"         └─ hold-out: {f'drawn by a key, about {held}' if drawn else f'test/, {held}'} images{few}")
+        way = "drawn by a key, about" if found.held_out is None else "test/,"
+        say(f"         └─ hold-out: {way} {held} images{few}")
 
 
 def show_sizes(known: Known, proposed: Proposal, others: Sequence[Proposal]) -> None:

@@ -51,7 +51,6 @@ OutPath = Annotated[Path | None, typer.Option("--out", help="Directory to write.
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be read, written and charged, and stop.")]
 CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
 PublicPath = Annotated[Path, typer.Option("--public", help="Public image set, which `stage prepare public` writes.")]
-RECENT = 10.0  # seconds since DVC finished the stage before
 DRAWING = ("auxiliary", "refine", "adversarial", "synthesize")  # stages whose grid.png shows first images
 COPYING = "copying.lock"  # in a run's directory: its release is being copied to an artifact
 S = TypeVar("S")
@@ -149,8 +148,8 @@ def show_standing(name: str, enabled: bool = True) -> None:
     lock = Path("dvc.lock")
     if "DVC_STAGE" not in os.environ or not sys.stdout.isatty() or not launch.speaks() or not lock.exists():
         return
-    lines = 4 if time.time() - lock.stat().st_mtime < RECENT else 2  # stage, command; before, that dvc.lock was written
-    print(f"\x1b[{lines}A\x1b[J", end="", flush=True)
+    fresh = time.time() - lock.stat().st_mtime < 10  # so DVC has just said, before stage and command, that it wrote it
+    print(f"\x1b[{4 if fresh else 2}A\x1b[J", end="", flush=True)
     if not enabled:
         return
     from sfumato.data.store import read_card
@@ -160,11 +159,13 @@ def show_standing(name: str, enabled: bool = True) -> None:
     from sfumato.settings.stages import QUERIES, RECIPES, STAGES
     from sfumato.storage.documents import read_json
 
-    params, card = load_params(Path("params.yaml"), Path(RECIPES)), read_card(CARD)
+    params = load_params(Path("params.yaml"), Path(RECIPES))
+    card = read_card(CARD)
     budget: Any = read_json(PLAN / "budget.json")
     names = [one for one in STAGES if params.runs(one)]
     before = names[: names.index(name)]
-    events = [load_plan(one).mechanism.event for one in before if one in QUERIES]
+    queries: list[Any] = [load_plan(one) for one in before if one in QUERIES]
+    events = [query.mechanism.event for query in queries]
     spent = epsilon(events, budget["delta"], budget["accountant"], budget["adjacency"]) if events else 0.0
     seconds = expected_seconds(params, card.shape, len(card.classes), state_dir())
     passed, together = (sum(seconds[one] or 0.0 for one in some) / 60 for some in (before, names))

@@ -184,9 +184,8 @@ def proposal(
     params = params_of(own, Path("params.yaml"))
     expected = seconds(params)
     allowed = EVALUATION * 60 * known.minutes * table["reserve"]
-    judging = expected.get("evaluate", 0.0)
-    if judging > allowed:
-        steps = max(1, int((params.evaluate.steps or 0) * allowed / judging))
+    if expected.get("evaluate", 0.0) > allowed:
+        steps = max(1, int((params.evaluate.steps or 0) * allowed / expected["evaluate"]))
         own = overlaid(own, {"evaluate": {"steps": steps}})
         params = params_of(own, Path("params.yaml"))
         expected = seconds(params)
