@@ -14,7 +14,7 @@ from sfumato.errors import BudgetError
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.files import keep_private, write_local
 from stages import launch
-from stages.runner import DryRun, describe, load_plan, ready_processor
+from stages.runner import DryRun, describe, load_plan, ready_processor, show_standing
 from stages.screen import say, show_local
 from stages.state import ARTIFACTS, CARD, EVALUATION, LEDGER, check_local, state_dir
 
@@ -35,6 +35,7 @@ def evaluate(
         real = {"real images": state_dir() / "data" / plan.dataset_id, "ledger": LEDGER}
         describe(plan, {"card": CARD, **scored, **real}, metrics)
         return typer.echo(f"and the folder {out}: local, not to be shared")
+    show_standing("evaluate", plan.enabled)
     if not plan.enabled:
         return metrics.unlink(missing_ok=True)
     check_local("--metrics", metrics)

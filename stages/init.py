@@ -21,7 +21,7 @@ from sfumato.settings.fields import Size, both_sides, by, part_of, size_of
 from sfumato.settings.params import Params
 from sfumato.storage.files import replace_file
 from stages.plan import show_budget, show_minutes, show_risk, show_settings_for_ever
-from stages.screen import say
+from stages.screen import numbers_table, say, table_console
 from stages.state import git, state_dir
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ RANGE_HELP = "Values of black and white, if pictures have more than 8 bits (16 b
 SINGLE_HELP = "Your word that no two images are of one person; reports quote it."
 FIT_HELP = "Images in other proportions: crop to the middle, or pad with black."
 SKIP_HELP = "Share of the pictures, such as 1%, that may be broken: they are left out. Default: none, all are refused."
+EVALUATE_HELP = "Judge the release on real images, in a quarter of the minutes at most; or leave them to the release."
 NAME_HELP = "The name that the odometer counts by, for ever. Default: that of the folder."
 
 
@@ -76,6 +77,7 @@ def init(
     size_hint: Annotated[int | None, typer.Option(min=3, help=SIZE_HELP)] = None,
     dataset_id: Annotated[str | None, typer.Option(help=NAME_HELP)] = None,
     public: Annotated[Path | None, typer.Option(help="Folder of public images, one folder a class.")] = None,
+    evaluate: Annotated[bool, typer.Option("--evaluate/--no-evaluate", help=EVALUATE_HELP)] = True,
     out: Annotated[Path, typer.Option(help="Folder of the project.")] = Path("."),
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take the defaults.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files of an earlier project.")] = False,
@@ -134,13 +136,11 @@ def init(
         data=found.data | ({"fit": "pad"} if fit == "pad" else {}),
         public=str(public) if public else None,
         public_images=len(list_folder(public, "--public").train) if public else 0,
+        evaluate=evaluate,
     )
     (proposed, *others), table = proposals_for(known, sides, len(found.classes))
     show(proposed, known, found, table, size_hint is None)
-    way, when = "{} pixels {} {:.0f} minutes, {:.0%} of the way", ("from", "in")
-    ways = [way.format(by(one.own["data"]["size"]), when[one.enough], one.seconds / 60, one.grown) for one in others]
-    if ways:
-        say(f"sizes    --size decides; others: {'; '.join(ways)}")
+    show_sizes(known, proposed, others)
     if not ask.agreed("Write the project?"):
         raise typer.Exit(1)
     write(project_files(proposed.own, notes(size_hint is None), proposed.seconds / 60, __version__), out, force)
@@ -257,28 +257,26 @@ def proposals_for(known: Known, sides: Sequence[Size], classes: int) -> tuple[li
         shape = (known.channels, *both_sides(params.data.size or known.side))
         return expected_seconds(params, shape, classes, state_dir(), known.public_images)
 
-    found = proposals(known, sides, lambda params: sum(value or 0.0 for value in stages_of(params).values()))
+    found = proposals(known, sides, lambda params: {name: value or 0.0 for name, value in stages_of(params).items()})
     return found, stages_of(found[0].params)
 
 
 def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float | None], counted: bool) -> None:
     """What was seen, what is proposed and why, what it costs in ε and minutes, and what becomes public."""
     from sfumato.data.sources.splits import VALIDATION, split_of
-    from sfumato.planning.proposal import WORTH, proposed_card
+    from sfumato.planning.proposal import proposed_card
     from sfumato.planning.resolve import make_plan, warnings_of
     from sfumato.privacy.odometer import Odometer
 
     params = proposed.params
-    size = by(params.data.size or known.side)
     split = "test/" if found.held_out is not None else f"{params.data.holdout_fraction:.0%} of them, drawn by a key"
     named = "labels, any number of them an image" if params.data.labels == SEVERAL else "classes"
-    say(f"images   {'colour' if found.colour else 'grey'}, stored as {size}, {len(found.classes)} {named}")
-    show_local_facts(found, size)
+    say(f"images   {'colour' if found.colour else 'grey'}, {len(found.classes)} {named}")
     say(f"hold-out {split}")
     if joined := [part.name for part in split_of(Path(known.path))[0] if part.name.casefold() in VALIDATION]:
         say(f"         {', '.join(joined)}/ joins the training images: nothing is chosen by it")
     say(f"protects {protected(known)}")
-    say(f"recipe   {params.recipe}: {proposed.row}; {proposed.grown:.0%} of the way to what was measured")
+    say(f"recipe   {params.recipe}: {proposed.row}")
     public = f"that the dataset exists, its class names ({', '.join(found.classes[:5])}"
     public += f" and {len(found.classes) - 5} more)" if len(found.classes) > 5 else ")"
     public += ", which are the labels that occur" if "classes" in found.data else ""
@@ -295,11 +293,6 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     show_minutes(params, table)
     if known.unit == GROUP:
         say("the minutes are those of one image a person: queries take longer where persons have more")
-    if not proposed.enough:
-        say(f"warning: --minutes {known.minutes:g} is too little: the least is about {proposed.seconds / 60:.1f}")
-    elif proposed.grown < WORTH:
-        more = f"--minutes {math.ceil(proposed.whole)} goes all of it"
-        say(f"warning: {proposed.grown:.0%} of the way is short, a smaller --size may teach more; {more}")
     if Odometer(state_dir(), known.dataset_id).opened():
         say(f"warning: dataset {known.dataset_id!r} has a history here already: what was spent on it counts on")
 
@@ -313,17 +306,31 @@ def show_understood(found: Survey) -> None:
             say(f"         ├─ {name}: {count}{', too few to learn from' if count < FEWEST else ''}")
         if found.groups is not None:
             say(f"         ├─ {found.persons} persons, by {way_of(found.groups)}")
-        held = "drawn by a key" if found.held_out is None else f"test/, {found.held_out} images"
-        say(f"         └─ hold-out: {held}")
-
-
-def show_local_facts(found: Survey, size: str) -> None:
-    """The same for what will be stored."""
-    if sys.stderr.isatty():
-        say(f"local    sides of about {found.side} and {found.longer} pixels become {size}")
         held = round(Data().holdout_fraction * found.images) if found.held_out is None else found.held_out
-        if held < FEWEST * len(found.classes):
-            say(f"         hold-out: about {held}, too few for a verdict, which needs {FEWEST} of each class")
+        few = ", too few for a verdict" if held < FEWEST * len(found.classes) else ""
+        way = "drawn by a key, about" if found.held_out is None else "test/,"
+        say(f"         └─ hold-out: {way} {held} images{few}")
+
+
+def show_sizes(known: Known, proposed: Proposal, others: Sequence[Proposal]) -> None:
+    """A row a size: its minutes, and how useful the release will probably be; and what would make it better."""
+    from sfumato.planning.forecast import advice, forecast
+
+    what = "persons" if known.unit == GROUP else "images"
+    several = known.data.get("labels") == SEVERAL  # nothing was measured with these
+    kind = "chosen" if known.public else "colour" if known.channels == 3 else "grey"
+    columns = "pixels a side", "minutes", "for the longest fits", "usefulness (two of three public sets)"
+    table = numbers_table("sizes, of which --size chooses", *columns, words=columns[3:])
+    for one in sorted([proposed, *others], key=lambda one: both_sides(one.own["data"]["size"]), reverse=True):
+        size = one.params.data.size or known.side
+        pixels = f"{size}" if isinstance(size, int) else by(size)
+        expected = "unknown" if several else forecast(kind, known.size_hint * known.epsilon, one.grown)
+        minutes = f"{one.seconds / 60:.0f}" if one.enough else f"{one.seconds / 60:.0f} at least"
+        mark = "proposed " if one is proposed else ""
+        table.add_row(f"{mark}{pixels}", minutes, f"{math.ceil(one.whole)}", expected)
+    table_console().print(table)
+    if not several:
+        say(f"forecast {advice(kind, known.size_hint, known.epsilon, what)}")
 
 
 def protected(known: Known) -> str:

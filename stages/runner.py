@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ OutPath = Annotated[Path | None, typer.Option("--out", help="Directory to write.
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be read, written and charged, and stop.")]
 CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
 PublicPath = Annotated[Path, typer.Option("--public", help="Public image set, which `stage prepare public` writes.")]
+DRAWING = ("auxiliary", "refine", "adversarial", "synthesize")  # stages whose grid.png shows first images
 COPYING = "copying.lock"  # in a run's directory: its release is being copied to an artifact
 S = TypeVar("S")
 
@@ -73,6 +75,7 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
     if dry_run:
         return describe(plan, ({"card": CARD} if stage.kind is Kind.QUERY else {}) | used, out)
 
+    show_standing(stage.name, plan.enabled)
     if not plan.enabled:
         return write_empty(out, stage.name)
     from sfumato.runtime import distributed
@@ -104,6 +107,40 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
         say(f"{stage.name}: {found}")
     finally:
         distributed.leave()
+
+
+def show_standing(name: str, enabled: bool = True) -> None:
+    """Replace what DVC says on a terminal: by nothing for a stage that is off, else by how far the pipeline has come.
+
+    The minutes are those expected of the stages before it and of all, ε that of the queries before it: all public.
+    """
+    lock = Path("dvc.lock")
+    if "DVC_STAGE" not in os.environ or not sys.stdout.isatty() or not launch.speaks() or not lock.exists():
+        return
+    fresh = time.time() - lock.stat().st_mtime < 10  # so DVC has just said, before stage and command, that it wrote it
+    print(f"\x1b[{4 if fresh else 2}A\x1b[J", end="", flush=True)
+    if not enabled:
+        return
+    from sfumato.data.store import read_card
+    from sfumato.planning.estimate import expected_seconds
+    from sfumato.privacy.accountant import epsilon
+    from sfumato.settings.recipes import load_params
+    from sfumato.settings.stages import QUERIES, RECIPES, STAGES
+    from sfumato.storage.documents import read_json
+
+    params = load_params(Path("params.yaml"), Path(RECIPES))
+    card = read_card(CARD)
+    budget: Any = read_json(PLAN / "budget.json")
+    names = [one for one in STAGES if params.runs(one)]
+    before = names[: names.index(name)]
+    queries: list[Any] = [load_plan(one) for one in before if one in QUERIES]
+    events = [query.mechanism.event for query in queries]
+    spent = epsilon(events, budget["delta"], budget["accountant"], budget["adjacency"]) if events else 0.0
+    seconds = expected_seconds(params, card.shape, len(card.classes), state_dir())
+    passed, together = (sum(seconds[one] or 0.0 for one in some) / 60 for some in (before, names))
+    time_and_cost = f"{passed:.0f} of about {together:.0f} minutes, ε = {spent:.2f} of {budget['target']:g} so far"
+    look = f"; look at {ARTIFACTS / before[-1] / 'grid.png'}" if before and before[-1] in DRAWING else ""
+    say(f"stage {len(before) + 1} of {len(names)}, {name}: {time_and_cost}{look}")
 
 
 def ready_processor(stage: str) -> None:

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from sfumato.data.images import ImageSet, as_uint8, per_class
+from sfumato.data.images import ImageSet, per_class
 from sfumato.errors import DataError
 from sfumato.evaluation.downstream import Scored, aggregate, evaluate_classifier, mean_of, schedule_of, scored_by
 from sfumato.evaluation.extractors import Extractor, features_of
 from sfumato.evaluation.holdout import unusable
 from sfumato.evaluation.metrics.fidelity import METRICS, chosen_metrics, fidelity
 from sfumato.evaluation.shift import SHIFTS, shifted
-from sfumato.features.scattering import averaged
 from sfumato.features.teacher_network import TeacherNetwork
 from sfumato.runtime import distributed
 from sfumato.settings.evaluate import Evaluate
@@ -22,8 +21,6 @@ from sfumato.training.supervised import logits
 COMPARED = 10_000  # at most this many images on each side of a distance
 SEARCHED = 30_000  # at most this many training images are searched for copies
 MOVED = 5000  # at most this many hold-out images are shifted
-SMALL = 32  # side at which large images are judged too
-BATCH = 500  # images that are shrunk at a time
 PLAIN, RELEASE = "plain", "release"
 
 
@@ -61,10 +58,6 @@ def evaluate_release(
         return metrics
     for name, classifier, found in accuracies(trained_on, holdout, config, progress):
         metrics[name][classifier] = found
-    if min(holdout.shape[1:]) >= 2 * SMALL:  # what the larger size adds
-        small = {name: shrunk(image_set) for name, image_set in trained_on.items()}
-        for name, classifier, found in accuracies(small, shrunk(holdout), config, progress):
-            metrics[name][f"{classifier} at {SMALL}"] = found
     chosen = chosen_metrics(config)
     if not chosen or not distributed.is_main():
         return metrics
@@ -121,14 +114,6 @@ def accuracies(
     for (name, classifier), schedule in schedules.items():
         own = list(itertools.islice(scored, len(seeds[name])))
         yield name, classifier, aggregate(own, holdout.classes, holdout.groups) | {"steps": schedule.steps}
-
-
-def shrunk(image_set: ImageSet) -> ImageSet:
-    """Block means of the images, SMALL pixels a side or a little more."""
-    block = min(image_set.shape[1:]) // SMALL
-    rows = np.array_split(np.arange(len(image_set)), -(-len(image_set) // BATCH))
-    parts = [as_uint8(averaged(image_set.batch(part)[0], block)) for part in rows]
-    return ImageSet(np.concatenate(parts), image_set.labels, image_set.classes)
 
 
 def shifted_sets(holdout: ImageSet) -> dict[str, ImageSet]:

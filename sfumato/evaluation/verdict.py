@@ -66,7 +66,7 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
         level, sentence = "unknown", UNKNOWN
     else:
         clear = release - chance > ERRORS * error  # apart from chance, as far as so many images can tell
-        level = next(name for name, (least, _) in LEVELS.items() if learned >= least) if clear else "useless"
+        level = level_of(learned) if clear else "useless"
         sentence = LEVELS[level][1]
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     if level != UNJUDGED and "teacher" in found and found["teacher"]["balanced_accuracy"] > release + BETTER:
@@ -80,6 +80,11 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
             measure: {name: row[measure] for name, row in rows.items()} for measure in ("accuracy", "balanced_accuracy")
         },
     }
+
+
+def level_of(learned: float) -> str:
+    """The level of a part of what there is to learn."""
+    return next(name for name, (least, _) in LEVELS.items() if learned >= least)
 
 
 def auroc_error(having: np.ndarray, count: int) -> float:

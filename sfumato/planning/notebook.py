@@ -105,6 +105,14 @@ class Project:
 
         return load_release(self.folder / ARTIFACTS / "synthesize")
 
+    @property
+    def verdict(self) -> dict[str, Any]:
+        """What the last evaluation says of the release: level, sentence, accuracies. Local. DataError without one."""
+        metrics = self.folder / "metrics.json"
+        if not metrics.is_file():
+            raise DataError(f"{metrics} does not exist: call run(), in a project that evaluates")
+        return dict(read_json(metrics)["verdict"])
+
     def report(self) -> Path:
         """The page that says what was released, what it cost and what an attacker can learn at most."""
         if not (self.folder / REPORT).is_file():

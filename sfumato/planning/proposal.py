@@ -7,13 +7,17 @@ images, their classes, a rounded number of them, ε, and the minutes that `plann
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sfumato.data.store import Card
 from sfumato.errors import ConfigError
+from sfumato.planning.forecast import fitted
 from sfumato.settings.data import SEVERAL
 from sfumato.settings.fields import Size, both_sides, by, size_of
 from sfumato.settings.noise import noise_at
@@ -23,11 +27,12 @@ from sfumato.settings.recipes import RECIPES, overlaid, params_of, read_overlay,
 from sfumato.storage.documents import read_yaml
 
 TABLE = Path(__file__).resolve().parent / "proposals.yaml"
-WORTH = 0.5  # part of the way that a size must go to be proposed instead of a smaller one
+CLOSE = 0.9  # part of the usefulness of the best size that a larger one must reach to be proposed instead
+EVALUATION = 0.25  # part of the minutes that the evaluation takes at most; the release has the rest
 SLOWER = 0.6  # power of an effective ε below 1 by which the teacher's rate falls: brain MRI at ε = 1 and 10
-HALVINGS = 7  # of the way between the first and the last numbers of a row
+STEPS = 128  # lengths of fits between the first and the last numbers of a row
 
-Seconds = Callable[[Params], float]
+Seconds = Callable[[Params], Mapping[str, float]]  # of each stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +51,7 @@ class Known:
     data: Mapping[str, Any] = field(default_factory=dict)  # further keys of the section: source, labels, range, fit
     public: str | None = None  # folder of public images
     public_images: int = 0  # how many it holds
+    evaluate: bool = True  # whether the release is judged on real images
 
 
 @dataclass(frozen=True)
@@ -55,10 +61,11 @@ class Proposal:
     own: dict[str, Any]  # the content of `params.yaml`
     params: Params  # the same, resolved
     row: str  # of the table
-    grown: float  # part of the way, 0 to 1
+    grown: float  # length of the fits: 0, the shortest, to 1, as long as what was measured
     seconds: float  # expected
+    judging: float  # seconds of them that the evaluation takes
     enough: bool  # whether the time suffices
-    whole: float = math.inf  # minutes that go all of the way
+    whole: float = math.inf  # minutes for fits as long as what was measured
 
 
 def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> Card:
@@ -107,20 +114,23 @@ def rounded_size(count: int) -> int:
 
 
 def propose(known: Known, seconds: Seconds) -> Proposal:
-    """The parameters for `known`. seconds: that parameters are expected to take on this machine.
+    """The parameters for `known`, at its size. seconds: that the stages are expected to take on this machine.
 
     Raises ConfigError if no row of the table fits.
     """
     table = read_table()
     row = row_for(known, table)
     budget = 60 * known.minutes * table["reserve"]
-    whole = proposal(known, row, [row["params"]], 1.0, seconds, table).seconds / 60 / table["reserve"]
+    longest = proposal(replace(known, minutes=math.inf), row, [row["params"]], 1.0, seconds, table)
+    whole = min(longest.seconds, (longest.seconds - longest.judging) / (1 - EVALUATION)) / 60 / table["reserve"]
     overlays = [row["params"]]
     for lighter in [{}, *row.get("lighter", [])]:
         overlays.append(lighter)
         found = proposal(known, row, overlays, 0.0, seconds, table)
         if found.seconds <= budget:
-            found = grown_into(budget, found, lambda part: proposal(known, row, overlays, part, seconds, table))
+            at = partial(proposal, known, row, overlays, seconds=seconds, table=table)
+            fitting = bisect(range(1, STEPS + 1), budget, key=lambda step: at(step / STEPS).seconds)
+            found = at(fitting / STEPS)
             break
     return replace(found, whole=whole)
 
@@ -128,18 +138,18 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
 def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Proposal]:
     """A proposal for each of the sizes that the table has a row for: the chosen one first, then the others by size.
 
-    The largest is chosen that goes WORTH of the way in the given minutes; if none does, the smallest.
+    The largest that the minutes allow and that is CLOSE to the most useful is chosen, else the smallest.
     Raises ConfigError if there is a row for none of them.
     """
-    found, unknown = dict[Size, Proposal](), None
+    found = dict[Size, Proposal]()
     for side in sorted(sides, key=both_sides, reverse=True):
-        try:
+        with suppress(ConfigError):
             found[side] = propose(replace(known, side=side), seconds)
-        except ConfigError as error:
-            unknown = unknown or error
-    if not found and unknown is not None:
-        raise unknown
-    chosen = next((side for side, one in found.items() if one.enough and one.grown >= WORTH), [*found][-1])
+    if not found:
+        row_for(replace(known, side=max(sides, key=both_sides)), read_table())  # raises
+    parts = {side: fitted(one.grown) for side, one in found.items() if one.enough}
+    worth = (side for side, part in parts.items() if part >= CLOSE * max(parts.values()))
+    chosen = next(worth, [*found][-1])
     return [found.pop(chosen), *found.values()]
 
 
@@ -154,17 +164,6 @@ def row_for(known: Known, table: Mapping[str, Any]) -> Mapping[str, Any]:
     kind = f"{'colour' if known.channels == 3 else 'grey'} images of {by(known.side)}"
     kind += " with public images" if known.public else ""
     raise ConfigError(f"no recipe is known for {kind}: take one of `stage recipe list` and write params.yaml")
-
-
-def grown_into(budget: float, least: Proposal, at: Callable[[float], Proposal]) -> Proposal:
-    """The proposal that goes as far as `budget` seconds allow: all of the way, or as found by halving."""
-    if (whole := at(1.0)).seconds <= budget:
-        return whole
-    best, step = least, 0.5
-    for _ in range(HALVINGS):
-        found = at(best.grown + step)
-        best, step = (found if found.seconds <= budget else best), step / 2
-    return best
 
 
 def proposal(
@@ -183,12 +182,11 @@ def proposal(
         own["public"] = {"source": "imagefolder", "path": known.public, "declared_public": True}
     for overlay in overlays:
         own = overlaid(own, overlay)
-    height, width = both_sides(known.side)
-    if own["data"]["size"] != known.side:  # a lighter one
-        own["data"]["size"] = in_proportion(own["data"]["size"], height / width)
+    runs = own.get("run", known_recipe(own["recipe"])["run"])
+    if not known.evaluate:
+        own = overlaid(own, {"run": [name for name in runs if name != "evaluate"]})
     if row.get("tuned_at"):
         rules = at_effective_epsilon(own["recipe"], known.epsilon * known.size_hint / row["tuned_at"])
-        runs = own.get("run", known_recipe(own["recipe"])["run"])
         own = overlaid(own, {name: section for name, section in rules.items() if name in runs})
     for key, (first, last) in row["grows"].items():  # by equal factors, to two digits
         value: Any = int(float(f"{first * (last / first) ** part:.1e}"))
@@ -199,9 +197,18 @@ def proposal(
         most = max(2, int(known.public_images * table["public_part"]))
         count = min(own["synthesize"]["count"], most)
         own = overlaid(own, {"select": {"images": count}, "synthesize": {"count": count}})
+    if own["synthesize"]["count"] <= table["folders"]:
+        own = overlaid(own, {"synthesize": {"export": ["png"]}})
     params = params_of(own, Path("params.yaml"))
     expected = seconds(params)
-    return Proposal(own, params, row["name"], part, expected, expected <= 60 * known.minutes)
+    allowed = EVALUATION * 60 * known.minutes * table["reserve"]
+    if expected.get("evaluate", 0.0) > allowed:
+        steps = max(1, int((params.evaluate.steps or 0) * allowed / expected["evaluate"]))
+        own = overlaid(own, {"evaluate": {"steps": steps}})
+        params = params_of(own, Path("params.yaml"))
+        expected = seconds(params)
+    total = sum(expected.values())
+    return Proposal(own, params, row["name"], part, total, expected.get("evaluate", 0.0), total <= 60 * known.minutes)
 
 
 def known_recipe(name: str) -> dict[str, Any]:

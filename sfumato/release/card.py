@@ -13,7 +13,7 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, PROTECTED, UNITS, ZERO_OUT
 from sfumato.privacy.ledger import spent_on_one
 from sfumato.privacy.profile import bound_text
 from sfumato.privacy.resolved import StagePlan
-from sfumato.release.exports import METADATA, NPZ, PNG, PUBLIC_SOURCE, SAMPLES, TABLES
+from sfumato.release.exports import CLASSES, METADATA, NPZ, PNG, PUBLIC_SOURCE, SAMPLES, TABLES
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.release import Synthesize
 
@@ -147,7 +147,8 @@ def files_of(plan: StagePlan[Synthesize], count: int) -> list[tuple[str, str]]:
         **({LABEL_TABLE: "the same labels as a table, with a column for each"} if several else {}),
         **({ASKED: "the classes asked of the models, of the first images"} if settings.relabel and not several else {}),
         "kinds.npy": f"text ({count},): plain, as a model drew it, distorted, blend, or public",
-        "grid.png": "ten images of each class and kind, to look at",
+        "grid.png": "ten images of each class, to look at, none of them distorted or blended",
+        f"{CLASSES}/": "the same, a picture a class",
         "card.json": "shape, classes, which model drew how many",
         "privacy.json": "every privacy mechanism behind the images, and the sha256 of every file here",
     }

@@ -21,6 +21,7 @@ from sfumato.storage.files import FORMULA, csv_text, replace_file
 from sfumato.storage.png import png_bytes, save_png
 
 NPZ, PNG, METADATA = "images.npz", "png", "metadata.csv"
+CLASSES = "classes"  # pictures of ten images of each class
 PARQUET = "parquet/train-00000-of-00001.parquet"  # dataset hubs name the parts of a split so
 TABLES = "parquet/*.parquet"
 SAMPLES = "webdataset"

@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from sfumato.data.images import ImageSet, load_array, per_class, save_images
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.card import ASKED, LABEL_TABLE, cost_of, dataset_card
-from sfumato.release.exports import FORMS, PUBLIC_SOURCE, mark_of
+from sfumato.release.exports import CLASSES, FORMS, PUBLIC_SOURCE, folder_names, mark_of
 from sfumato.release.loading import KINDS_FILE
 from sfumato.release.synthesis import sorted_examples
 from sfumato.release.variation import KINDS, PLAIN, PUBLIC, Varied
 from sfumato.settings.release import Synthesize
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, csv_text, write_json
-from sfumato.storage.png import save_png, to_grid
+from sfumato.storage.png import named_grid, save_png, to_grid
 
 PRIVACY = "differentially private; privacy.json holds every mechanism that was paid for, ledger.json composes them"
-SHOWN = 10  # images of each class and kind in the picture
+ENLARGED = 96  # pixels of a side that images are magnified to in the grid, and to twice as many in that of a class
+SHOWN = 10  # images of each class in the pictures
 
 
 def save_release(
@@ -32,7 +32,7 @@ def save_release(
     plan: StagePlan[Synthesize],
     apart: Sequence[str] = (),
 ) -> None:
-    """Write the released set. The picture shows each kind of image beside the others.
+    """Write the released set. Pictures show unchanged images only: by them people judge what a model draws.
 
     sources: (N,), the stage that drew each; apart: data sets of merged owners, as `cost_of` takes them.
     """
@@ -47,9 +47,11 @@ def save_release(
         np.save(directory / ASKED, varied.asked.numpy(), allow_pickle=False)
     mark, number = mark_of(drawn), Counter(varied.kinds.tolist())
     kinds = {name: number[name] for name in KINDS if number[name]}
-    shown = [sorted_examples(images, labels, len(plan.classes), SHOWN, varied.kinds == name) for name in kinds]
-    grid = torch.cat([part.unflatten(0, (-1, SHOWN)) for part in shown], dim=1)  # (classes, kinds * SHOWN, C, H, W)
-    save_png(directory / "grid.png", to_grid(grid.flatten(0, 1), grid.shape[1]), mark.xmp)
+    unchanged = np.isin(varied.kinds, (PLAIN, PUBLIC))
+    shown = sorted_examples(images, labels, len(plan.classes), SHOWN, unchanged)
+    save_png(directory / "grid.png", named_grid(shown, plan.classes, SHOWN, ENLARGED), mark.xmp)
+    for name, part in zip(folder_names(plan.classes), shown.split(SHOWN), strict=True):
+        save_png(directory / CLASSES / f"{name}.png", to_grid(part, SHOWN // 2, 2 * ENLARGED), mark.xmp)
     for form in plan.settings.export:
         FORMS[form](directory, released, varied.kinds, mark)
     card = {

@@ -146,9 +146,7 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
             "kind": " and ".join(kinds),
             "about": {key: str(text) for key, text in card.get("about", {}).items() if key in ABOUT},
             "kinds": [(name, grouped(number)) for name, number in card["kinds"].items()],
-            "grid": picture(
-                artifact.path / "grid.png", "", "Ten released images of each class and kind, a class a row"
-            ),
+            "grid": picture(artifact.path / "grid.png", "", "Ten released images of each class"),
         }
 
 

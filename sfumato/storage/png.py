@@ -2,6 +2,7 @@
 
 import io
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +12,17 @@ from torch import Tensor
 from sfumato.storage.files import replace_file
 
 SMALLEST = 48  # pixels of a side, below which an image is magnified in a grid
+LETTERS = 18  # pixels of the letters of a name
 
 
-def to_grid(images: Tensor | np.ndarray, columns: int) -> np.ndarray:
+def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = SMALLEST) -> np.ndarray:
     """Images side by side, row by row, as (H', W', C) uint8 on a white ground; small ones are magnified.
 
-    images: (N, C, H, W) float, clamped to [0, 1], NaN shown black.
+    images: (N, C, H, W) float, clamped to [0, 1], NaN shown black; smallest: pixels of a side that are magnified to.
     """
     array = torch.as_tensor(images).detach().float().cpu().nan_to_num(0.0).clamp(0, 1).mul(255).round().byte().numpy()
     count, channels, height, width = array.shape
-    factor, gap = max(1, math.ceil(SMALLEST / min(height, width))), 2
+    factor, gap = max(1, math.ceil(smallest / min(height, width))), 2
     array = array.transpose(0, 2, 3, 1).repeat(factor, axis=1).repeat(factor, axis=2)  # (N, fH, fW, C)
     columns = max(1, min(columns, count))
     rows, height, width = math.ceil(count / columns), height * factor, width * factor
@@ -29,6 +31,19 @@ def to_grid(images: Tensor | np.ndarray, columns: int) -> np.ndarray:
         top, left = gap + i // columns * (height + gap), gap + i % columns * (width + gap)
         grid[top : top + height, left : left + width] = image
     return grid
+
+
+def named_grid(images: Tensor, names: Sequence[str], columns: int, smallest: int) -> np.ndarray:
+    """A row of `columns` images for each name, which stands at its left. images: as `to_grid` takes them."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    grid, font = to_grid(images, columns, smallest), ImageFont.load_default(LETTERS)
+    width = int(max(map(font.getlength, names))) + LETTERS
+    canvas = Image.fromarray(np.pad(grid, ((0, 0), (width, 0), (0, 0)), constant_values=255).squeeze())
+    for row, name in enumerate(names):
+        middle = (row + 0.5) * len(grid) / len(names)
+        ImageDraw.Draw(canvas).text((LETTERS // 2, middle), name, 0 if canvas.mode == "L" else "black", font, "lm")
+    return np.asarray(canvas)
 
 
 def save_png(path: Path, array: np.ndarray, xmp: str | None = None) -> None:

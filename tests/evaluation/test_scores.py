@@ -174,13 +174,3 @@ def test_sets_that_do_not_fit_are_refused_before_any_training(sets, monkeypatch)
             evaluate_release({"release": other}, train, holdout, CONFIG, PIXELS)
     (warning,) = absent_classes("release", good.take(np.flatnonzero(~np.isin(good.labels, (3, 7)))))
     assert "no image of class '3' and of 1 others" in warning
-
-
-def test_large_images_are_judged_shrunk_too(sets, monkeypatch):
-    train, holdout, good, _ = (
-        ImageSet(part.images[:60].repeat(8, axis=1).repeat(8, axis=2), part.labels[:60], part.classes) for part in sets
-    )
-    found = evaluate_release({"release": good}, train, holdout, quick(monkeypatch, fidelity=()))
-    assert [*found["release"]] == [*found["real"]] == ["lr", "lr at 32"]
-    small = scores.shrunk(holdout)
-    assert small.shape == (1, 32, 32) and np.array_equal(small.images[:, ::4, ::4], sets[1].images[:60])

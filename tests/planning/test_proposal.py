@@ -16,11 +16,11 @@ SMALL, COLOUR = replace(GREY, side=8), replace(GREY, side=32, channels=3)
 CHOSEN = replace(COLOUR, public="/public", public_images=100_000)
 
 
-def seconds(asked, side: int | None = None) -> float:
+def seconds(asked, side: int | None = None) -> dict[str, float]:
     """A machine on which a step takes a second, at 32 pixels a side, and less on smaller images."""
-    steps = sum(getattr(asked, name).steps for name in ("auxiliary", "refine", "classifier") if asked.runs(name))
-    steps += asked.evaluate.steps
-    return steps * ((side or asked.data.size) / 32) ** 2 * asked.frequency.size / 11_000
+    one = ((side or asked.data.size) / 32) ** 2 * asked.frequency.size / 11_000
+    timed = "auxiliary", "refine", "classifier", "evaluate"
+    return {name: one * getattr(asked, name).steps for name in timed if asked.runs(name)}
 
 
 @pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CHOSEN, SEVERAL])
@@ -32,7 +32,7 @@ def test_every_proposal_is_a_plan_within_its_budget(known, minutes, epsilon, siz
     shape = (known.channels, found.data.size, found.data.size)
     made = make_plan(found, card("set", shape, source="imagefolder", labels=known.data.get("labels", "one")))
     assert 0.9 * epsilon < made.budget["epsilon"] <= epsilon
-    assert proposed.enough == (seconds(found) <= 60 * minutes)
+    assert proposed.enough == (sum(seconds(found).values()) <= 60 * minutes)
     assert found.privacy.lifetime == epsilon and found.profile is None and found.privacy.accountant == "exact"
     if found.runs("select"):
         assert found.synthesize.count <= found.select.images <= known.public_images
@@ -65,10 +65,33 @@ def test_fewer_images_at_a_larger_epsilon_get_the_shares_of_a_smaller_one():
     assert fewest.teacher.learning_rate == pytest.approx(300 * 0.1**0.6, rel=0.01)
 
 
-def test_where_time_is_short_the_images_are_smaller_at_last():
-    assert propose(replace(GREY, minutes=0.5), seconds).params.data.size == 16
-    least = propose(replace(GREY, minutes=0.001), seconds)
-    assert not least.enough and least.grown == 0
+@pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CHOSEN, SEVERAL])
+def test_a_size_is_obeyed_however_short_the_time_is(known):
+    """`--size 32` was overruled by 16 pixels where the minutes were few."""
+    least = propose(replace(known, minutes=0.001), seconds)
+    assert not least.enough and least.grown == 0 and least.params.data.size == known.side
+
+
+@pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CHOSEN, SEVERAL])
+@pytest.mark.parametrize("minutes", [10, 20, 60])
+def test_the_evaluation_takes_a_quarter_of_the_minutes_at_most_and_can_be_left_out(known, minutes):
+    known = replace(known, minutes=minutes)
+    judged, unjudged = (propose(replace(known, evaluate=some), seconds) for some in (True, False))
+    assert 0 < judged.judging <= 60 * minutes / 4 and judged.params.evaluate.bound
+    assert not unjudged.params.runs("evaluate") and unjudged.judging == 0
+    assert unjudged.grown >= judged.grown and unjudged.whole <= judged.whole
+
+
+def test_a_release_has_pictures_in_folders_unless_they_are_very_many():
+    few, many = (propose(replace(known, minutes=1e6), seconds).params.synthesize for known in (SMALL, GREY))
+    assert few.count <= 20_000 < many.count
+    assert few.export == ("png",) and many.export == ()
+
+
+@pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CHOSEN, SEVERAL])
+def test_a_linear_classifier_and_one_of_convolutions_judge(known):
+    linear, other = propose(known, seconds).params.evaluate.classifiers
+    assert linear == "lr" and other in ("cnn", "student")
 
 
 def test_images_that_nothing_is_known_of_are_refused():
@@ -105,10 +128,10 @@ def test_images_that_are_far_from_square_keep_their_proportion_to_a_quarter(side
 
 @pytest.mark.parametrize("known", [replace(SEVERAL, side=(24, 32)), replace(GREY, side=(128, 64))])
 @pytest.mark.parametrize("minutes", [0.01, 1e6])
-def test_a_proposal_for_rectangles_is_a_plan_and_a_lighter_one_keeps_the_proportion(known, minutes):
+def test_a_proposal_for_rectangles_is_a_plan_of_their_size(known, minutes):
     proposed = propose(replace(known, minutes=minutes), lambda asked: seconds(asked, max(asked.data.size)))
     size = proposed.params.data.size
-    assert size == known.side or (not proposed.enough and size == (12, 16))
+    assert size == known.side
     labels = known.data.get("labels", "one")
     make_plan(proposed.params, card("set", (known.channels, *size), source="imagefolder", labels=labels))
 
@@ -116,10 +139,10 @@ def test_a_proposal_for_rectangles_is_a_plan_and_a_lighter_one_keeps_the_proport
 def test_the_largest_size_is_proposed_that_the_minutes_allow_and_the_others_are_named():
     sizes = []
     for minutes in (0.1, 60, 200, 1e6):
-        chosen, *others = proposals(replace(GREY, minutes=minutes), (32, 64, 128), seconds)
+        chosen, *others = proposals(replace(GREY, minutes=minutes), (16, 32, 64, 128), seconds)
         sizes.append(chosen.params.data.size)
-        assert {chosen.params.data.size, *(one.params.data.size for one in others)} >= {64, 128}
-    assert sizes == sorted(sizes) and sizes[-1] == 128 and sizes[0] <= 32 and 64 in sizes
+        assert {one.params.data.size for one in (chosen, *others)} == {16, 32, 64, 128}
+    assert sizes == sorted(sizes) and sizes[-1] == 128 and sizes[0] == 16 and 64 in sizes
 
 
 @pytest.mark.parametrize("side", [48, 64, 100, 128, 224])

@@ -120,7 +120,28 @@ def test_each_image_is_of_a_kind_and_a_kind_can_be_loaded_alone(digits, tmp_path
     with pytest.raises(DataError, match="no images of kind mixed: kinds=plain, distorted, blend, public"):
         sfumato.load_release(path, kinds=["mixed"])
     with Image.open(path / "grid.png") as grid:
-        assert grid.width == 4 * 10 * (48 + 2) + 2, "ten columns for each kind"
+        assert grid.height == 10 * (96 + 2) + 2 and 10 * (96 + 2) < grid.width < 10 * (96 + 2) + 60
+    assert sorted(file.stem for file in (path / "classes").iterdir()) == sorted(release.classes)
+    with Image.open(path / "classes" / "3.png") as shown:
+        assert shown.size == (5 * (192 + 2) + 2, 2 * (192 + 2) + 2)
+
+
+def test_the_pictures_show_no_distorted_image_and_name_the_classes(digits, tmp_path):
+    """Someone who looks at them takes a warped copy for what the model draws."""
+    few = {"count": 20, "sources": ("finetune",)}
+    kinds = np.array(["plain"] * 15 + ["distorted"] * 5)
+    names = digits.take(np.arange(20))
+    blank = names.images.copy()
+    blank[15:] = 255
+    varied, plain = (
+        write_release(tmp_path / name, ImageSet(images, names.labels, names.classes), kinds=kinds, **few)
+        for name, images in {"varied": names.images, "plain": blank}.items()
+    )
+    for name in ("grid.png", "classes/3.png"):
+        assert (varied / name).read_bytes() == (plain / name).read_bytes()
+    pixels = np.asarray(Image.open(varied / "grid.png"))
+    margin = pixels[:, : pixels.shape[1] - 10 * 98 - 2]
+    assert all((margin[row * 98 : (row + 1) * 98] < 128).any() for row in range(10)), "a name beside each row"
 
 
 def test_all_images_of_a_release_of_version_0_2_are_plain(release):

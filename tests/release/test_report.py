@@ -261,6 +261,7 @@ def test_the_owners_edition_shows_the_evaluation_and_is_no_artifact(desk, tmp_pa
     text = (tmp_path / "evaluation" / "report.html").read_text()
     for words in ("The verdict: fair (81 %", "83.2 ± 1.2", "7.654", "only 12 images"):
         assert words in text
+    assert text.index("The verdict: fair") < text.index("<section"), "before all else"
     assert text.count("data:image/png") == 2
     assert not (tmp_path / "evaluation" / PRIVACY).exists() and not (tmp_path / "artifacts" / "report").exists()
 

@@ -24,7 +24,7 @@ from sfumato.privacy.odometer import Odometer
 from sfumato.settings.data import Groups
 from sfumato.settings.recipes import load_params
 from stages import plan
-from stages.init import show_local_facts, show_understood
+from stages.init import show_understood
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDE, EACH = 10, 60
@@ -209,13 +209,38 @@ def test_the_time_of_reading_private_images_is_not_in_the_parameters(init, tmp_p
     assert found[0] == found[1]
 
 
-def test_fits_that_the_minutes_cut_short_are_warned_of_with_the_minutes_of_whole_ones(init, tmp_path, monkeypatch):
+def rows_of(text: str) -> list[list[str]]:
+    """The rows of the table of sizes: pixels, minutes, minutes of the longest fits, expected usefulness."""
+    (table,) = re.findall(r"sizes, of which.*?└", text, re.S)
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines() if line.startswith("│")]
+
+
+def test_one_table_has_a_row_a_size_with_its_minutes_and_its_expected_usefulness(init, tmp_path, monkeypatch):
     write_shapes(tmp_path / "in", side=16)
-    monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: {"evaluate": 9.0 * params.evaluate.steps})
-    text = init("--size-hint 100 --minutes 15 --force", "others: 16×16 pixels in 15 minutes, 0% of the way")
-    whole = re.search(r"is short, .* --minutes (\d+) goes all of it", " ".join(text.split()))[1]
-    assert "100% of the way" in init(f"--size-hint 100 --minutes {whole} --force")
-    assert "is short" not in init(f"--size-hint 100 --minutes {whole} --force")
+    monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: {"auxiliary": 3.0 * params.auxiliary.steps})
+    text = init("--size-hint 100 --minutes 15 --force", "100 images at ε = 5 behave as 500 at ε = 1")
+    assert text.split("written to")[0].count("16") == 1, "said once"
+    (larger, *about), (smaller, *_) = rows_of(text)
+    assert (larger, smaller) == ("proposed 16", "8") and about[0] == "12"
+    assert re.fullmatch(r"\w+, \d+ % \(\d+ to \d+\)", about[2])
+    longest = rows_of(init(f"--size-hint 100 --minutes {about[1]} --force"))[0]
+    assert int(longest[1]) > 12 and longest[3] > about[2], "more is expected of longer fits"
+
+
+def test_without_an_evaluation_nothing_is_judged(init, tmp_path):
+    write_shapes(tmp_path / "in")
+    init("--no-evaluate")
+    assert "evaluate" not in own()["run"] and "synthesize" in own()["run"]
+    init("--force")
+    assert "run" not in own() and own()["evaluate"]["classifiers"] == ["lr", "cnn"]
+
+
+def test_a_size_is_obeyed_or_refused(init, tmp_path):
+    for file in write_shapes(tmp_path / "in", side=32).rglob("*.png"):
+        Image.open(file).convert("L").save(file)
+    init("--size 32 --minutes 0.01")
+    assert own()["data"]["size"] == 32
+    init("--size 33 --force", "--size=33 is more than most images have", code=4)
 
 
 def test_the_plan_can_be_looked_at_before_the_images_are_prepared(desk, init, project, tmp_path, monkeypatch):
@@ -260,7 +285,7 @@ def test_what_the_plan_would_warn_of_is_said_at_once(desk, quick, project, tmp_p
     assert "pictures of each class" not in desk.run(f"init {root} --epsilon 1e9 --yes", *warnings)  # a log
 
 
-def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_their_size(project, tmp_path, monkeypatch):
+def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_a_small_hold_out(project, tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr("stages.init.say", said.append)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -272,15 +297,10 @@ def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_their_size(pr
     assert [line.strip() for line in said] == [
         "local    27 images in 3 classes",
         *("├─ cross: 12", "├─ disc: 3, too few to learn from", "├─ stripe: 12", "├─ 9 persons, by column patient"),
-        "└─ hold-out: drawn by a key",
+        "└─ hold-out: drawn by a key, about 5 images, too few for a verdict",
     ]
-    said.clear()
-    show_local_facts(found, "32×32")
-    assert said[0].startswith("local    sides of about 40 and 40 pixels become 32×32")
-    assert said[1].strip() == "hold-out: about 5, too few for a verdict, which needs 10 of each class"
-    said.clear()
-    show_local_facts(replace(found, held_out=30), "32×32")
-    assert not any("hold-out" in line for line in said)
+    show_understood(replace(found, held_out=30))
+    assert said[-1].strip() == "└─ hold-out: test/, 30 images"
 
 
 def test_pictures_far_from_square_are_stored_in_their_proportion_unless_they_lie_and_stand(init, tmp_path):
@@ -288,9 +308,9 @@ def test_pictures_far_from_square_are_stored_in_their_proportion_unless_they_lie
     for path in root.glob("*/*.png"):
         with Image.open(path) as picture:
             picture.crop((0, 6, 48, 42)).save(path)
-    init("--size-hint 300", "stored as 24×32")
+    init("--size-hint 300", "proposed 24×32")
     assert own()["data"]["size"] == [24, 32]
-    init("--size 16 --force", "stored as 16×16")
+    init("--size 16 --force", "proposed 16")
     assert own()["data"]["size"] == 16
     init("--size 30x40 --force", "no recipe is known for colour images of 30×40", code=4)
     init("--size 40x48 --force", "--size=40x48 is more than most images have", code=4)

@@ -66,8 +66,17 @@ def test_a_failure_is_the_error_of_the_stage(project, tmp_path):
         _ = project.release
     with pytest.raises(DataError, match="call run"):
         project.report()
+    with pytest.raises(DataError, match=r"metrics\.json does not exist"):
+        _ = project.verdict
     with pytest.raises(ConfigError, match="not a project"):
         sfumato.Project(tmp_path)
+
+
+def test_the_verdict_is_read_where_the_evaluation_wrote_it(project):
+    said = {"level": "fair", "sentence": "fair (81 % of what there is to learn)", "learned": 0.81}
+    (project.folder / "metrics.json").write_text(json.dumps({"scope": "local", "verdict": said}))
+    assert project.verdict == said
+    (project.folder / "metrics.json").unlink()
 
 
 SLOW = """

@@ -1,0 +1,108 @@
+"""Fit the forecast of `stage init` to what public sets taught, draw it, and forecast each set from the others.
+
+python benchmarks/forecast.py    # writes sfumato/planning/forecast.yaml and docs/forecast.png, prints a table
+
+`results/usefulness.csv` has a row a run: kind of images (`chosen`: photographs chosen among public ones), units
+(sensitive images, or persons), balanced accuracy in % of the best classifier trained on the release and on the real
+images. Where the latter was not run, 100 stands for it.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import yaml
+from scipy.special import expit, logit
+
+from sfumato.evaluation.verdict import LEVELS, level_of
+
+HERE = Path(__file__).parent
+FITTED = HERE.parent / "sfumato" / "planning" / "forecast.yaml"
+HEADER = "# Written by `python benchmarks/forecast.py` from benchmarks/results/usefulness.csv: public sets only.\n"
+COLOURS = {"grey": "tab:blue", "colour": "tab:orange", "chosen": "tab:green"}
+NAMES = {"grey": "grey images", "colour": "colour images", "chosen": "photographs chosen among public ones"}
+
+
+def runs() -> pd.DataFrame:
+    """The rows, with `product` and `learned`."""
+    table = pd.read_csv(HERE / "results" / "usefulness.csv")
+    chance = 100 / table.classes
+    learned = (table.release - chance) / (table.real.fillna(100) - chance)
+    return table.assign(product=table.units * table.epsilon, learned=learned)
+
+
+def line_of(table: pd.DataFrame) -> dict[str, Any]:
+    """The line of least squares on the logit scale: an offset for each kind, and one slope."""
+    kinds = [kind for kind in NAMES if (table.kind == kind).any()]
+    columns = np.column_stack([*(table.kind == kind for kind in kinds), np.log10(table["product"])]).astype(float)
+    heights = logit(table.learned.to_numpy())
+    (*offsets, slope), *_ = np.linalg.lstsq(columns, heights)
+    rounded = {kind: round(float(value), 2) for kind, value in zip(kinds, offsets, strict=True)}
+    return {"offsets": rounded, "slope": round(float(slope), 2)}
+
+
+def height_at(line: dict[str, Any], kind: str, product: Any) -> Any:
+    return line["offsets"][kind] + line["slope"] * np.log10(product)
+
+
+def left_out(table: pd.DataFrame) -> pd.DataFrame:
+    """Each run, forecast from the other sets; runs of the only set of a kind are left out."""
+    rows = []
+    for run in table.itertuples():
+        line = line_of(table[table.set != run.set])
+        if run.kind in line["offsets"]:
+            about = {"set": run.set, "units": run.units, "epsilon": run.epsilon, "learned": run.learned}
+            rows.append({**about, "height": height_at(line, str(run.kind), run.product)})
+    found = pd.DataFrame(rows)
+    return found.assign(forecast=expit(found.height), expected=list(map(level_of, expit(found.height))),
+                        level=list(map(level_of, found.learned)))  # fmt: skip
+
+
+def fitted(table: pd.DataFrame) -> dict[str, Any]:
+    """The line, and `spread`: two of three forecasts of sets that were left out are wrong by less, as a logit."""
+    found = left_out(table)
+    wrong = (found.height - logit(found.learned)).abs()
+    return line_of(table) | {"spread": math.ceil(100 * wrong.quantile(2 / 3)) / 100}
+
+
+def draw(table: pd.DataFrame, line: dict[str, Any]) -> None:
+    figure, axes = plt.subplots(figsize=(8, 4.6), constrained_layout=True)
+    products = np.geomspace(30, 3e6, 200)
+    for kind, part in table.groupby("kind"):
+        axes.plot(
+            products,
+            100 * expit(height_at(line, str(kind), products)),
+            color=COLOURS[str(kind)],
+            label=NAMES[str(kind)],
+        )
+        axes.plot(part["product"], 100 * part.learned, "o", color=COLOURS[str(kind)])
+    low, high = (100 * expit(height_at(line, "grey", products) + sure * line["spread"]) for sure in (-1, 1))
+    axes.fill_between(products, low, high, color=COLOURS["grey"], alpha=0.12, linewidth=0)
+    for name, epsilon, product, learned in table[["set", "epsilon", "product", "learned"]].to_numpy().tolist():
+        place = product, 100 * learned
+        axes.annotate(f"{name}, ε = {epsilon:g}", place, (5, -7), textcoords="offset points", fontsize=6)
+    for level, (least, _) in list(LEVELS.items())[:-1]:
+        axes.axhline(100 * least, color="0.7", linewidth=0.7)
+        axes.text(31, 100 * least + 1, level, color="0.4", fontsize=8)
+    axes.set(xscale="log", ylim=(0, 101), xlim=(30, 3e6))
+    axes.set(xlabel="images, or persons, × ε", ylabel="learned, % of what there is to learn")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    figure.savefig(HERE.parent / "docs" / "forecast.png", dpi=110)
+
+
+def main() -> None:
+    table = runs()
+    line = fitted(table)
+    FITTED.write_text(HEADER + yaml.safe_dump(line, sort_keys=False), encoding="utf-8")
+    draw(table, line)
+    print(line)
+    print(left_out(table).drop(columns="height").round(2).to_string(index=False))
+
+
+if __name__ == "__main__":
+    main()

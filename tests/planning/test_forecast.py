@@ -1,0 +1,51 @@
+"""The forecast of `stage init`: from public results only, as sure as they agree."""
+
+import re
+
+import forecast as fit
+import pytest
+from scipy.special import logit
+
+from sfumato.evaluation.verdict import LEVELS, level_of
+from sfumato.planning.forecast import LINE, advice, expected_part, forecast
+
+KINDS = tuple(LINE["offsets"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_units_a_larger_epsilon_and_longer_fits_never_lower_the_forecast(kind):
+    parts = [expected_part(kind, product, grown) for product in (10, 1e3, 1e5) for grown in (0, 0.5, 1)]
+    assert parts[:3] == sorted(parts[:3]) and parts[2::3] == sorted(parts[2::3])
+    for product in (10, 1e3, 1e5):
+        low, part, high = (expected_part(kind, product, sure=sure) for sure in (-1, 0, 1))
+        assert 0 < low < part < high < 1
+        shown = f"{level_of(part)}, {100 * part:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
+        assert forecast(kind, product, 1) == shown
+
+
+@pytest.mark.parametrize("units", [30, 300, 3000, 30_000])
+def test_what_the_advice_asks_for_is_the_next_level(units):
+    order, level = list(LEVELS), level_of(expected_part("grey", units))
+    said = advice("grey", units, 1.0, "persons")
+    assert f"{units:,} persons at ε = 1 behave as {units // 10:,} at ε = 10" in said
+    assert "as 300 at ε = 1" in advice("grey", 30, 10.0, "persons")
+    if level == "good":
+        return
+    found = re.fullmatch(r".*; ([\d,]+) persons, or ε = ([\d.]+), would make it (\w+)", said)
+    assert found[3] == order[order.index(level) - 1]
+    for product in (float(found[1].replace(",", "")), float(found[2]) * units):
+        assert level_of(expected_part("grey", product)) == found[3]
+
+
+def test_the_line_is_that_of_the_public_results():
+    """`python benchmarks/forecast.py` writes it."""
+    assert fit.fitted(fit.runs()) == LINE
+
+
+def test_public_sets_come_out_as_the_others_forecast_them():
+    """Each set is left out in turn: two of three lie within the range, and none is two levels away."""
+    found, order = fit.left_out(fit.runs()), list(LEVELS)
+    wrong = abs(found.height - logit(found.learned))
+    assert len(found) >= 12 and (wrong <= LINE["spread"]).mean() >= 2 / 3
+    away = [order.index(one) - order.index(other) for one, other in zip(found.expected, found.level, strict=True)]
+    assert max(map(abs, away)) == 1

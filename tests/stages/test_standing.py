@@ -1,0 +1,56 @@
+"""What a terminal shows while DVC runs the stages: how far the pipeline has come, and nothing of those that are off."""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_recipes import SMALL
+
+from sfumato.planning import estimate
+from sfumato.settings.stages import STAGES
+
+RUN = ["count", "frequency", "auxiliary", "synthesize"]
+ERASED = re.compile(r"\x1b\[(\d)A\x1b\[J")
+
+
+@pytest.fixture
+def desk(desk, digits, monkeypatch):
+    """A planned project on digits whose stages take a minute each, with the lock that DVC writes after a stage."""
+    np.savez("source.npz", images=digits.images[:317], labels=digits.labels[:317], classes=np.array(digits.classes))
+    desk.base = SMALL
+    desk.params(recipe="dp-merf", run=RUN)
+    desk.run_all("prepare sensitive", "plan")
+    monkeypatch.setattr(estimate, "expected_seconds", lambda *_: dict.fromkeys(STAGES, 60.0))
+    monkeypatch.setenv("DVC_STAGE", "count")
+    Path("dvc.lock").touch()
+    return desk
+
+
+def test_each_stage_says_its_place_the_minutes_and_epsilon_so_far(desk):
+    desk.terminal = True
+    said = {name: desk.run(name) for name in ("count", "central", "frequency", "auxiliary", "evolve", "synthesize")}
+    assert ERASED.sub("", said["central"]) == ERASED.sub("", said["evolve"]) == ""
+    shown = {name: re.search(r"stage (\d of \d), .*: (\d of about \d minutes), ε = ([\d.]+) of 10 so far", text)
+             for name, text in said.items() if name in RUN}  # fmt: skip
+    places = {name: (found[1], found[2]) for name, found in shown.items()}
+    assert places == {name: (f"{i + 1} of 4", f"{i} of about 4 minutes") for i, name in enumerate(RUN)}
+    spent = [float(found[3]) for found in shown.values()]
+    assert spent[0] == 0 < spent[1] < spent[2] == spent[3] == pytest.approx(10, abs=0.05)
+    assert "look at artifacts/auxiliary/grid.png" in said["synthesize"] and "look at" not in said["auxiliary"]
+
+
+def test_only_what_dvc_has_just_said_is_taken_back(desk):
+    desk.terminal = True
+    assert ERASED.match(desk.run("central"))[1] == "4"
+    os.utime("dvc.lock", (0, time.time() - 60))
+    assert ERASED.match(desk.run("central"))[1] == "2", "what stands above is not of DVC"
+
+
+def test_a_log_and_a_stage_by_hand_get_nothing_of_it(desk, monkeypatch):
+    assert "\x1b" not in desk.run("count") + desk.run("central")
+    desk.terminal = True
+    monkeypatch.delenv("DVC_STAGE")
+    assert "\x1b" not in desk.run("central")
