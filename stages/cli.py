@@ -15,6 +15,7 @@ from stages import ledger, prepare, recipe
 from stages.compare import compare
 from stages.doctor import doctor
 from stages.evaluate import evaluate
+from stages.forget import du, forget
 from stages.init import init
 from stages.launch import leave
 from stages.merge import merge
@@ -48,6 +49,8 @@ app.add_typer(ledger.app, name="ledger")
 app.command()(report)
 app.add_typer(recipe.app, name="recipe")
 app.command()(doctor)
+app.command()(du)
+app.command()(forget)
 
 
 def main() -> None:
