@@ -255,7 +255,6 @@ def history(
 ) -> None:
     """Everything ever opened on the sensitive images, aborted charges too."""
     from sfumato.data.store import read_card
-    from sfumato.planning.forget import FORGET
     from sfumato.privacy.accountant import epsilon
     from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL, OPEN, PROGRESS, Odometer
 
@@ -286,8 +285,6 @@ def history(
             table.add_row(when, record["stage"], record["id"][:8], mechanism_text(record["event"]), state)
         elif entry["kind"] == LOCAL and sys.stdout.isatty():  # it follows from when the images changed
             table.add_row(when, "local", "", entry["purpose"], "outside the guarantee")
-        elif entry["kind"] == FORGET:
-            table.add_row(when, "forget", "", "", "real images deleted")
         elif entry["kind"] == ADOPT:
             for record in entry["records"]:
                 table.add_row(when, record["stage"], record["id"][:8], mechanism_text(record["event"]), "adopted")

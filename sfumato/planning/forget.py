@@ -10,12 +10,11 @@ from filelock import FileLock, Timeout
 
 from sfumato.data.prepare import ORIGIN, UNNAMED
 from sfumato.data.survey import LOOKED
-from sfumato.errors import UNREADABLE, BudgetError, ConfigError, explained, nearest
+from sfumato.errors import BudgetError, ConfigError, explained, nearest
 from sfumato.evaluation.comparison import EVALUATIONS
-from sfumato.privacy.odometer import Odometer
-from sfumato.storage.documents import read_json
+from sfumato.privacy.odometer import LOCAL, Odometer
 
-FORGET = "forget"  # entry of the journal
+FORGOTTEN = "forget"  # purpose of the entry in the journal
 STAYS = (ORIGIN, UNNAMED)  # against a second name of the same folder, and a second version of the same images
 OF_ALL = (LOOKED, "printed.txt", "refused.txt")  # in the state directory, of any dataset
 
@@ -33,20 +32,14 @@ def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
     unfinished = re.compile(rf"\.{re.escape(dataset_id)}\.(\d+\.tmp|old)")
     copies = [path for path in home.parent.glob(".*") if unfinished.fullmatch(path.name)]
     runs = (state / "runs" / run for run in odometer.runs())
+    evaluations = (state / EVALUATIONS).glob("*")
+    named = f'"dataset": "{dataset_id}"'
     return {
         "private copy": [*(path for path in sorted(home.glob("*")) if path.name not in STAYS), *copies],
         "kept releases and checkpoints": [run for run in runs if run.exists()],
-        "numbers from real images": [file for file in (state / EVALUATIONS).glob("*") if is_of(file, dataset_id)],
+        "numbers from real images": [file for file in evaluations if named in file.read_text("utf-8", "replace")],
         "what was printed or looked at": [path for name in OF_ALL for path in state.glob(f"*{name}*")],
     }
-
-
-def is_of(evaluation: Path, dataset_id: str) -> bool:
-    """Whether numbers are of this dataset; True of a file that cannot be read."""
-    try:
-        return bool(read_json(evaluation)["identity"]["dataset"] == dataset_id)
-    except UNREADABLE:
-        return True
 
 
 def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> None:
@@ -64,7 +57,7 @@ def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> None:
                     stack.enter_context(FileLock(lock, blocking=False))
         for paths in private_files(state, dataset_id).values():
             delete(paths)
-        odometer.append(FORGET)
+        odometer.append(LOCAL, purpose=FORGOTTEN)
     delete(here)
 
 

@@ -12,7 +12,7 @@ from sfumato.errors import BudgetError, ConfigError
 from sfumato.generators.network import Generator
 from sfumato.planning.resolve import make_plan, noise_requests, plan_texts, warnings_of
 from sfumato.privacy.accountant import default_delta, epsilon
-from sfumato.privacy.resolved import QueryPlan, read_stage_plan
+from sfumato.privacy.resolved import QueryPlan, read_stage_plan, settings_digest
 from sfumato.settings.fields import MACHINE
 from sfumato.settings.recipes import load_params, overlaid
 from sfumato.settings.stages import STAGES
@@ -342,3 +342,15 @@ def test_a_share_of_another_recipe_gives_way_to_the_rest():
     assert own.frequency.noise == "30%" and own.count.noise == "rest"
     with pytest.raises(ConfigError, match="exactly one stage"):  # a number is meant
         noise_requests(params(recipe="dp-merf", frequency={"noise": 3.0}, privacy={"size_hint": 1500}))
+
+
+def test_how_pictures_were_cut_is_in_the_plans_of_what_has_a_card_and_moves_no_digest():
+    """A project with bars that was released before plans said so does not spend again."""
+    usual, padded = (
+        make_plan(params(recipe="full", profile="digits", data={"fit": fit}), card()) for fit in ("crop", "pad")
+    )
+    assert {name for name in STAGES if "prepared" in padded.files[name]} == {"teacher", "synthesize"}
+    assert padded.files["synthesize"]["prepared"] == {"fit": "pad"} and "prepared" not in str(usual.files)
+    assert padded.lineage == usual.lineage
+    for name in padded.mechanisms:
+        assert settings_digest(padded.files[name]) == settings_digest(usual.files[name])
