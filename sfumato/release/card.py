@@ -51,7 +51,7 @@ def dataset_card(
     chosen, drawn = sources.get(PUBLIC_SOURCE, 0), {k: n for k, n in sources.items() if k != PUBLIC_SOURCE}
     kind = "synthetic" if not chosen else "synthetic and public" if drawn else "public, privately chosen"
     count, (channels, height, width) = sum(sources.values()), plan.shape
-    shape = {"count": count, "height": height, "width": width, "channels": channels}
+    shape: dict[str, Any] = {"count": count, "height": height, "width": width, "channels": channels}
     shape |= {"colour": "grey" if channels == 1 else "colour"}
     numbers = enumerate(zip(plan.classes, per_class, strict=True))
     return template("card.md", autoescape=False, plain=plain).render(
