@@ -16,7 +16,7 @@ from sfumato.storage.files import keep_private, write_local
 from stages import launch
 from stages.runner import CardPath, ConfigPath, DryRun, describe, load_plan, ready_processor
 from stages.screen import say, show_local
-from stages.state import CARD, EVALUATION, LEDGER, METRICS, check_local, state_dir
+from stages.state import CARD, EVALUATION, LEDGER, check_local, state_dir
 
 LEDGER_HELP = "Ledger of the release, by which `stage compare` finds these numbers again."
 MEMBERSHIP_HELP = "Also attack the release: can members of the sensitive set be told from the hold-out?"
@@ -26,7 +26,7 @@ def evaluate(
     *,
     config: ConfigPath = None,
     out: Annotated[Path, typer.Option(help="Directory for the plots and the table.")] = EVALUATION,
-    metrics: Annotated[Path, typer.Option(help="File for the numbers.")] = METRICS,
+    metrics: Annotated[Path, typer.Option(help="File for the numbers.")] = Path("metrics.json"),
     card: CardPath = CARD,
     ledger: Annotated[Path, typer.Option(help=LEDGER_HELP)] = LEDGER,
     membership: Annotated[bool, typer.Option("--membership", help=MEMBERSHIP_HELP)] = False,

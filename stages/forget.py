@@ -8,23 +8,22 @@ from typing import Annotated
 
 import typer
 
-from stages.runner import CardPath
 from stages.screen import tell
-from stages.state import ARTIFACTS, CARD, EVALUATION, METRICS, state_dir
+from stages.state import ARTIFACTS, CARD, EVALUATION, state_dir
 
 
 def forget(
     dataset: Annotated[str | None, typer.Option(help="Dataset id. Default: that of the data card.")] = None,
-    card: CardPath = CARD,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Local: delete what is kept of a dataset's real images, below $SFUMATO_STATE and here. The journal stays."""
     from sfumato.data.store import read_card
     from sfumato.planning import forget as library
 
-    state, mine = state_dir(), read_card(card).dataset_id if card.exists() or dataset is None else None
-    name = dataset or str(mine)
-    here = local_files(card) if name == mine else []
+    state = state_dir()
+    mine = read_card(CARD).dataset_id if CARD.exists() or dataset is None else ""
+    name = dataset or mine
+    here = local_files() if name == mine else []
     show(name, library.private_files(state, name) | {"of this project": here})
     tell(Path(library.__file__).with_suffix(".md").read_text("utf-8").format(state=state, name=name))
     if not yes:
@@ -33,20 +32,21 @@ def forget(
     tell(f"dataset {name!r} is forgotten, and its journal says so")
 
 
-def du(card: CardPath = CARD) -> None:
+def du() -> None:
     """Local: what is kept of each dataset, what this project and the state directory hold, and how much it is."""
     from sfumato.planning.forget import private_files
 
     for file in sorted((state_dir() / "odometer").glob("*.jsonl")):
         show(file.stem, private_files(state_dir(), file.stem))
-    local = {"of real images": local_files(card)}
+    local = {"of real images": local_files()}
     show("in all", {"state directory": [state_dir()], "artifacts": [ARTIFACTS], "DVC": [Path(".dvc")], **local})
 
 
-def local_files(card: Path) -> list[Path]:
+def local_files() -> list[Path]:
     """What this project holds of its sensitive images, also where DVC tries experiments. DVC's cache holds none."""
-    tried = [path for name in (EVALUATION, METRICS) for path in Path(".dvc/tmp/exps").rglob(str(name))]
-    return [path for path in (EVALUATION, METRICS, *tried, card.parent) if path.exists()]
+    numbers = (str(EVALUATION), "metrics.json")
+    tried = [path for name in numbers for path in Path(".dvc/tmp/exps").rglob(name)]
+    return [path for path in (*map(Path, numbers), *tried, CARD.parent) if path.exists()]
 
 
 def show(title: str, found: Mapping[str, Sequence[Path]]) -> None:

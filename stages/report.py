@@ -12,7 +12,7 @@ from sfumato.storage.artifacts import check_out, read_artifact, writing
 from sfumato.storage.files import write_local
 from stages.runner import DryRun, input_option
 from stages.screen import say
-from stages.state import ARTIFACTS, EVALUATION, LEDGER, METRICS, check_local
+from stages.state import ARTIFACTS, EVALUATION, LEDGER, check_local
 
 
 class Audience(StrEnum):
@@ -34,7 +34,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help=OUT_HELP)] = None,
     synthesize: Annotated[Path, input_option("synthesize")] = ARTIFACTS / "synthesize",
     ledger: Annotated[Path, typer.Option(help="The ledger file.")] = LEDGER,
-    metrics: Annotated[Path, typer.Option(help=METRICS_HELP)] = METRICS,
+    metrics: Annotated[Path, typer.Option(help=METRICS_HELP)] = Path("metrics.json"),
     evaluation: Annotated[Path, typer.Option(help="Owner only: folder of its plots.")] = EVALUATION,
     artifacts: Annotated[Path, typer.Option(help=ARTIFACTS_HELP)] = ARTIFACTS,
     dry_run: DryRun = False,

@@ -233,23 +233,18 @@ def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, track
     """
     artifact, content = read_artifact(release, "synthesize"), read_ledger(ledger)
     spent, _ = check_ledger(content)
-    shown = what_was_released(artifact)
-    units = sorted({PROTECTED[record["unit"]] for record in content["records"]})
     classifier = release.with_name("teacher")
-    teacher = f"; {classifier}/, the classifier (sfumato.load_teacher)" if (classifier / "card.json").is_file() else ""
-    kinds = ", ".join(f"{number} {name}" for name, number in shown["kinds"])
-    rows = {
-        "released": f"{shown['images']} {shown['kind']} ({kinds}), {shown['colour']}, {shown['shape']}, "
-        f"{shown['class_count']} classes",
-        "look at": f"{release / 'grid.png'}, {report / 'index.html'}",
-        "cost": f"ε = {bound_text(spent)} of {content['target']:g} at δ = {bound_text(content['delta'], 3)}",
-        "protects": f"{', '.join(units) or 'nothing: no charge'}, of dataset {content['odometer']['dataset_id']}",
-        "verdict": verdict,
-        "share": f"{release}/, {report}/, {ledger}{teacher}",
-        "keep": "metrics.json, evaluation/ and the state directory are local: numbers and pixels of real images",
-        "in git": f"git add {tracked} (DVC's own hint is too short)",
-    }
-    return ["─" * 72, *(f"{name:<9} {text}" for name, text in rows.items()), "─" * 72]
+    text = template("summary.md", autoescape=False).render(
+        shown=what_was_released(artifact),
+        places={"release": release, "report": report, "ledger": ledger},
+        classifier=classifier if (classifier / "card.json").is_file() else None,
+        cost=f"ε = {bound_text(spent)} of {content['target']:g} at δ = {bound_text(content['delta'], 3)}",
+        units=sorted({PROTECTED[record["unit"]] for record in content["records"]}),
+        dataset=content["odometer"]["dataset_id"],
+        verdict=verdict,
+        tracked=tracked,
+    )
+    return text.splitlines()
 
 
 # --- text and pictures ------------------------------------------------------------------------------------------------
