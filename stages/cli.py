@@ -57,7 +57,7 @@ def main() -> None:
     """Run the program. A user's mistake is one sentence and its exit code: 2 configuration, 3 budget, 4 data."""
     watchers.extend((hold_back, keep_memory_off_disk))
     try:
-        app()
+        app(prog_name="stage")
     except SystemExit as ended:
         if ended.code == INTERRUPTED:  # by Typer
             say(STOPPED)

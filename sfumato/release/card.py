@@ -13,7 +13,7 @@ from sfumato.privacy.events import PROTECTED, UNITS, common_adjacency
 from sfumato.privacy.ledger import spent_on_one
 from sfumato.privacy.profile import bound_text
 from sfumato.privacy.resolved import StagePlan
-from sfumato.release.exports import PNG, PUBLIC_SOURCE, TABLES
+from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.release import Synthesize
 
@@ -57,7 +57,8 @@ def dataset_card(
     return template("card.md", autoescape=False, plain=plain).render(
         **facts,
         **shape,
-        front=front_matter(plan, kind, count, bool(drawn)),
+        size=next((name for bound, name in SIZES if count < bound), "n>10M"),
+        licence=plan.about.get("licence", "other"),
         kind=kind,
         chosen=chosen,
         drawn=sorted(drawn.items()),
@@ -74,7 +75,6 @@ def dataset_card(
         export=settings.export,
         prepared=PREPARED | plan.prepared,
         relabel=settings.relabel,
-        licensed="licence" in plan.about,
     )
 
 
@@ -101,23 +101,6 @@ def template(name: str, **given: Any) -> Template:
     environment = Environment(autoescape=given.pop("autoescape"), undefined=StrictUndefined, **layout)
     environment.filters |= given
     return environment.from_string((Path(__file__).parent / name).read_text(encoding="utf-8"))
-
-
-def front_matter(plan: StagePlan[Synthesize], kind: str, count: int, synthetic: bool) -> str:
-    """What dataset hubs read, as YAML."""
-    export = plan.settings.export
-    front: dict[str, object] = {
-        "license": plan.about.get("licence", "other"),
-        "pretty_name": f"{plan.dataset_id}, {kind} and differentially private",
-        "task_categories": ["image-classification"],
-        "size_categories": [next((name for bound, name in SIZES if count < bound), "n>10M")],
-        "tags": [*(["synthetic"] if synthetic else []), "differential-privacy"],
-    }
-    if "parquet" in export:
-        front["configs"] = [{"config_name": "default", "data_files": TABLES}]
-    elif PNG in export:
-        front["configs"] = [{"config_name": "default", "data_dir": PNG}]
-    return yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=120).rstrip()
 
 
 def cost_of(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[str] = ()) -> dict[str, Any]:

@@ -45,16 +45,15 @@ class Release:
         return len(self.images)
 
     def __repr__(self) -> str:
-        number, (channels, height, width) = len(self.classes), self.card["shape"]
+        height, width, channels = self.images.shape[1:]
         kinds = ", ".join(f"{many} {kind}" for kind, many in self.card["kinds"].items())
         shape = f"{len(self)} images of {height}×{width}×{channels} ({kinds})"
-        return f"<Release {self.path}: {shape}\n {number} classes: {', '.join(self.classes)}\n {cost_line(self.card)}>"
+        classes = f"{len(self.classes)} classes: {', '.join(self.classes)}"
+        cost = f"ε = {self.card['epsilon']:.4g} at δ = {self.card['delta']:.3g}, for {' and '.join(self.card['units'])}"
+        return f"<Release {self.path}: {shape}\n {classes}\n {cost}>"
 
     def prepare(self, picture: str | Path | np.ndarray) -> np.ndarray:
-        """A picture as those that the release learned from: turned, cut and resized, (H, W, C) uint8.
-
-        picture: a file, or (H, W) or (H, W, C) uint8. Raises DataError if it cannot be read.
-        """
+        """A picture, a file or (H, W, C) uint8, turned, cut and resized as those that the release learned from."""
         return prepared(self.card, picture)
 
     @property
@@ -123,11 +122,6 @@ def prepared(card: dict[str, Any], picture: str | Path | np.ndarray) -> np.ndarr
     request = Request(section="data", name="", path=None, size=(height, width), channels=channels, pad=pad)
     image = picture if isinstance(picture, np.ndarray) else decode(Path(picture), span)
     return fit(np.atleast_3d(image), request, "the picture")
-
-
-def cost_line(card: dict[str, Any]) -> str:
-    """ε, δ and the unit of a card, in words."""
-    return f"ε = {card['epsilon']:.4g} at δ = {card['delta']:.3g}, for {' and '.join(card['units'])}"
 
 
 def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Release:

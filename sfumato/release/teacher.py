@@ -20,7 +20,7 @@ from sfumato.features.teacher_network import TeacherNetwork, probabilities_of
 from sfumato.features.teacher_network import load_teacher as load_network
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.card import PREPARED, cost_of, plain, privacy_facts, template
-from sfumato.release.loading import cost_line, prepared
+from sfumato.release.loading import prepared
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
@@ -34,9 +34,6 @@ class Teacher:
     classes: tuple[str, ...]
     card: dict[str, Any]  # the content of `card.json`, with ε and δ
     ledger: dict[str, dict[str, Any]]  # the record of every privacy mechanism behind the weights, by id
-
-    def __repr__(self) -> str:
-        return f"<Teacher of {len(self.classes)} classes: {', '.join(self.classes)}\n {cost_line(self.card)}>"
 
     def predict(self, picture: str | Path | np.ndarray) -> str | tuple[str, ...]:
         """The class of a picture, a file or uint8 of any size; of several labels, those that are likelier than not."""
