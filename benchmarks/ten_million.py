@@ -101,7 +101,7 @@ def work(part: str, folder: Path, images: int, features: int, side: int) -> Call
         many = Synthesize(count=images, sources={"auxiliary": 1.0})
         classes = [f"class {i}" for i in range(CLASSES)]
         about = {"dataset_id": "many", "shape": shape, "classes": classes, "size_hint": images, "delta": 1e-8}
-        plan: Any = SimpleNamespace(settings=many, about={}, several=False, **about)
+        plan: Any = SimpleNamespace(settings=many, about={}, several=False, prepared={}, **about)
         save_generator(new_generator(shape, CLASSES, 32, 40, 0), folder / "auxiliary")
 
         def release() -> None:

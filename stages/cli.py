@@ -16,6 +16,7 @@ from stages import ledger, prepare, recipe
 from stages.compare import compare
 from stages.doctor import doctor
 from stages.evaluate import evaluate
+from stages.forget import du, forget
 from stages.init import init
 from stages.launch import leave
 from stages.merge import merge
@@ -49,6 +50,8 @@ app.add_typer(ledger.app, name="ledger")
 app.command()(report)
 app.add_typer(recipe.app, name="recipe")
 app.command()(doctor)
+app.command()(du)
+app.command()(forget)
 
 
 def main() -> None:
@@ -57,7 +60,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a console without ε; standard error is like that
     watchers.extend((hold_back, keep_memory_off_disk))
     try:
-        app()
+        app(prog_name="stage")
     except SystemExit as ended:
         if ended.code == INTERRUPTED:  # by Typer
             say(STOPPED)

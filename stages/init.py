@@ -7,18 +7,19 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
-from sfumato import __version__
+from sfumato import __version__, errors
 from sfumato.errors import ConfigError, explained
 from sfumato.settings.data import GROUP, IMAGE, OUTER, SEVERAL, Data, Groups
 from sfumato.settings.fields import Size, both_sides, by, part_of, size_of
 from sfumato.settings.params import Params
+from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_file
 from stages.plan import show_budget, show_minutes, show_risk, show_settings_for_ever
 from stages.screen import numbers_table, say, table_console
@@ -95,7 +96,8 @@ def init(
     asked = size_of_text(size)
     if fit not in ("crop", "pad"):
         raise ConfigError(f"--fit={fit}: give crop or pad")
-    ask = Questions(yes)
+    decided = {"epsilon": epsilon, "dataset-id": dataset_id, "minutes": minutes, "size-hint": size_hint}
+    ask = Questions(yes, [f"--{name}" for name, value in decided.items() if value is None])
     said = {"groups": groups, "alone": alone, "label": label_column, "classes": classes, "span": shown, "skip": skip}
     found = look(folder, said, ask)
     if found.groups is not None and one_image_each:
@@ -104,7 +106,12 @@ def init(
     if shorter > max(found.side, 8) or longer > max(found.longer, 8):
         raise ConfigError(f"--size={size} is more than most images have, and they are not enlarged: give less")
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.stem if folder.is_file() else folder.name).strip("-._")[:64]
-    name = ask.text("Name of the dataset, for ever", dataset_id, plain or "images")
+    named = named_before(folder)
+    name = ask.text("Name of the dataset, for ever", dataset_id, named or plain or "images")
+    if named not in (None, name):
+        remedy = "keep that name, under which their costs add up, or move images of other people to another folder"
+        text = f"--dataset-id {name}: images of {folder} are counted as {named!r} already: {remedy}"
+        raise errors.public(ConfigError(text))
     budget = ask.number("Privacy budget ε", epsilon, None)
     if found.groups is None and not one_image_each:
         if found.named and yes:
@@ -172,24 +179,42 @@ def look(folder: Path, said: dict[str, Any], ask: Questions) -> Survey:
 
 
 class Questions:
-    """Takes what is given and asks for the rest, or takes the default under --yes."""
+    """Takes what is given and asks for the rest, or takes the default under --yes. lacking: options not given."""
 
-    def __init__(self, yes: bool) -> None:
-        self.yes = yes
+    def __init__(self, yes: bool, lacking: Sequence[str]) -> None:
+        self.yes, self.lacking = yes, ", ".join([*lacking, "--groups or --one-image-each"])
 
     def text(self, question: str, given: Any, default: Any, kind: type | None = None) -> Any:
         if given is not None:
             return given
-        return default if self.yes else typer.prompt(question, default=default, type=kind, err=True)
+        return default if self.yes else self.answer(typer.prompt, question, default=default, type=kind)
+
+    def answer(self, ask: Callable[..., Any], question: str, **options: Any) -> Any:
+        """What somebody answers. Raises ConfigError where nobody can, as without a terminal."""
+        try:
+            return ask(question, err=True, **options)
+        except typer.Abort as abort:
+            if isinstance(abort.__context__, EOFError):
+                text = f"nobody answers here: give {self.lacking}, or --yes for the defaults"
+                raise errors.public(ConfigError(text)) from abort
+            raise
 
     def number(self, question: str, given: float | None, default: float | None) -> float:
         value: float | None = self.text(question, given, default, float)
         if value is None or not 0 < value < float("inf"):
-            raise ConfigError(f"{question}: must be a positive number, got {value}")
+            raise errors.public(ConfigError(f"{question}: must be a positive number, got {value}"))
         return value
 
     def agreed(self, question: str, default: bool = True) -> bool:
-        return default if self.yes else typer.confirm(question, default=default, err=True)
+        return default if self.yes else self.answer(typer.confirm, question, default=default)
+
+
+def named_before(folder: Path) -> str | None:
+    """The dataset id under which images of this very folder are counted."""
+    from sfumato.data.prepare import ORIGIN
+
+    origins = sorted((state_dir() / "data").glob(f"*/{ORIGIN}"))
+    return next((file.parent.name for file in origins if read_json(file).get("path") == str(folder)), None)
 
 
 def groups_of(text: str | None) -> Groups | None:

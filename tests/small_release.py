@@ -18,7 +18,7 @@ RECORD = small_record(0, Mechanism(noise_multiplier=5), **ABOUT)
 
 
 def write_release(
-    path: Path, digits, sources=("finetune",), about=None, count=40, kinds=None, asked=None, **settings
+    path: Path, digits, sources=("finetune",), about=None, count=40, kinds=None, asked=None, prepared=None, **settings
 ) -> Path:
     images = torch.from_numpy(digits.images[:count].copy()).permute(0, 3, 1, 2)
     kinds = np.full(count, "plain") if kinds is None else kinds
@@ -31,6 +31,7 @@ def write_release(
         delta=None,
         about=about or {},
         several=False,
+        prepared=prepared or {},
         settings=Synthesize(**settings),
     )
     drawn_by = np.array(sources)[np.arange(count) % len(sources)]

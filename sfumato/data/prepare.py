@@ -142,11 +142,14 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
     small grey versions: copies that were resized before may be stored in the same shape.
     """
     known: dict[bytes, set[Hashable]] = {}
-    for other in sorted(path.parent for path in home.parent.glob(f"*/{CARD}") if path.parent != home):
-        card, file = read_card(other / CARD), other / ORIGIN
+    there = {path.parent for path in home.parent.glob("*/*.json") if path.name in (CARD, ORIGIN)}
+    for other in sorted(there - {home}):
+        file = other / ORIGIN
         with explained(DataError, lambda e: f"{file} cannot be read ({e}): prepare these images again"):  # noqa: B023
             same = file.is_file() and read_json(file) == origin
-        if not same and card.shape == shape:
+        if not same and not (other / CARD).is_file():
+            continue  # it was forgotten: only its folder is known
+        if not same and read_card(other / CARD).shape == shape:
             known = known or placed_digests(fresh)
             same = not known.keys().isdisjoint(placed_digests(other))
         if same or resized_copies(fresh, other):

@@ -60,7 +60,11 @@ class Project:
             if value is not None and value is not False:
                 text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
                 words.append(f"--{name.replace('_', '-')}" + ("" if value is True else f"={text}"))
-        run_program(words, Path.cwd(), shown=True)
+        try:
+            run_program(words, Path.cwd(), shown=True)
+        except SfumatoError as error:  # its options are parameters here
+            text = re.sub(r"(?<!`)--([a-z][a-z-]+)", lambda option: option[1].replace("-", "_"), str(error))
+            raise type(error)(text) from None
         return cls(folder)
 
     def plan(self) -> pandas.DataFrame:
@@ -142,13 +146,14 @@ def run_program(words: list[str], folder: Path, *, shown: bool) -> None:
         lines = []
         for line in running.stdout or ():
             lines.append(line)
-            shown &= not line.startswith("error: ")  # it is raised below
+            shown &= not line.startswith(("error: ", "Usage: "))  # it is raised below
             if shown and line.strip() and not line.startswith(NOISE):
                 print(line, end="", flush=True)
         running.communicate("\n")  # the watcher leaves
     if running.returncode:
         text = "".join(lines)
-        last = "\n".join(line.strip(" │\n") for line in lines[-5:] if "──" not in line)
+        boxed = " ".join(line.strip(" │\n") for line in lines if line.startswith("│"))  # about an option
+        last = boxed or "".join(lines[-5:]).strip()
         _, found, said = f"\n{text}".rpartition("\nerror: ")
         codes = re.findall(r"exited with (\d+)", text) or [running.returncode]
         raise ERRORS.get(int(codes[-1]), SfumatoError)(said.partition("\nERROR: ")[0].strip() if found else last)

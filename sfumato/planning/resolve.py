@@ -32,6 +32,7 @@ from sfumato.settings.stages import QUERIES, STAGES, Stage
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
 
+WITH_CARDS = ("teacher", "synthesize")  # which say how pictures were prepared
 # left out of plans that read only the public set
 OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint", "labels")
 
@@ -203,6 +204,9 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["model"] = params.model.non_default()
     if enabled and stage.owned and (about := params.release.model_dump(exclude_none=True)):
         content["about"] = about
+    if enabled and stage.name in WITH_CARDS:
+        prepared = params.data.model_dump(mode="json", include={"fit", "range"}, exclude_defaults=True)
+        content |= {"prepared": prepared} if prepared else {}
     if mechanism is not None:
         content["mechanism"] = dict(vars(mechanism))
         if params.privacy.unit == GROUP:

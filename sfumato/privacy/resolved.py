@@ -30,7 +30,8 @@ LINEAGE = "lineage.json"  # beside the resolved files: what decides whether each
 class Resolved:
     """What the resolved file of any stage holds. shape: (C, H, W) of the images.
 
-    about: the owner's words on the release, for the stage that makes it.
+    about: the owner's words on the release, for the stage that makes it; prepared: how pictures were cut and shown,
+    where not as by default, for cards: no digest depends on it.
     revision: of the stage, when the plan was made; again: how often the owner asked to pay again.
 
     A plan that reads only the public set names no sensitive set: its dataset id, classes and size hint are empty.
@@ -47,6 +48,7 @@ class Resolved:
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     about: dict[str, str] = field(default_factory=dict)
+    prepared: dict[str, Any] = field(default_factory=dict)
     labels: Literal["one", "several"] = "one"
 
     @property
@@ -57,7 +59,7 @@ class Resolved:
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlan(Resolved, Generic[S]):
-    """One stage, resolved. digest: of all but `again`, as `settings_digest` has it."""
+    """One stage, resolved. digest: as `settings_digest` has it."""
 
     settings: S
     digest: str
@@ -115,8 +117,8 @@ def read_lineage(folder: Path, stage: str) -> Lineage:
 
 
 def settings_digest(content: Mapping[str, Any]) -> str:
-    """Digest of a resolved file without `again`: non-default settings and the revision, so new options move none."""
-    decides = deepcopy({key: value for key, value in content.items() if key != "again"})
+    """Digest of non-default settings and the revision, so new options move none; without `again` and `prepared`."""
+    decides = deepcopy({key: value for key, value in content.items() if key not in ("again", "prepared")})
     settings = decides.get("settings", {})
     for holder in (settings, *settings.get("features", ())):
         if isinstance(holder.get("network"), dict):  # one's own, known by its sha256: the file may move

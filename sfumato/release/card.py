@@ -9,45 +9,27 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sfumato.privacy.accountant import checked_delta
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, PROTECTED, UNITS, ZERO_OUT_ONE, common_adjacency
+from sfumato.privacy.events import PROTECTED, UNITS, common_adjacency
 from sfumato.privacy.ledger import spent_on_one
 from sfumato.privacy.profile import bound_text
 from sfumato.privacy.resolved import StagePlan
-from sfumato.release.exports import CLASSES, METADATA, NPZ, PNG, PUBLIC_SOURCE, SAMPLES, TABLES
+from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.release import Synthesize
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-KINDS = {
-    "distorted": "warped, textured and under another light, to train a classifier on and not to look at",
-    "blend": "blends of two images, to train a classifier on and not to look at",
-}
-ABOUT = {
-    "owner": "Published by",
-    "owner_type": "Kind of publisher",
-    "contact": "Contact",
-    "purpose": "Purpose",
-    "region": "Region",
-    "sector": "Sector",
-    "licence": "Licence",
-    "url": "Published at",
-}
+WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
-NEIGHBOURS = {
-    ADD_OR_REMOVE_ONE: "added or removed",
-    ZERO_OUT_ONE: "replaced by a blank; their number is public by declaration",
-}
-
-
+PREPARED = {"upright": "by EXIF", "transparent": "over black", "fit": "crop", "range": None, "filter": "lanczos"}
 ASKED = "asked.npy"  # of a release with the labels of a teacher
 LABEL_TABLE = "labels.csv"  # of several labels: a column for each, a row for each image, in the order of the arrays
 
 
 def neighbours(unit: str, adjacency: str) -> str:
     """What two neighbouring sets differ in. unit: as records name it."""
-    return f"{PROTECTED[unit]}, {NEIGHBOURS[adjacency]}"
+    return f"{PROTECTED[unit]}, {WORDS['neighbours'][adjacency]}"
 
 
 def dataset_card(
@@ -69,29 +51,30 @@ def dataset_card(
     chosen, drawn = sources.get(PUBLIC_SOURCE, 0), {k: n for k, n in sources.items() if k != PUBLIC_SOURCE}
     kind = "synthetic" if not chosen else "synthetic and public" if drawn else "public, privately chosen"
     count, (channels, height, width) = sum(sources.values()), plan.shape
-    shape = {"count": count, "height": height, "width": width, "colour": "grey" if channels == 1 else "colour"}
+    shape: dict[str, Any] = {"count": count, "height": height, "width": width, "channels": channels}
+    shape |= {"colour": "grey" if channels == 1 else "colour"}
     numbers = enumerate(zip(plan.classes, per_class, strict=True))
     return template("card.md", autoescape=False, plain=plain).render(
         **facts,
         **shape,
-        front=front_matter(plan, kind, count, bool(drawn)),
+        size=next((name for bound, name in SIZES if count < bound), "n>10M"),
+        licence=plan.about.get("licence", "other"),
         kind=kind,
         chosen=chosen,
         drawn=sorted(drawn.items()),
         coarse="auxiliary" in sources and any(record["stage"] == "covariance" for record in records.values()),
-        changed=[(KINDS[name], number) for name, number in kinds.items() if name in KINDS],
+        changed=[(WORDS["kinds"][name], number) for name, number in kinds.items() if name in WORDS["kinds"]],
         kinds=list(kinds),
         unchanged=kinds.get("plain", 0) + kinds.get("public", 0),
         claim=claims.pop() if len(claims) == 1 else "",
         owners=sorted(apart),
         together=privacy_facts(plan, records)["epsilon"],
-        files=files_of(plan, count),
         several=plan.several,
         classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
-        about=[(word, plan.about[key]) for key, word in ABOUT.items() if key in plan.about],
+        about=[(word, plan.about[key]) for key, word in WORDS["about"].items() if key in plan.about],
         export=settings.export,
+        prepared=PREPARED | plan.prepared,
         relabel=settings.relabel,
-        licensed="licence" in plan.about,
     )
 
 
@@ -118,49 +101,6 @@ def template(name: str, **given: Any) -> Template:
     environment = Environment(autoescape=given.pop("autoescape"), undefined=StrictUndefined, **layout)
     environment.filters |= given
     return environment.from_string((Path(__file__).parent / name).read_text(encoding="utf-8"))
-
-
-def front_matter(plan: StagePlan[Synthesize], kind: str, count: int, synthetic: bool) -> str:
-    """What dataset hubs read, as YAML."""
-    export = plan.settings.export
-    front: dict[str, object] = {
-        "license": plan.about.get("licence", "other"),
-        "pretty_name": f"{plan.dataset_id}, {kind} and differentially private",
-        "task_categories": ["image-classification"],
-        "size_categories": [next((name for bound, name in SIZES if count < bound), "n>10M")],
-        "tags": [*(["synthetic"] if synthetic else []), "differential-privacy"],
-    }
-    if "parquet" in export:
-        front["configs"] = [{"config_name": "default", "data_files": TABLES}]
-    elif PNG in export:
-        front["configs"] = [{"config_name": "default", "data_dir": PNG}]
-    return yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=120).rstrip()
-
-
-def files_of(plan: StagePlan[Synthesize], count: int) -> list[tuple[str, str]]:
-    """The files of a release of `count` images, each with what it holds."""
-    settings, classes, several, (channels, height, width) = plan.settings, len(plan.classes), plan.several, plan.shape
-    export = settings.export
-    files = {
-        "images.npy": f"uint8 ({count}, {height}, {width}, {channels})",
-        "labels.npy": f"uint8 ({count}, {classes}), 0 or 1" if several else f"int64 ({count},), below {classes}",
-        **({LABEL_TABLE: "the same labels as a table, with a column for each"} if several else {}),
-        **({ASKED: "the classes asked of the models, of the first images"} if settings.relabel and not several else {}),
-        "kinds.npy": f"text ({count},): plain, as a model drew it, distorted, blend, or public",
-        "grid.png": "ten images of each class, to look at, none of them distorted or blended",
-        f"{CLASSES}/": "the same, a picture a class",
-        "card.json": "shape, classes, which model drew how many",
-        "privacy.json": "every privacy mechanism behind the images, and the sha256 of every file here",
-    }
-    if "npz" in export:
-        files[NPZ] = "images, labels and classes in one archive"
-    if "parquet" in export:
-        files[TABLES] = "tables: image (PNG bytes), label and kind, as dataset libraries load them"
-    if "webdataset" in export:
-        files[f"{SAMPLES}/*.tar"] = "samples of WebDataset: a PNG, and a JSON with label, class and kind"
-    if "png" in export:
-        files[f"{PNG}/"] = f"one PNG an image, and {METADATA} with the labels and the kind of each"
-    return [(f"`{name}`", what) for name, what in files.items()]
 
 
 def cost_of(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[str] = ()) -> dict[str, Any]:

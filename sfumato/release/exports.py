@@ -30,14 +30,7 @@ SOURCE_TYPE = "Iptc4xmpExt:DigitalSourceType"
 # Exported files name the origin of their pixels by IPTC's digital source type, as the EU's AI Act, Article 50, asks.
 PUBLIC_SOURCE = "select"  # the source whose images are public ones
 VOCABULARY = "http://cv.iptc.org/newscodes/digitalsourcetype/"
-XMP = (
-    '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>'
-    '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
-    '<rdf:Description rdf:about="" xmlns:dc="http://purl.org/dc/elements/1.1/" '
-    'xmlns:Iptc4xmpExt="http://iptc.org/std/Iptc4xmpExt/2008-02-29/">{source_type}'
-    '<dc:description><rdf:Alt><rdf:li xml:lang="x-default">{description}</rdf:li></rdf:Alt></dc:description>'
-    '</rdf:Description></rdf:RDF></x:xmpmeta><?xpacket end="r"?>'
-)
+XMP = Path(__file__).with_name("mark.xmp").read_text(encoding="utf-8").strip("\n")
 GROUP = 1000  # rows per group: in memory at a time here, and read at a time by others
 
 

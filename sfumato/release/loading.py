@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from sfumato.release.torch_dataset import ReleaseDataset
 
+RELEASE = Path("artifacts/synthesize")  # in a project
 NEEDED, KINDS_FILE = ("images.npy", "labels.npy", "card.json"), "kinds.npy"
 
 
@@ -42,6 +44,18 @@ class Release:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def __repr__(self) -> str:
+        height, width, channels = self.images.shape[1:]
+        kinds = ", ".join(f"{many} {kind}" for kind, many in self.card["kinds"].items())
+        shape = f"{len(self)} images of {height}×{width}×{channels} ({kinds})"
+        classes = f"{len(self.classes)} classes: {', '.join(self.classes)}"
+        cost = f"ε = {self.card['epsilon']:.4g} at δ = {self.card['delta']:.3g}, for {' and '.join(self.card['units'])}"
+        return f"<Release {self.path}: {shape}\n {classes}\n {cost}>"
+
+    def prepare(self, picture: str | Path | np.ndarray) -> np.ndarray:
+        """A picture, a file or (H, W, C) uint8, turned, cut and resized as those that the release learned from."""
+        return prepared(self.card, picture)
 
     @property
     def cost(self) -> dict[str, Any]:
@@ -63,24 +77,27 @@ class Release:
         return pandas.DataFrame({**images, "label": self.labels, "class": names, **kinds})
 
     def to_huggingface(self, path: str | Path) -> Path:
-        """A folder that `datasets.load_dataset` reads and a hub takes: Parquet, cards and README. Needs pyarrow.
+        """A folder that `datasets.load_dataset` reads and a hub takes: cards, README and Parquet, or PNGs and a table.
 
         Raises DataError if the folder is there and not empty.
         """
         import yaml
 
         from sfumato.data.images import ImageSet
-        from sfumato.release.exports import TABLES, mark_of, save_parquet
+        from sfumato.release.exports import PNG, TABLES, mark_of, save_parquet, save_png_folders
 
         folder = Path(path)
         if folder.exists() and any(folder.iterdir()):
             raise DataError(f"{folder} is not empty: name another folder")
         images = ImageSet(self.images, self.labels, self.classes)
-        save_parquet(folder, images, self.kinds, mark_of(self.card["sources"]))
+        save, place = save_parquet, {"data_files": TABLES}
+        if find_spec("pyarrow") is None:
+            save, place = save_png_folders, {"data_dir": PNG}
+        save(folder, images, self.kinds, mark_of(self.card["sources"]))
         for name in ("card.json", "privacy.json"):
             shutil.copyfile(self.path / name, folder / name)
         _, front, text = (self.path / "README.md").read_text(encoding="utf-8").split("---\n", 2)
-        said = yaml.safe_load(front) | {"configs": [{"config_name": "default", "data_files": TABLES}]}
+        said = yaml.safe_load(front) | {"configs": [{"config_name": "default", **place}]}
         front = yaml.safe_dump(said, sort_keys=False, allow_unicode=True, width=120)
         (folder / "README.md").write_text(f"---\n{front}---\n{text}", encoding="utf-8")
         return folder
@@ -95,6 +112,19 @@ class Release:
         return ReleaseDataset(self, transform)
 
 
+def prepared(card: dict[str, Any], picture: str | Path | np.ndarray) -> np.ndarray:
+    """A picture as `card` says that pictures were prepared, (H, W, C) uint8: by the same functions."""
+    from sfumato.data.sources.imagefolder import decode
+    from sfumato.data.sources.source import Request, fit
+
+    with explained(DataError, lambda _: "card.json does not say how pictures were prepared: an older version wrote it"):
+        channels, height, width = card["shape"]
+        span, pad = card["prepared"]["range"], card["prepared"]["fit"] == "pad"
+    request = Request(section="data", name="", path=None, size=(height, width), channels=channels, pad=pad)
+    image = picture if isinstance(picture, np.ndarray) else decode(Path(picture), span)
+    return fit(np.atleast_3d(image), request, "the picture")
+
+
 def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Release:
     """The release in a folder, as `stage synthesize` writes it or a dataset hub gives it back.
 
@@ -105,7 +135,9 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
     folder = Path(path)
     file = folder / "privacy.json"
     if not file.is_file():
-        raise DataError(f"{folder} is not a release: {file.name} is missing. Name the folder that holds it")
+        inside = folder / RELEASE
+        name = f"this project's is {inside}" if inside.is_dir() else "name the folder that holds it"
+        raise DataError(f"{folder} is not a release: {file.name} is missing; {name}")
     fetch = "fetch the release again"
     with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {fetch}"):
         content = json.loads(file.read_text(encoding="utf-8"))

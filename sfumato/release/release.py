@@ -10,7 +10,7 @@ import numpy as np
 
 from sfumato.data.images import ImageSet, load_array, per_class, save_images
 from sfumato.privacy.resolved import StagePlan
-from sfumato.release.card import ASKED, LABEL_TABLE, cost_of, dataset_card
+from sfumato.release.card import ASKED, LABEL_TABLE, PREPARED, cost_of, dataset_card
 from sfumato.release.exports import CLASSES, FORMS, PUBLIC_SOURCE, folder_names, mark_of
 from sfumato.release.loading import KINDS_FILE
 from sfumato.release.synthesis import sorted_examples
@@ -58,6 +58,7 @@ def save_release(
         "images": len(images),
         "shape": list(plan.shape),
         "range": [0, 255],
+        "prepared": PREPARED | plan.prepared,
         "classes": list(plan.classes),
         "sources": drawn,
         "kinds": kinds,

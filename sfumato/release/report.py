@@ -19,7 +19,7 @@ from sfumato.privacy.check import check_ledger
 from sfumato.privacy.events import PROTECTED, UNITS, ZERO_OUT_ONE, Mechanism, event_of
 from sfumato.privacy.ledger import by_id, compose, of_one_person, read_ledger
 from sfumato.privacy.profile import bound_text, membership_advantage, percent_up, privacy_profile, true_positive_rate
-from sfumato.release.card import ABOUT, neighbours, template
+from sfumato.release.card import WORDS, neighbours, template
 from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.stages import QUERIES
@@ -33,23 +33,6 @@ WIDEST = 1200  # pixels, of a picture after shrinking
 LISTED_CLASSES = 100
 ACCOUNTANTS = {"rdp": "Rényi", "rdp_classic": "Rényi, older conversion", "pld": "privacy-loss distribution"}
 LARGEST_FACTOR = 10.0  # of e^ε in words
-TRUST = (
-    "Central model: the owner of the sensitive images runs the software, sees the images, and is trusted with them and "
-    "with the machine.",
-    "No recipient of the release needs to be trusted: readers may work together, know every other image, and have "
-    "any amount of time, short of breaking AES, which makes the noise.",
-)
-PEOPLE = {  # what is not covered, by unit
-    False: "several images of one person: their costs add up",
-    True: "people whom the owner's records take for two, and what the time of a run tells of how many images there are",
-}
-NOT_COVERED = (
-    "hold-out images, kept apart to measure quality",
-    "choices made by looking at numbers from real images, such as picking the better of two runs",
-    "the machine that ran it, its timing, and whoever can read its disk",
-    "attacks on the floating-point form of the noise",
-    "conclusions that would hold without any one image, such as what a class looks like",
-)
 
 
 class Picture(NamedTuple):
@@ -91,8 +74,13 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     with explained(BudgetError, lambda error: f"{shown} ({error!r}): {again}", causes=causes):
         cost, proof = what_it_cost(content, spent), what_to_check(artifact, content, ledger)
     facts = {"release": what_was_released(artifact), "cost": cost, "attacker": what_it_means(content), "proof": proof}
-    fixed = {"trust": TRUST, "not_covered": (PEOPLE[cost["grouped"]], *NOT_COVERED), "words": ABOUT}
+    fixed = {"trust": WORDS["trust"], "not_covered": not_covered(cost["grouped"]), "words": WORDS["about"]}
     return template("report.html", autoescape=True).render(local=local, **facts, **fixed)
+
+
+def not_covered(grouped: bool) -> list[str]:
+    """What the guarantee leaves out. grouped: it protects all images of a person together."""
+    return [WORDS["people"][grouped], *WORDS["not_covered"]]
 
 
 def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
@@ -144,7 +132,7 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
             "public_images": some,
             "only_public": all_of_them,
             "kind": " and ".join(kinds),
-            "about": {key: str(text) for key, text in card.get("about", {}).items() if key in ABOUT},
+            "about": {key: str(text) for key, text in card.get("about", {}).items() if key in WORDS["about"]},
             "kinds": [(name, grouped(number)) for name, number in card["kinds"].items()],
             "grid": picture(artifact.path / "grid.png", "", "Ten released images of each class"),
         }
@@ -243,23 +231,18 @@ def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, track
     """
     artifact, content = read_artifact(release, "synthesize"), read_ledger(ledger)
     spent, _ = check_ledger(content)
-    shown = what_was_released(artifact)
-    units = sorted({PROTECTED[record["unit"]] for record in content["records"]})
     classifier = release.with_name("teacher")
-    teacher = f"; {classifier}/, the classifier (sfumato.load_teacher)" if (classifier / "card.json").is_file() else ""
-    kinds = ", ".join(f"{number} {name}" for name, number in shown["kinds"])
-    rows = {
-        "released": f"{shown['images']} {shown['kind']} ({kinds}), {shown['colour']}, {shown['shape']}, "
-        f"{shown['class_count']} classes",
-        "look at": f"{release / 'grid.png'}, {report / 'index.html'}",
-        "cost": f"ε = {bound_text(spent)} of {content['target']:g} at δ = {bound_text(content['delta'], 3)}",
-        "protects": f"{', '.join(units) or 'nothing: no charge'}, of dataset {content['odometer']['dataset_id']}",
-        "verdict": verdict,
-        "share": f"{release}/, {report}/, {ledger}{teacher}",
-        "keep": "metrics.json, evaluation/ and the state directory are local: numbers and pixels of real images",
-        "in git": f"git add {tracked} (DVC's own hint is too short)",
-    }
-    return ["─" * 72, *(f"{name:<9} {text}" for name, text in rows.items()), "─" * 72]
+    text = template("summary.md", autoescape=False).render(
+        shown=what_was_released(artifact),
+        places={"release": release, "report": report, "ledger": ledger},
+        classifier=classifier if (classifier / "card.json").is_file() else None,
+        cost=f"ε = {bound_text(spent)} of {content['target']:g} at δ = {bound_text(content['delta'], 3)}",
+        units=sorted({PROTECTED[record["unit"]] for record in content["records"]}),
+        dataset=content["odometer"]["dataset_id"],
+        verdict=verdict,
+        tracked=tracked,
+    )
+    return text.splitlines()
 
 
 # --- text and pictures ------------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ import yaml
 import sfumato
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import Mechanism
-from sfumato.release.card import LABEL_TABLE
+from sfumato.release.card import LABEL_TABLE, WORDS
 from sfumato.release.exports import PARQUET
-from sfumato.release.report import NOT_COVERED, PEOPLE, TRUST, checked, day_of, what_it_cost, what_was_released
+from sfumato.release.report import checked, day_of, not_covered, what_it_cost, what_was_released
 from sfumato.settings.recipes import as_yaml
 from sfumato.storage.artifacts import PRIVACY, Artifact
 from sfumato.storage.digest import digest_of_file
@@ -82,7 +82,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
     declared = ["the number of images, by the owner's declaration"] if cost["declared"] else []
     public = ["the fact that the set exists", "its class names and the shape of its images", "all settings", *declared]
     others = ", ".join(f"{value} ({name})" for name, value in cost["accountants"])
-    gaps = (f"The guarantee does not cover {gap}." for gap in (PEOPLE[cost["grouped"]], *NOT_COVERED))
+    gaps = (f"The guarantee does not cover {gap}." for gap in not_covered(cost["grouped"]))
     by_teacher = card.get("labels") == "teacher" or only_public
     return about | {
         "dataset": cost["dataset"],
@@ -121,7 +121,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
         else f"When the ledger was written, the charges opened on the dataset were "
         f"{'' if odometer['complete'] else 'at least '}{odometer['charges']} in all, ε = {odometer['epsilon']} "
         "together. Further releases add to it.",
-        "trust": " ".join(TRUST),
+        "trust": " ".join(WORDS["trust"]),
         "public": "; ".join(public) + ".",
         "mechanisms": "\n".join(map(mechanism_line, ledger["records"])),
     }

@@ -2,7 +2,7 @@
 
 import sfumato
 teacher = sfumato.load_teacher("artifacts/teacher")
-teacher.probabilities(images).argmax(axis=1)
+teacher.predict("x.png"), teacher.probabilities(images)
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from sfumato.errors import DataError, explained
 from sfumato.features.teacher_network import TeacherNetwork, probabilities_of
 from sfumato.features.teacher_network import load_teacher as load_network
 from sfumato.privacy.resolved import StagePlan
-from sfumato.release.card import cost_of, plain, privacy_facts, template
+from sfumato.release.card import PREPARED, cost_of, plain, privacy_facts, template
+from sfumato.release.loading import prepared
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
@@ -33,6 +34,13 @@ class Teacher:
     classes: tuple[str, ...]
     card: dict[str, Any]  # the content of `card.json`, with ε and δ
     ledger: dict[str, dict[str, Any]]  # the record of every privacy mechanism behind the weights, by id
+
+    def predict(self, picture: str | Path | np.ndarray) -> str | tuple[str, ...]:
+        """The class of a picture, a file or uint8 of any size; of several labels, those that are likelier than not."""
+        (shares,) = self.probabilities(prepared(self.card, picture)[None])
+        if self.network.several:
+            return tuple(self.classes[label] for label in np.flatnonzero(shares > 0.5))
+        return self.classes[int(shares.argmax())]
 
     def probabilities(self, images: np.ndarray) -> np.ndarray:
         """The classes' probabilities, (N, classes) float32, of images (N, H, W, C) uint8.
@@ -63,7 +71,8 @@ def load_teacher(path: str | Path) -> Teacher:
 def write_card(directory: Path, plan: StagePlan[Any], records: Mapping[str, dict]) -> None:
     """The cards of the teacher, for programs and for people. records: every charge behind it, by id."""
     channels, height, width = plan.shape
-    card = {"shape": list(plan.shape), "classes": list(plan.classes), **cost_of(plan, records)}
+    card = {"shape": list(plan.shape), "classes": list(plan.classes), "prepared": PREPARED | plan.prepared}
+    card |= cost_of(plan, records)
     write_json(directory / "card.json", card, ensure_ascii=False)
     text = template("teacher.md", autoescape=False, plain=plain).render(
         **privacy_facts(plan, records),

@@ -189,7 +189,9 @@ def released(tmp_path, digits) -> Path:
 
 
 def released_as(path: Path, digits, fill) -> Path:
-    plan = SimpleNamespace(classes=digits.classes, dataset_id="clinic", shape=SHAPE, size_hint=1500, delta=None)
+    plan = SimpleNamespace(
+        classes=digits.classes, dataset_id="clinic", shape=SHAPE, size_hint=1500, delta=None, prepared={}
+    )
     with writing(path, "teacher", records=[RECORD]) as directory:
         fill(directory)
         write_card(directory, plan, {RECORD["id"]: RECORD})

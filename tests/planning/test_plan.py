@@ -438,3 +438,15 @@ def test_a_project_that_exists_keeps_its_accountant_and_its_noise():
         "epsilon": pytest.approx(ledger["epsilon"]["rdp"], rel=1e-12),
     }
     assert params(recipe="teacher-generator").privacy.accountant == "rdp"  # where params.yaml does not name one
+
+
+def test_how_pictures_were_cut_is_in_the_plans_of_what_has_a_card_and_moves_no_digest():
+    """A project with bars that was released before plans said so does not spend again."""
+    usual, padded = (
+        make_plan(params(recipe="full", profile="digits", data={"fit": fit}), card()) for fit in ("crop", "pad")
+    )
+    assert {name for name in STAGES if "prepared" in padded.files[name]} == {"teacher", "synthesize"}
+    assert padded.files["synthesize"]["prepared"] == {"fit": "pad"} and "prepared" not in str(usual.files)
+    assert padded.lineage == usual.lineage
+    for name in padded.mechanisms:
+        assert settings_digest(padded.files[name]) == settings_digest(usual.files[name])

@@ -262,7 +262,9 @@ def test_one_record_under_add_or_remove_limits_the_whole():
     ledger = build_ledger(BUDGET, {r["id"]: r for r in MIXED}, [])
     assert ledger["adjacency"] == ADD_OR_REMOVE_ONE
     digits = {"dataset_id": "d", "shape": (1, 8, 8), "classes": ("a", "b"), "size_hint": 1000, "delta": None}
-    plan = SimpleNamespace(settings=Synthesize(sources={"auxiliary": 1}), about={}, several=False, **digits)
+    plan = SimpleNamespace(
+        settings=Synthesize(sources={"auxiliary": 1}), about={}, several=False, prepared={}, **digits
+    )
     made = {"per_class": [1, 1], "sources": {"auxiliary": 2}, "kinds": {"plain": 2}}
     words = {
         kind: dataset_card(plan, **made, records={r["id"]: r for r in rows})

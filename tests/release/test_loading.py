@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import shutil
 import subprocess
 import sys
 
@@ -16,9 +18,11 @@ from small_release import RECORD, write_release
 
 import sfumato
 from sfumato.data.images import ImageSet, save_images
+from sfumato.data.sources import read_source
 from sfumato.errors import DataError
 from sfumato.release.exports import PARQUET, TABLES
 from sfumato.release.release import plain_images
+from sfumato.settings.data import Data
 from sfumato.storage.artifacts import write_empty, writing
 
 # A finder that lets the standard library, NumPy, Pillow and the package itself be imported, and nothing else.
@@ -35,6 +39,16 @@ release = sfumato.load_release(sys.argv[1])
 print(len(release), release.images.shape, release.images.dtype, release.labels[:3].tolist(), release.classes)
 loaded = {name.split(".")[0] for name in sys.modules}
 print(release.card["epsilon"] > 0, len(release.ledger), sorted(loaded & {"torch", "pandas", "yaml"}))
+"""
+
+# One that lets everything be imported but this package and torch.
+WITHOUT = """
+import sys
+class Less:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("sfumato", "torch"):
+            raise ImportError(f"{name} is not installed here")
+sys.meta_path.insert(0, Less())
 """
 
 
@@ -184,3 +198,67 @@ def test_a_hub_finds_the_parquet_file_by_the_readme(release, tmp_path):
 def test_an_unknown_name_of_the_package_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'load_realese'"):
         sfumato.load_realese  # noqa: B018
+
+
+@pytest.fixture
+def picture(digits, tmp_path):
+    """A file with a digit, 23 pixels wide and 31 high, that EXIF says to turn."""
+    large = Image.fromarray(digits.images[7, :, :, 0]).resize((31, 23), Image.Resampling.NEAREST)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    large.save(tmp_path / "x.png", exif=exif)
+    return tmp_path / "x.png"
+
+
+@pytest.mark.parametrize("prepared", [{}, {"fit": "pad"}, {"range": [10, 200]}])
+def test_a_picture_is_prepared_as_those_that_the_release_learned_from(digits, tmp_path, picture, prepared):
+    """By the way of `stage prepare`: turned, shown by the range, cut or padded, resized."""
+    if "range" in prepared:
+        Image.fromarray(np.asarray(Image.open(picture)).astype(np.uint16)).save(picture)
+    (tmp_path / "clinic" / "ill").mkdir(parents=True)
+    (tmp_path / "clinic" / "well").mkdir()
+    for name in ("ill/x.png", "well/y.png"):
+        (tmp_path / "clinic" / name).write_bytes(picture.read_bytes())
+    release = sfumato.load_release(write_release(tmp_path / "release", digits, prepared=prepared))
+    data = Data(dataset_id="c", source="imagefolder", path=str(tmp_path / "clinic"), size=8, channels=1, **prepared)
+    ((first, _), *_) = read_source(data, tmp_path).train
+    assert np.array_equal(release.prepare(picture), first) and release.card["prepared"]["filter"] == "lanczos"
+    assert release.card["prepared"] | prepared == release.card["prepared"]
+    del release.card["prepared"]
+    with pytest.raises(DataError, match="an older version wrote it"):
+        release.prepare(picture)
+
+
+def test_the_readme_leads_from_the_folder_to_a_prediction_and_a_table_with_numpy_and_pillow(digits, tmp_path, picture):
+    """Ten lines, run where nothing of this package can be imported; the picture is prepared as the package does it."""
+    path = write_release(tmp_path / "release", digits.take(np.arange(300)), count=300)
+    shutil.copy(picture, path)
+    lines = re.search("```python\n(import json.*?)```", (path / "README.md").read_text(), re.S)[1]
+    assert lines.count("\n") <= 10
+    shown = f"{WITHOUT}{lines}print(x.tolist(), table['class'][7], len(table), sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", shown], cwd=path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said, x, *table = done.stdout.splitlines()
+    assert said in digits.classes and table == [str(digits.labels[7]), "300"]
+    assert np.array_equal(json.loads(x), sfumato.load_release(path).prepare(picture))
+
+
+def test_a_release_says_what_it_is_in_three_lines(release):
+    first, second, third = repr(release).splitlines()
+    assert "40 images of 8×8×1 (40 plain)" in first and "10 classes: 0, 1" in second
+    assert f"ε = {release.cost['epsilon']:.4g}" in third and third.endswith("for one (image, label)>")
+
+
+def test_a_project_says_where_its_release_is(digits, tmp_path):
+    write_release(tmp_path / "artifacts" / "synthesize", digits)
+    with pytest.raises(DataError, match="this project's is .*artifacts/synthesize"):
+        sfumato.load_release(tmp_path)
+
+
+def test_a_hub_takes_pictures_and_a_table_where_there_is_no_pyarrow(release, tmp_path, monkeypatch):
+    monkeypatch.setattr("sfumato.release.loading.find_spec", lambda name: None)
+    folder = release.to_huggingface(tmp_path / "hub")
+    front = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
+    assert front["configs"] == [{"config_name": "default", "data_dir": "png"}] and not (folder / PARQUET).exists()
+    rows = list(csv.DictReader((folder / "png" / "metadata.csv").open()))
+    assert len(rows) == 40 and all((folder / "png" / row["file_name"]).is_file() for row in rows)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from small_release import RECORD
 
 import sfumato
@@ -21,7 +22,7 @@ def folder(digits, tmp_path):
     features = ProjectedFeatures("pixels", (1, 8, 8), 40)
     features.fit(images, 0.5, seed=0)
     means = torch.stack([features(images[labels == m]).mean(0) for m in range(10)])
-    about = {"dataset_id": "clinic-2026", "shape": (1, 8, 8), "size_hint": 1500, "delta": None}
+    about = {"dataset_id": "clinic-2026", "shape": (1, 8, 8), "size_hint": 1500, "delta": None, "prepared": {}}
     plan = SimpleNamespace(classes=digits.classes, **about)
     with writing(tmp_path / "teacher", "teacher", records=[RECORD]) as directory:
         save_teacher(TeacherNetwork.of(features, 20 * means.T), directory)
@@ -38,6 +39,15 @@ def test_it_names_the_class_of_images_as_files_hold_them(folder, digits):
     for wrong in (digits.images[:4] / 255, digits.images[:4, :6], digits.images[:4, ..., 0]):
         with pytest.raises(DataError, match=r"the teacher takes uint8 \(N, 8, 8, 1\)"):
             teacher.probabilities(wrong)
+
+
+def test_it_names_the_class_of_a_file_of_any_size(folder, digits, tmp_path):
+    teacher, label = sfumato.load_teacher(folder), digits.labels[6]
+    Image.fromarray(digits.images[6, :, :, 0]).resize((40, 40)).convert("RGB").save(tmp_path / "x.png")
+    assert teacher.predict(tmp_path / "x.png") == teacher.predict(digits.images[6]) == str(label)
+    teacher.network.several, teacher.network.offsets = True, torch.full((10,), -2.0)
+    likely = np.flatnonzero(teacher.probabilities(digits.images[6:7])[0] > 0.5)
+    assert teacher.predict(digits.images[6]) == tuple(map(str, likely)) and 0 < len(likely) < 10
 
 
 def test_its_cards_state_the_cost_and_others_may_read_every_file(folder):

@@ -169,6 +169,30 @@ def test_what_is_not_given_is_asked_and_whose_the_images_are(desk, quick, projec
     assert own()["privacy"] == {"epsilon": 2.0, **privacy}
 
 
+@pytest.mark.parametrize(
+    ("given", "lacking"),
+    [
+        ("", "give --epsilon, --dataset-id, --minutes, --size-hint, --groups or --one-image-each, or --yes"),
+        ("--epsilon 5 --minutes 1 --one-image-each", "give --dataset-id, --size-hint, --groups"),
+        ("--epsilon 5 --dataset-id a --minutes 1 --size-hint 50 --one-image-each", "or --yes for the defaults"),
+    ],
+)
+def test_where_nobody_answers_it_says_which_options_it_lacks(desk, quick, project, tmp_path, given, lacking):
+    write_shapes(tmp_path / "in", each=20)
+    desk.run(f"init {tmp_path / 'in'} {given}", "nobody answers here", lacking, code=2)
+    assert not Path("params.yaml").exists()
+
+
+def test_a_folder_that_is_counted_under_a_name_keeps_it(desk, init, tmp_path):
+    write_shapes(tmp_path / "in", each=20)
+    init("--dataset-id clinic --one-image-each")
+    desk.run("prepare sensitive")
+    init("--dataset-id other --out ../other", "counted as 'clinic' already", "keep that name", code=2)
+    assert not Path("../other").exists()
+    init("--out ../other")
+    assert yaml.safe_load(Path("../other/params.yaml").read_text())["data"]["dataset_id"] == "clinic"
+
+
 @pytest.mark.parametrize("way", ["folder", "array"])
 @pytest.mark.parametrize("split", [False, True])
 def test_a_folder_that_says_which_images_are_whose_gets_a_project_for_persons(desk, init, tmp_path, way, split):
