@@ -3,9 +3,9 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Self, TypeGuard, get_args
+from typing import Annotated, Any, ClassVar, Self, TypeGuard
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator
 
 from sfumato.errors import ConfigError
 
@@ -75,16 +75,6 @@ def machine(default: int | None) -> Any:
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def takes_no_truth_value_for_a_number(cls, values: Any) -> Any:
-        """Python takes true for 1, and would spend so much."""
-        for name, field in cls.model_fields.items() if isinstance(values, dict) else ():
-            kinds, given = (field.annotation, *get_args(field.annotation)), values.get(name)
-            if bool not in kinds and any(isinstance(one, bool) for one in (given if type(given) is list else [given])):
-                raise ValueError(f"{name} takes neither true nor false (yes, no, on, off): write a number, or quote it")
-        return values
 
 
 class Settings(Strict):

@@ -109,6 +109,7 @@ def validate(values: dict, path: Path) -> Params:
         for key in {*MACHINE, "chunk"} & section.keys() if isinstance(section, dict) else ():
             instead = f"{MACHINE.get(key, 'SFUMATO_MICROBATCH')}={section[key]}"
             raise ConfigError(f"{path}: {stage}.{key} was removed: delete it; the environment sets it, as {instead}")
+    refuse_truth_values(Params, values, path)
     try:
         return Params.model_validate(values)
     except ValidationError as error:
@@ -126,6 +127,20 @@ def validate(values: dict, path: Path) -> Params:
             quoted = f", such as '{first['input']}' in quotes" if first["type"] == "string_type" else ""
             problem = f"{key}={first['input']!r} is not valid: {first['msg'].removeprefix('Value error, ')}{quoted}"
         raise ConfigError(f"{path}: {problem}") from error
+
+
+def refuse_truth_values(model: type[BaseModel], values: Mapping[str, Any], path: Path) -> None:
+    """Raise ConfigError for true or false where a number or text stands: Python takes true for 1."""
+    for key in values.keys() & model.model_fields.keys():
+        value, kind = values[key], model.model_fields[key].annotation
+        kinds = (kind, *get_args(kind))
+        for inner in kinds if isinstance(value, dict) else ():
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                refuse_truth_values(inner, value, path)
+        if bool not in kinds and any(isinstance(one, bool) for one in (value if isinstance(value, list) else [value])):
+            raise ConfigError(
+                f"{path}: {key} takes neither true nor false (yes, no, on, off): write a number, or quote it"
+            )
 
 
 def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:

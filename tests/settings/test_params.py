@@ -1,6 +1,7 @@
 """Settings: what they accept, what they fill in, what they refuse."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from sfumato.settings.fields import Strict
 from sfumato.settings.params import Params
 from sfumato.settings.privacy import Privacy
 from sfumato.settings.queries import Central
+from sfumato.settings.recipes import validate
 from sfumato.settings.training import Pretrain
 
 INFINITY, NAN = float("inf"), float("nan")
@@ -55,16 +57,28 @@ def test_a_size_of_another_form_is_refused(size):
             ({"finetune": {"noise_levels": {"law": "timesteps", "bounds": bounds}}}, "bounds must rise")
             for bounds in ((0, 1000), (0, 800, 200, 1000), (0, 200, 800, 1200))
         ),
-        ({"privacy": {"epsilon": True}}, "takes neither true nor false"),
-        ({"seed": False}, "takes neither true nor false"),
-        ({"data": {"classes": ["a", False]}}, "classes takes neither true nor false"),
-        ({"frequency": {"features": [{"length_scales": [True]}]}}, "takes neither true nor false"),
         ({"privacy": {"epsilon": 10}, "synthesize": {"sources": {"select": {1: 2, 10: 0}}}}, r"synthesize\.sources"),
     ],
 )
 def test_what_means_nothing_is_refused(content, message):
     with pytest.raises(ValidationError, match=message):
         Params(**content)
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        ({"privacy": {"epsilon": True}}, "epsilon"),
+        ({"count": {"noise": True}}, "noise"),
+        ({"seed": False}, "seed"),
+        ({"data": {"classes": ["a", False]}}, "classes"),
+    ],
+)
+def test_true_is_no_number_and_no_text(content, key):
+    """Python takes it for 1, and would spend so much."""
+    with pytest.raises(ConfigError, match=f"params.yaml: {key} takes neither true nor false"):
+        validate(content, Path("params.yaml"))
+    assert validate({"data": {"different_people": True}}, Path("params.yaml")).data.different_people
 
 
 def numbers_in(node: object) -> Iterator[dict]:
