@@ -9,7 +9,7 @@ import yaml
 from PIL import Image
 
 import sfumato
-from sfumato.settings.fields import both_sides
+from sfumato.settings.fields import both_sides, by
 from sfumato.settings.stages import QUERIES, STAGES
 
 PIPELINES = sorted((Path(__file__).resolve().parents[2] / "pipelines").glob("*.yaml"))
@@ -57,6 +57,7 @@ def test_a_recipe_runs_as_it_is_shipped_from_images_to_a_ledger_that_holds(desk,
     desk.run_all("prepare sensitive", "prepare public", "plan", *STAGES, "ledger write")
     released = sfumato.load_release("artifacts/synthesize").images
     assert released.shape == (40, *both_sides(size), 1) and released.std() > 1
+    assert f"images of {by(size)} pixels" in Path("artifacts/synthesize/README.md").read_text()
     ledger = json.loads(Path("ledger.json").read_text())
     assert {record["stage"] for record in ledger["records"]} == set(run) & set(QUERIES) == set(desk.opened)
     assert 9 < ledger["epsilon"]["rdp"] <= 10
