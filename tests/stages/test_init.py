@@ -207,7 +207,7 @@ def test_the_time_of_reading_private_images_is_not_in_the_parameters(init, tmp_p
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """The rows of the table of sizes: pixels, minutes, minutes of the longest fits, expected usefulness."""
+    """The rows of the table of sizes: pixels, minutes, minutes up to which more help, expected usefulness."""
     (table,) = re.findall(r"sizes, of which.*?└", text, re.S)
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines() if line.startswith("│")]
 
