@@ -234,7 +234,7 @@ def test_the_time_of_reading_private_images_is_not_in_the_parameters(init, tmp_p
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """The rows of the table of sizes: pixels, minutes, minutes of the longest fits, expected usefulness."""
+    """The rows of the table of sizes: pixels, minutes, minutes up to which more help, expected usefulness."""
     (table,) = re.findall(r"sizes, of which.*?└", text, re.S)
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines() if line.startswith("│")]
 
@@ -242,13 +242,14 @@ def rows_of(text: str) -> list[list[str]]:
 def test_one_table_has_a_row_a_size_with_its_minutes_and_its_expected_usefulness(init, tmp_path, monkeypatch):
     write_shapes(tmp_path / "in", side=16)
     monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: {"auxiliary": 3.0 * params.auxiliary.steps})
-    text = init("--size-hint 100 --minutes 15 --force", "100 images at ε = 5 behave as 500 at ε = 1")
-    assert text.split("written to")[0].count("16") == 1, "said once"
+    text = init("--size-hint 30000 --minutes 15 --force", "30,000 images at ε = 5 behave as 150,000 at ε = 1")
+    assert "×" not in text.split("sizes, of which")[0], "sizes are said once"
     (larger, *about), (smaller, *_) = rows_of(text)
     assert (larger, smaller) == ("proposed 16", "8") and about[0] == "12"
     assert re.fullmatch(r"\w+, \d+ % \(\d+ to \d+\)", about[2])
-    longest = rows_of(init(f"--size-hint 100 --minutes {about[1]} --force"))[0]
-    assert int(longest[1]) > 12 and longest[3] > about[2], "more is expected of longer fits"
+    longest = rows_of(init(f"--size-hint 30000 --minutes {about[1]} --force"))[0]
+    more, less = (int(re.search(r"(\d+) %", said)[1]) for said in (longest[3], about[2]))
+    assert int(longest[1]) > 12 and more > less, "more is expected of longer fits"
 
 
 def test_without_an_evaluation_nothing_is_judged(init, tmp_path):
