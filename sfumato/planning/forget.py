@@ -10,7 +10,7 @@ from filelock import FileLock, Timeout
 
 from sfumato.data.prepare import ORIGIN, UNNAMED
 from sfumato.data.survey import LOOKED
-from sfumato.errors import BudgetError, ConfigError, explained, nearest
+from sfumato.errors import BudgetError, explained
 from sfumato.evaluation.comparison import EVALUATIONS
 from sfumato.privacy.odometer import LOCAL, Odometer
 
@@ -20,14 +20,8 @@ OF_ALL = (LOOKED, "printed.txt", "refused.txt")  # in the state directory, of an
 
 
 def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
-    """All that `forget` deletes below the state directory, by what it is.
-
-    Raises ConfigError for an unknown dataset, BudgetError if its journal does not hold.
-    """
+    """All that `forget` deletes below the state directory, by what it is. Raises BudgetError for a broken journal."""
     odometer = Odometer(state, dataset_id)
-    if not odometer.path.exists():
-        known = sorted(file.stem for file in odometer.path.parent.glob("*.jsonl"))
-        raise ConfigError(f"--dataset {dataset_id}: nothing of that name is in {state}; {nearest(dataset_id, known)}")
     home = odometer.images
     unfinished = re.compile(rf"\.{re.escape(dataset_id)}\.(\d+\.tmp|old)")
     copies = [path for path in home.parent.glob(".*") if unfinished.fullmatch(path.name)]

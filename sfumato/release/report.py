@@ -174,6 +174,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "epsilon": bound_text(spent),
         "delta": scientific(delta),
         "one_in": grouped(math.floor(1 / delta)),
+        "anyone": percent_up(delta * ledger["size_hint"]),
         # a larger factor is of no use to a reader: the ceilings on an attacker are
         "factor": bound_text(math.exp(spent), 3) if spent <= math.log(LARGEST_FACTOR) else "",
         "target": f"{ledger['target']:g}",

@@ -22,6 +22,10 @@ class Release(Strict):
     owner_type: Publisher | None = None  # kind of publisher, for deployment.yaml
     contact: Line | None = None  # an address that answers questions about it
     purpose: Line | None = None  # what it is for
+    controller: Line | None = None  # who answers for the personal data, if not the owner
+    legal_basis: Line | None = None  # of making and sharing the set, such as an article of the GDPR
+    recipients: Line | None = None  # to whom it is given
+    retention: Line | None = None  # how long the set, and the sensitive images, are kept
     region: Line | None = None  # that the images describe, or whose laws apply
     sector: Sector | None = None  # in which the publisher works
     licence: Line | None = None  # an SPDX identifier in small letters, as dataset hubs have them, such as cc-by-4.0

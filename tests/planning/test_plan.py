@@ -304,18 +304,12 @@ def test_a_network_beside_a_map_may_move_without_spending_again():
     assert digest() != digest(sha256="1" * 64)
 
 
-@pytest.mark.parametrize(("shape", "message"), [((1, 30, 30), "central.pool"), ((1, 8, 10), "central.pool")])
-def test_shapes_that_do_not_fit_are_refused_before_anything_is_spent(shape, message):
-    with pytest.raises(ConfigError, match=message):
-        make_plan(params(central={"pool": 4}), card(shape=shape))
-
-
 def test_rectangles_fit_our_networks_and_a_public_model_refuses_them_before_anything_is_spent():
     oblong = card(shape=(1, 8, 12))
     made = make_plan(params(), oblong)
     assert all(file["shape"] == [1, 8, 12] for file in made.files.values())
     with pytest.raises(ConfigError, match=r"unshuffle=4 does not divide images of 8×10"):
-        make_plan(params(model={"unshuffle": 4}, central={"pool": 2}), card(shape=(1, 8, 10)))
+        make_plan(params(model={"unshuffle": 4}), card(shape=(1, 8, 10)))
     with pytest.raises(ConfigError, match="draws squares, not 8×12"):
         make_plan(params(recipe="dp-lora", model={"directory": "model"}), oblong)
 

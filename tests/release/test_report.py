@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,7 +25,7 @@ from sfumato.data.images import ImageSet, save_images
 from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.evaluation.tables import read_local, tables_of
 from sfumato.privacy.accountant import default_delta
-from sfumato.privacy.events import Mechanism
+from sfumato.privacy.events import UNITS, Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
 from sfumato.privacy.profile import bound_text, percent_up
 from sfumato.release.report import Local, picture, report_page, scientific, what_was_released
@@ -421,3 +422,39 @@ def test_a_picture_that_is_too_large_for_a_page_is_shrunk(tmp_path):
     large, small = (base64.b64decode(uri.removeprefix("data:image/png;base64,")) for uri in uris)
     assert max(Image.open(io.BytesIO(large)).size) == 1200 and len(large) < (tmp_path / "large.png").stat().st_size
     assert small == (tmp_path / "small.png").read_bytes()
+
+
+def of_persons(stage: str, number: int, mechanism: Mechanism) -> dict:
+    return record(stage, number, mechanism) | {"unit": UNITS["group"], "group_weight": "mean"}
+
+
+def test_a_release_of_persons_speaks_of_persons_and_one_of_images_of_images(tmp_path):
+    """Of who is protected; what is a picture stays one."""
+    told = re.compile(
+        r"(any|each|every other|one particular|an|one) (single )?(image|picture)\b|group of images|patient"
+    )
+    for name, make in (("persons", of_persons), ("images", record)):
+        records = [make("count", 1, Mechanism(noise_multiplier=5))]
+        release = write_release(tmp_path / name, records)
+        text = " ".join(report_page(release, write_ledger(tmp_path / f"{name}.json", records)).split())
+        plain = text.split('<h2 id="plain">')[1].split("</section>")[0]
+        assert bool(told.search(text)) == (name == "images"), told.findall(text)
+        assert f"about 1 500 {name} 1 in" in plain and "not said yet" not in plain
+
+
+def test_the_first_half_page_says_who_what_for_whom_how_long_and_what_may_go_wrong(tmp_path):
+    """The words of the owner, if there are any; what is lacking is said to the owner only. δ is added up over all."""
+    about = {"owner": "The clinic", "controller": "Its director", "recipients": "Two schools", "retention": "Ten years"}
+    ledger = write_ledger(tmp_path / "ledger.json")
+    release = write_release(tmp_path / "release")
+    bare, owners = report_page(release, ledger), report_page(release, ledger, Local())
+    card = release / "card.json"
+    card.write_text(json.dumps(json.loads(card.read_text()) | {"about": about}))
+    with writing(tmp_path / "told", "synthesize", records=RECORDS) as directory:
+        shutil.copytree(release, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns(PRIVACY))
+    told = report_page(tmp_path / "told", ledger)
+    for said in about.values():
+        assert said in told.split('<h2 id="plain">')[1].split("</section>")[0] and said not in bare
+    assert "Not said yet (release.retention" in owners and "ot said yet" not in bare + told
+    assert f"for all of them added up {percent_up(default_delta(HINT) * HINT)} %" in bare
+    assert bare.index('id="plain"') < bare.index('id="released"')

@@ -115,7 +115,7 @@ def test_images_that_are_in_use_and_those_of_others_stay(desk):
     run = next(Path("state/runs").iterdir())
     with FileLock(run / "lock"):
         desk.run("forget --yes", "is held by another process", code=3)
-    desk.run("forget --yes --dataset klinic", "did you mean 'clinic'?", code=2)
+    desk.run("forget --yes --dataset klinic", "was never begun", code=3)
     assert len(marked()) > 3
     shutil.copytree(COPY, COPY.with_name("clinic.2"))
     shutil.copytree(COPY, COPY.with_name(".clinic.2.999999.tmp"))
