@@ -56,7 +56,7 @@ def gflop(model: UNet) -> float:
     from torch.utils.flop_counter import FlopCounterMode
 
     meta = UNet(**model.arguments).to("meta")
-    images = torch.zeros(2, model.channels, model.resolution, model.resolution, device="meta")
+    images = torch.zeros(2, *model.shape, device="meta")
     levels, labels = torch.zeros(2, device="meta"), torch.zeros(2, dtype=torch.int64, device="meta")
     with FlopCounterMode(display=False) as counted:
         meta(images, levels, labels).sum().backward()
