@@ -78,7 +78,7 @@ def test_a_project_is_written_without_a_question(desk, quick, project, tmp_path)
     assert code == 0, text
     place = {"dataset_id": "my-photos", "source": "imagefolder", "path": str(tmp_path / "my photos")}
     assert own()["data"] == {**place, "size": 8, "channels": 3} and own()["profile"] is None
-    assert own()["privacy"] == {"epsilon": 5.0, "size_hint": 100}  # 0.8 · 180, to one digit
+    assert own()["privacy"] == {"epsilon": 5.0, "size_hint": 100, "accountant": "exact"}  # 0.8 · 180, to one digit
     assert "size_hint=100" in text and "--size-hint" in text and "together" in text
     assert (project / ".git").is_dir() and (project / ".dvc" / "config").is_file()
     assert "/data/sensitive/" in (project / ".gitignore").read_text().split()
