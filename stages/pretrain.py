@@ -39,7 +39,9 @@ def pretrain(run: StageRun[Pretrain]) -> None:
     with run.writing() as directory:
         drop_extra_classes(model).save(directory)
         if "central" in sources:
-            save_png(directory / "central.png", to_grid(sources["central"][0], len(classes)))
+            images, _ = sources["central"]
+            assert isinstance(images, torch.Tensor)  # as `load_central` gives them
+            save_png(directory / "central.png", to_grid(images, len(classes)))
 
 
 def refer_to_public_model(run: StageRun[Pretrain]) -> None:
