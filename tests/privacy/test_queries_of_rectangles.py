@@ -42,10 +42,7 @@ CASES = {
     "count": Case(stage="count", query=lambda c: query_count(c, CLASSES), bound=1, integer=True, axis=0),
     "mean": Case(stage="central", query=functools.partial(of_rectangles, max_norm=3.0), bound=3, uses=2, axis=0),
     "mean, unclipped": Case(stage="central", query=of_rectangles, bound=768**0.5, uses=2, axis=0),
-    "mean, pooled": Case(
-        stage="central", query=functools.partial(of_rectangles, pool=4), bound=48**0.5, uses=2, axis=0
-    ),
-    "mode": Case(stage="central", bound=48**0.5, **modes(shape=SHAPE, pool=4)),
+    "mode": Case(stage="central", bound=768**0.5, **modes(shape=SHAPE)),
     "frequency": Case(stage="frequency", query=means(FEATURES), bound=1, axis=1),
     "frequency of blocks": Case(stage="frequency", query=means(BLOCKS), bound=1, axis=1),
     "covariance": Case(stage="covariance", query=means(cosine_moments(SHAPE, flip=False)), bound=1, axis=1),
