@@ -166,7 +166,7 @@ def test_what_is_not_given_is_asked_and_whose_the_images_are(desk, quick, projec
     desk.answers = "".join("\n" if word == "-" else f"{word}\n" for word in answers.split())  # -: the default
     desk.run(f"init {root}", *(["repeat their beginnings", r"^([A-Za-z]+-?\d+)_\d+\."] if named else []))
     assert own()["data"]["dataset_id"] == "clinic" and own()["data"].get("groups") == groups
-    assert own()["privacy"] == {"epsilon": 2.0, **privacy}
+    assert own()["privacy"] == {"epsilon": 2.0, "accountant": "exact", **privacy}
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def project(tmp_path_factory):
 
 def test_a_plan_is_a_table_of_cost_and_minutes_and_spends_nothing(project):
     own = yaml.safe_load((project.folder / "params.yaml").read_text())
-    assert own["privacy"] == {"epsilon": 5.0, "size_hint": 50}
+    assert own["privacy"] == {"epsilon": 5.0, "size_hint": 50, "accountant": "exact"}
     assert repr(project) == f"<Project {project.folder}: nothing released yet>"
     table = project.plan()
     assert {"count", "synthesize"} <= {*table.index} and (table["minutes"] > 0).all()
