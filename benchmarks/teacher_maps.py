@@ -16,6 +16,7 @@ import itertools
 import math
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,7 +95,7 @@ def kept_rows(arguments: argparse.Namespace, names: list[str]) -> dict[str, np.n
     if arguments.public != "itself":
         public, _, _ = read_images(arguments.public, public=True)
         found |= {f"public.{name}": rows for name, rows in made_rows(names, public).items()}
-    np.savez(file, **found)
+    np.savez(file, **found)  # type: ignore[arg-type]
     return found
 
 
@@ -123,7 +124,7 @@ def trained(settings: Teacher, rows: dict[str, np.ndarray], epsilon: float, seed
     psi = torch.cat([features(part) for part in private.split(500)])
     size = len(kept)
     sigma = math.sqrt(settings.steps) / total_mu(epsilon, 1 / (size * math.log(size)))
-    charge = InMemory(psi[kept], labels[kept], settings.steps, sigma, seed)
+    charge: Any = InMemory(psi[kept], labels[kept], settings.steps, sigma, seed)
     covariance = spanned.T @ spanned / len(spanned)
     weights = query_teacher(charge, settings, int(labels.max()) + 1, float(size), covariance, lambda *_: None)
     return balanced((psi[held_out].double() @ weights).argmax(1), labels[held_out])
@@ -149,7 +150,7 @@ def main() -> None:
             about = Teacher.constants(arguments.constants, epsilon) | {
                 key: float(value) for key, value in given.items()
             }
-            settings = Teacher(features=[TeacherMap(map=name) for name in maps], **about)
+            settings = Teacher(features=tuple(TeacherMap(map=name) for name in maps), **about)
             found = [trained(settings, rows, epsilon, seed) for seed in map(int, arguments.seeds.split(","))]
             shown = ", ".join(f"{one:.1f}" for one in found)
             print(f"ε = {epsilon:g}, {' and '.join(maps)}, {settings.dimension} directions: {shown}", flush=True)

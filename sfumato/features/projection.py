@@ -95,7 +95,7 @@ class ProjectedFeatures(nn.Module):
         if max(shape) > LARGEST_SIDE:
             raise DataError(f"images of shape {tuple(shape)}: features are of {LARGEST_SIDE} pixels a side at most")
         self.feature, self.shape, self.flip = feature, tuple(shape), flip
-        self.arguments = arguments_of(network) if isinstance(network, nn.Module) else network
+        self.arguments = arguments_of(network) if isinstance(network, PublicNetwork) else network
         if isinstance(feature, str):
             self.map = map_of(feature, (*shape,), network)
         else:
