@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from stages.screen import tell
-from stages.state import ARTIFACTS, CARD, EVALUATION, state_dir
+from stages.state import CARD, EVALUATION, state_dir
 
 
 def forget(
@@ -23,7 +23,7 @@ def forget(
     state = state_dir()
     mine = read_card(CARD).dataset_id if CARD.exists() or dataset is None else ""
     name = dataset or mine
-    here = local_files() if name == mine else []
+    here = [path for path in local_files() if name == mine]
     show(name, library.private_files(state, name) | {"of this project": here})
     tell(Path(library.__file__).with_suffix(".md").read_text("utf-8").format(state=state, name=name))
     if not yes:
@@ -38,8 +38,7 @@ def du() -> None:
 
     for file in sorted((state_dir() / "odometer").glob("*.jsonl")):
         show(file.stem, private_files(state_dir(), file.stem))
-    local = {"of real images": local_files()}
-    show("in all", {"state directory": [state_dir()], "artifacts": [ARTIFACTS], "DVC": [Path(".dvc")], **local})
+    show("in all", {"state directory": [state_dir()], "this project": [Path()], "its real images": local_files()})
 
 
 def local_files() -> list[Path]:
@@ -55,4 +54,4 @@ def show(title: str, found: Mapping[str, Sequence[Path]]) -> None:
     for what, paths in found.items():
         every = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
         size = f"{sum(file.stat().st_size for file in every) / 1e6:12,.1f} MB" if sys.stdout.isatty() else ""
-        tell(f"  {what:<32}{size}  {os.path.commonpath(paths) if paths else 'none'}")
+        tell(f"  {what:<32}{size}  {os.path.commonpath(paths or ['none'])}")

@@ -182,7 +182,8 @@ class Questions:
     """Takes what is given and asks for the rest, or takes the default under --yes. lacking: options not given."""
 
     def __init__(self, yes: bool, lacking: Sequence[str]) -> None:
-        self.yes, self.lacking = yes, ", ".join([*lacking, "--groups or --one-image-each"])
+        self.yes = yes
+        self.lacking = ", ".join([*lacking, "--groups or --one-image-each"])
 
     def text(self, question: str, given: Any, default: Any, kind: type | None = None) -> Any:
         if given is not None:

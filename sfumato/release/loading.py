@@ -118,10 +118,11 @@ def prepared(card: dict[str, Any], picture: str | Path | np.ndarray) -> np.ndarr
     from sfumato.data.sources.source import Request, fit
 
     with explained(DataError, lambda _: "card.json does not say how pictures were prepared: an older version wrote it"):
-        channels, height, width = card["shape"]
-        span, pad = card["prepared"]["range"], card["prepared"]["fit"] == "pad"
+        made = card["prepared"]
+    channels, height, width = card["shape"]
+    pad = made["fit"] == "pad"
     request = Request(section="data", name="", path=None, size=(height, width), channels=channels, pad=pad)
-    image = picture if isinstance(picture, np.ndarray) else decode(Path(picture), span)
+    image = picture if isinstance(picture, np.ndarray) else decode(Path(picture), made["range"])
     return fit(np.atleast_3d(image), request, "the picture")
 
 
@@ -136,8 +137,9 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
     file = folder / "privacy.json"
     if not file.is_file():
         inside = folder / RELEASE
-        name = f"this project's is {inside}" if inside.is_dir() else "name the folder that holds it"
-        raise DataError(f"{folder} is not a release: {file.name} is missing; {name}")
+        if inside.is_dir():
+            raise DataError(f"{folder} is a project: name its release, {inside}")
+        raise DataError(f"{folder} is not a release: {file.name} is missing. Name the folder that holds it")
     fetch = "fetch the release again"
     with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {fetch}"):
         content = json.loads(file.read_text(encoding="utf-8"))

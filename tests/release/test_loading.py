@@ -251,7 +251,7 @@ def test_a_release_says_what_it_is_in_three_lines(release):
 
 def test_a_project_says_where_its_release_is(digits, tmp_path):
     write_release(tmp_path / "artifacts" / "synthesize", digits)
-    with pytest.raises(DataError, match="this project's is .*artifacts/synthesize"):
+    with pytest.raises(DataError, match="is a project: name its release, .*artifacts/synthesize"):
         sfumato.load_release(tmp_path)
 
 
