@@ -54,4 +54,4 @@ def show(title: str, found: Mapping[str, Sequence[Path]]) -> None:
     for what, paths in found.items():
         every = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
         size = f"{sum(file.stat().st_size for file in every) / 1e6:12,.1f} MB" if sys.stdout.isatty() else ""
-        tell(f"  {what:<32}{size}  {os.path.commonpath(paths or ['none'])}")
+        tell(f"  {what:<32}{size}  {os.path.commonpath(paths or [Path('none')])}")
