@@ -120,6 +120,7 @@ def run_stage(words: list[str], folder: str, environment: dict[str, str], files:
     os.chdir(folder)
     for number, file in enumerate(files):
         os.dup2(file, number)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)  # the one of before knows another file
     code = 1
     try:
         sys.argv = words[words.index("-m") + 1 :] if words[0].endswith("/module") else words

@@ -20,7 +20,7 @@ LARGEST_YAML = 2**20  # bytes: YAML is slow to read, and written by people
 DEEPEST = 50  # levels of nested lists and mappings
 LARGEST_INTEGER = 2**63 - 1
 LONGEST_NUMBER = 70  # characters
-EXPONENT = re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+")  # a number to YAML 1.2 and DVC, not always to YAML 1.1
+EXPONENT = re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$")  # a number to YAML 1.2 and DVC, not always to YAML 1.1
 TWO_READINGS = re.compile(r"[-+]?0[0-9b_].*|.*[_:].*")  # octal, 1_000, 1:30, 0b1: text or other numbers to YAML 1.2
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a dataset: it also names files
 # control characters, line ends, marks that change the direction of text, unpaired surrogates

@@ -65,6 +65,11 @@ def test_a_text_that_is_wrong_is_one_sentence_at_once(parse, text):
     assert time.process_time() - start < 5
 
 
+def test_text_that_begins_as_a_number_is_text():
+    """Digests in dvc.lock do."""
+    assert parse_yaml("8e2276dfa18df3b844d8fb53ef8624a0.dir") == "8e2276dfa18df3b844d8fb53ef8624a0.dir"
+
+
 @pytest.mark.parametrize("text", ["1e-3", "1e4", "-1E4", "1.5e3", "1e-05"])
 def test_a_number_with_an_exponent_is_one_as_to_dvc_and_text_that_looks_like_one_is_quoted(text):
     assert parse_yaml(f"a: {text}") == {"a": float(text)} == YAML(typ="safe").load(f"a: {text}")
