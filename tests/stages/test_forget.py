@@ -51,6 +51,7 @@ def desk(desk, shelf):
     *stages, evaluate = STAGES
     desk.run_all("prepare sensitive", "prepare public", "plan", *stages, "ledger write", evaluate)
     shutil.copytree(COPY, COPY.with_name(".clinic.999999.tmp"))
+    shutil.copytree(COPY, "state/.unpacked.999999.tmp")
     (next(Path("state/runs").iterdir()) / "checkpoint").write_bytes(MARK)
     shutil.copytree(".", shelf / "project")
     return desk

@@ -18,6 +18,9 @@ from sfumato.storage.files import sweep, temporary_name
 from sfumato.storage.state_directory import state_dir
 
 
+UNPACKED = "unpacked"  # below the state directory, with the number of the process
+
+
 def unpacked(path: Path) -> Path:
     """What a zip, a Parquet file or a folder of them holds, as a folder or the one file in it; any other path itself.
 
@@ -33,7 +36,7 @@ def unpacked(path: Path) -> Path:
 
 @functools.cache
 def content_of(path: Path, tables: tuple[Path, ...], changed: int) -> Path:
-    home = state_dir() / "unpacked"
+    home = state_dir() / UNPACKED
     sweep(home)  # what killed programs left
     ours = temporary_name(home)
     ours.mkdir(0o700, parents=True, exist_ok=True)
