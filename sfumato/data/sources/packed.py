@@ -17,7 +17,6 @@ from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.storage.files import sweep, temporary_name
 from sfumato.storage.state_directory import state_dir
 
-
 UNPACKED = "unpacked"  # below the state directory, with the number of the process
 
 
