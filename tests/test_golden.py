@@ -129,7 +129,7 @@ def made_central(folder: Path, shape: Shape) -> None:
 
 
 def made_mode(folder: Path, shape: Shape) -> None:
-    np.save(folder / "mode.npy", normal("mode", 2, 4, 3, shape[0], 4, 4).numpy())
+    np.save(folder / "mode.npy", normal("mode", 2, 4, 3, *shape).numpy())
 
 
 def made_frequency(folder: Path, shape: Shape) -> None:

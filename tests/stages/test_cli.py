@@ -124,7 +124,7 @@ def test_a_recipe_with_public_images_says_how_to_get_them(desk):
         ({"recipe": "nope"}, "recipe"),
         ({"finetune": {"steps": "many"}}, "finetune.steps"),
         ({"central": {"repeats": 10**10}}, "central.repeats"),
-        ({"privacy": {"spend_again": True}}, "how often to pay for each again"),
+        ({"privacy": {"spend_again": True}}, "spend_again takes neither true nor false"),
         ({"privacy": {"spend_again": ["pretrain"]}}, "'pretrain', which is not a query"),
     ],
 )

@@ -33,7 +33,7 @@ def fails(desk, monkeypatch):
     """A function: what the program answers if its command raises this."""
 
     def with_fault(fault: BaseException) -> tuple[int, str]:
-        def fail() -> None:
+        def fail(**_: str) -> None:
             raise fault
 
         monkeypatch.setattr(cli, "app", fail)

@@ -194,8 +194,7 @@ for package in (sfumato, stages):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
 from stages.doctor import doctor
-from pathlib import Path
-doctor(Path("nowhere"))
+doctor()
 """
     environment = os.environ | {"SFUMATO_STATE": str(tmp_path), "PYTHONPATH": str(ROOT), "COLUMNS": "400"}
     environment["OMP_NUM_THREADS"] = "1"
