@@ -159,7 +159,7 @@ for key, values in {
     "delta": (*WORDS, 0.9, 0.01, 1.0, -1e-5, 1e-300),
     "size_hint": (*WORDS, 1, 2, 301, 10**9),
     "target": (*(word for word in WORDS if word not in (1e300, 10**30)), 1e-3, 4.0),
-    "accountant": (*WORDS, "pld"),
+    "accountant": (*WORDS, "gdp"),
     "recipe": tuple(word for word in WORDS if word != "x"),
 }.items():
     for number, value in enumerate(values):

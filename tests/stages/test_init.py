@@ -409,7 +409,7 @@ def test_from_a_folder_to_a_release_in_the_time_announced(desk, project, tmp_pat
 
     images = np.load("artifacts/synthesize/images.npy")
     assert images.shape[1:] == (8, 8, 3) and len(images) >= 1000
-    assert 4 < json.loads(Path("ledger.json").read_text())["epsilon"]["rdp"] <= 5
+    assert 4 < json.loads(Path("ledger.json").read_text())["epsilon"]["exact"] <= 5
     page = Path("artifacts/report/index.html").read_text()
     risk = re.search(r"right at most ([\d.]+) %", " ".join(told.split()))[1]
     assert f"right <strong>at most {risk} %</strong>" in page, "as was said before it was spent"

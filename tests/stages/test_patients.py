@@ -50,7 +50,7 @@ def test_a_release_for_patients_says_so_everywhere_and_names_nobody(clinic):
     clinic.run("ledger check --unit image", "its privacy unit is", code=3)
     clinic.run("ledger check --unit person", code=2)
     page, card = Path("artifacts/report/index.html").read_text(), Path("artifacts/synthesize/README.md").read_text()
-    assert "for any single patient, with all their images" in page and "several images of one person" not in page
+    assert "for any single person, with all their images" in page and "several images of one person" not in page
     assert "differ in all images of one person with their labels, added" in card
     assert "several images of one person" not in card
     files = [path.read_bytes() for path in Path().rglob("*") if path.is_file() and path.name != "set.npz"]
