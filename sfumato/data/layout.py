@@ -167,7 +167,10 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> U
         elif likeness(first) > likeness(second):
             proposed = "person/class"
     text = f"{path} holds folders in folders: --groups class/person or --groups person/class says which are classes"
-    return Unclear(f"{text}, whose names are published, as of {outer[0].name}/{inner[0].name}", "groups", proposed)
+    text += f", whose names are published, as of {outer[0].name}/{inner[0].name}"
+    if len(first) == 1:
+        text += f"; if {outer[0].name} is neither, name the folder {outer[0]}"
+    return Unclear(text, "groups", proposed)
 
 
 def likeness(names: Collection[str]) -> int:

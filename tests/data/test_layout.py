@@ -2,7 +2,7 @@
 
 import pytest
 
-from sfumato.data.layout import FILING, LABELS, PERSONS, Unclear, check_names, likeness, meaning
+from sfumato.data.layout import FILING, LABELS, PERSONS, Unclear, check_names, layout_of, likeness, meaning
 
 OF_PERSONS = (
     "Patient ID, patient-id, PatientID, patients, MRN, mrn_no, PID, Subject, subject_id, Participant No, person"
@@ -45,3 +45,12 @@ def test_few_pictures_each_are_asked_about(count, each):
 def test_ids_look_more_like_ids_than_diagnoses():
     looks = [likeness(names) for names in (["MRN1004", "MRN1005"], ["Smith0", "Smith1"], ["benign", "malignant"])]
     assert looks == [2, 1, 0]
+
+
+def test_a_folder_that_holds_the_classes_one_level_below_is_named(tmp_path):
+    """As an archive leaves it. It is not taken: one class with a folder for each person looks the same."""
+    for kind in ("ill", "well"):
+        (tmp_path / "scans" / kind).mkdir(parents=True)
+        (tmp_path / "scans" / kind / "1.png").touch()
+    with pytest.raises(Unclear, match=f"if scans is neither, name the folder {tmp_path / 'scans'}"):
+        layout_of(tmp_path, None)
