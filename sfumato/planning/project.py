@@ -15,6 +15,7 @@ from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.profile import bound_text
 from sfumato.settings.data import IMAGE
 from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER, PLAN, RECIPES, dvc_stages
+from sfumato.storage.documents import QuotingYaml
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, replace_file
 
 # DVC's run cache must bring back neither an old card, nor an old plan (it depends on the odometer), nor an old total.
@@ -50,7 +51,7 @@ def dvc_text(*, clone: bool = False) -> str:
 
 
 def block_yaml(content: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(dict(content), Dumper=QuotingYaml, sort_keys=False, allow_unicode=True, width=120)
 
 
 def dvc_content(*, clone: bool = False) -> dict[str, Any]:

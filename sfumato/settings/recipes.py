@@ -155,4 +155,11 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 
 def as_yaml(content: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+    return yaml.dump(
+        dict(content),
+        Dumper=documents.QuotingYaml,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=None,
+        width=120,
+    )

@@ -113,9 +113,13 @@ class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
         return getattr(self, f"construct_yaml_{node.tag.rpartition(':')[2]}")(node)
 
 
+class QuotingYaml(yaml.SafeDumper):
+    """Writes YAML as `PlainYaml` reads it: text that looks like a number is quoted."""
+
+
 for kind in ("int", "float"):
     PlainYaml.add_constructor(f"tag:yaml.org,2002:{kind}", PlainYaml.construct_number)
-for form in (PlainYaml, yaml.SafeDumper):  # which quotes text that looks like such a number
+for form in (PlainYaml, QuotingYaml):
     form.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, [*"-+0123456789"])
 
 
