@@ -66,7 +66,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 dvc.yaml: $(VENV)/.installed
-	$(BIN)/python -m sfumato.planning.project > $@.new && mv $@.new $@
+	$(BIN)/python -m sfumato.planning.project_files > $@.new && mv $@.new $@
 
 # uv and pip-audit run in environments of their own, which are thrown away. `pip-audit` reads the lock and installs nothing.
 lock:

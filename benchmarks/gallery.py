@@ -19,11 +19,10 @@ from pyarrow import parquet
 
 import sfumato
 from sfumato.data.images import ImageSet
-from sfumato.planning.notebook import run_program
-from sfumato.planning.project import dvc_text, params_text
+from sfumato.planning.project import repro
+from sfumato.planning.project_files import begin_repository, dvc_text, params_text
 from sfumato.release.exports import mark_of, save_parquet
 from sfumato.settings.stages import ARTIFACTS, LEDGER
-from stages.init import begin_repository
 
 GALLERY = Path(__file__).resolve().parent.parent / "docs" / "gallery"
 FIRST = 1000  # images of each release
@@ -53,8 +52,8 @@ def make(name: str, project: Path, images: Path | None) -> None:
             project.mkdir(parents=True)
             (project / "params.yaml").write_text(params_text(PARAMS[name], {}), encoding="utf-8")
             (project / "dvc.yaml").write_text(dvc_text(), encoding="utf-8")
-            begin_repository(project)
-    run_program(["-m", "dvc", "repro", "report"], project, shown=True)
+            begin_repository(project, print)
+    repro(project, "report", shown=True)
 
 
 def collect(project: Path, out: Path) -> None:

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sfumato.planning.notebook import Project
+    from sfumato.planning.project import Project
     from sfumato.privacy.own_query import open_charge
     from sfumato.release.loading import Release, load_release
     from sfumato.release.teacher import load_teacher
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = ["Project", "Release", "__version__", "load_release", "load_teacher", "open_charge"]
 PLACES = {
-    "Project": "sfumato.planning.notebook",
+    "Project": "sfumato.planning.project",
     "Release": "sfumato.release.loading",
     "load_release": "sfumato.release.loading",
     "load_teacher": "sfumato.release.teacher",

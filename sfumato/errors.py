@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 # what reading a file raises that is missing, damaged, or of another kind
 UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, AttributeError)
@@ -34,6 +35,15 @@ class DataError(SfumatoError):
     """Input images or an artifact that cannot be used."""
 
     exit_code = 4
+
+
+LAST_ERROR = "SFUMATO_LAST_ERROR"  # names the file in which a stage that fails leaves its error, for who started it
+
+
+def error_from(content: Mapping[str, Any]) -> SfumatoError:
+    """The error that a stage left. content: its `exit_code` and `message`."""
+    kinds = {kind.exit_code: kind for kind in (ConfigError, BudgetError, DataError)}
+    return kinds.get(content["exit_code"], SfumatoError)(content["message"])
 
 
 def public(error: SfumatoError) -> SfumatoError:

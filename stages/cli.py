@@ -2,16 +2,18 @@
 
 import errno
 import io
+import os
 import sys
 import traceback
 from contextlib import suppress
+from pathlib import Path
 
 import typer
 
-from sfumato.errors import DataError, SfumatoError, watchers
+from sfumato.errors import LAST_ERROR, DataError, SfumatoError, watchers
 from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import HIDDEN
-from sfumato.storage.files import replace_private
+from sfumato.storage.files import replace_private, write_json
 from stages import ledger, prepare, recipe
 from stages.compare import compare
 from stages.doctor import doctor
@@ -79,7 +81,10 @@ def main() -> None:
         if reason is None:
             raise
         print(f"error: {shown(reason)}", file=named.get("stderr", sys.stderr))
-        leave(getattr(error, "exit_code", DataError.exit_code))
+        code = getattr(error, "exit_code", DataError.exit_code)
+        if LAST_ERROR in os.environ:
+            write_json(Path(os.environ[LAST_ERROR]), {"exit_code": code, "message": shown(reason)})
+        leave(code)
     finally:
         watchers.clear()
         vars(sys).update(named)  # the streams

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from sfumato.storage.artifacts import read_artifact
 from stages.dvc_lock import lock_in_words, rwlock_in_words
 from stages.runner import load_plan
 from stages.screen import table_console, tell
-from stages.state import ARTIFACTS, CARD, LEDGER, PLAN, PUBLIC, read_policy, state_dir
+from stages.state import CARD, PLAN, PUBLIC, read_policy, state_dir
 
 OVERLAP_HELP = "Local: look for public images among the sensitive and hold-out ones instead."
 
@@ -70,7 +71,7 @@ def queries_in_words() -> dict[str, str]:
     found = {}
     try:
         declared = read_policy().declared_size
-        past = known_past(state_dir(), read_card(CARD), ARTIFACTS, LEDGER, declared_size=declared)
+        past = known_past(state_dir(), read_card(CARD), Path(), declared_size=declared)
         for plan in filter(lambda plan: plan.enabled, map(load_plan, QUERIES)):
             inputs = [*filter(plan.settings.reads, STAGES[plan.stage].inputs)]
             decision = past.decide(plan.stage, read_lineage(PLAN, plan.stage), plan.digest, inputs)

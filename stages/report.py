@@ -60,7 +60,7 @@ def report(
         write_local(page, report_page(release, LEDGER, local).encode())
     typer.echo(f"{page}: {'may be shared with the release' if public else 'local: not to be shared'}")
     if not public:  # the last command of `dvc repro`
-        from sfumato.planning.project import TRACKED
+        from sfumato.planning.project_files import TRACKED
         from sfumato.release.report import summary_lines
 
         verdict = local.verdict or "none: `stage evaluate` gives one"

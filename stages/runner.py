@@ -36,7 +36,7 @@ from sfumato.storage.files import check_writable, copy_directory
 from stages import launch
 from stages.dvc_lock import keep_copy
 from stages.screen import progress, say
-from stages.state import ARTIFACTS, CARD, PLAN, PUBLIC, read_policy, seen_in_ledgers, state_dir
+from stages.state import ARTIFACTS, CARD, PLAN, PUBLIC, read_policy, state_dir
 
 if TYPE_CHECKING:
     from sfumato.data.store import Encode
@@ -337,6 +337,8 @@ class QueryRun(StageRun[S]):
 
     def seen(self) -> set[str]:
         """The charges and heads that the ledgers and the inputs name: the journal must hold all of them."""
+        from sfumato.privacy.project_ledger import seen_in_ledgers
+
         mine = self.plan.dataset_id
         records = [record for artifact in self.inputs.values() for record in artifact.records.values()]
         return seen_in_ledgers(mine) | {record["id"] for record in records if record["dataset_id"] == mine}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sfumato.planning.project import dvc_text
+from sfumato.planning.project_files import dvc_text
 from sfumato.settings.fields import Settings
 from sfumato.settings.noise import QuerySettings
 from sfumato.settings.params import Params

@@ -17,7 +17,7 @@ from sfumato.privacy.record import is_record
 from sfumato.privacy.resolved import Lineage, settings_digest
 from sfumato.privacy.schema4 import as_now
 from sfumato.settings.params import Params
-from sfumato.settings.stages import PUBLIC, QUERIES, STAGES
+from sfumato.settings.stages import ARTIFACTS, LEDGER, PUBLIC, QUERIES, STAGES
 from sfumato.storage.artifacts import PRIVACY, own_record
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json, read_yaml
@@ -48,18 +48,18 @@ def settings_for_ever(params: Params) -> dict[str, list[str]]:
 class Past:
     """What the journal, the ledger and the artifacts tell of the charges on prepared images.
 
-    runs: released, or left open by a kill; terms: what a record of today would hold. Whether the images have changed is
-    private, and not looked at.
+    folder: of the project; runs: released, or left open by a kill; terms: what a record of today would hold. Whether
+    the images have changed is private, and not looked at.
     """
 
     state: Path
-    artifacts: Path
+    folder: Path
     runs: Sequence[Run]
     terms: Mapping[str, object]
 
     def decide(self, name: str, lineage: Lineage, settings: str, inputs: Sequence[str], made: bool = True) -> Decision:
         """What a query will do. settings: the digest of its own; made: whether its inputs are there and stay."""
-        files = [(Path(PUBLIC) if other == "public" else self.artifacts / other) / PRIVACY for other in inputs]
+        files = [self.artifact(other) / PRIVACY for other in inputs]
         made = made and all(file.is_file() for file in files)
         work = Work(
             stage=name,
@@ -71,27 +71,27 @@ class Past:
         found = decide(self.state, work, self.runs, None, self.terms)
         if found.run is None or found.kind != RESTORE or not found.same_inputs:
             return found
-        here = own_record(self.artifacts / name, found.run.record["id"])
+        here = own_record(self.artifact(name), found.run.record["id"])
         return replace(found, problem="") if here else found
 
+    def artifact(self, name: str) -> Path:
+        return self.folder / (PUBLIC if name == "public" else f"{ARTIFACTS}/{name}")
 
-def known_past(state: Path, card: Card, artifacts: Path, ledger: Path, *, declared_size: bool) -> Past:
-    """The charges on the images of a card. Those that only the ledger and the artifacts know were released elsewhere.
+
+def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) -> Past:
+    """The charges on the images of a card. Those that only the project's files know were released elsewhere.
 
     A record that cannot be read is skipped: the odometer still refuses to spend on what it covers.
     """
     version = card.dataset_id, card.version
     journal = Odometer(state, card.dataset_id).charges(card.version)
     known = {run.record["id"] for run in journal}
-    files = [ledger, *(artifacts / name / PRIVACY for name in QUERIES)]
+    files = [folder / LEDGER, *(folder / ARTIFACTS / name / PRIVACY for name in QUERIES)]
     others = [record for file in files for record in records_in(file) if is_record(record)]
     others = [r for r in others if r["id"] not in known and (r["dataset_id"], r["data_version"]) == version]
     runs = [*(Run({"record": r, "plan": r["plan"]}, r, end=CLOSE) for r in others), *journal]
     return Past(
-        state=state,
-        artifacts=artifacts,
-        runs=runs,
-        terms={"adjacency": ZERO_OUT_ONE if declared_size else ADD_OR_REMOVE_ONE},
+        state=state, folder=folder, runs=runs, terms={"adjacency": ZERO_OUT_ONE if declared_size else ADD_OR_REMOVE_ONE}
     )
 
 
@@ -149,7 +149,7 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Spending], set[
     changed: dict[str, str] = {}  # stage -> the stage whose change reaches it
     found, coming = [], set[str]()
     for name, stage in STAGES.items():
-        there = name == "evaluate" or (past.artifacts / name).is_dir()  # evaluate leaves no artifact
+        there = name == "evaluate" or past.artifact(name).is_dir()  # evaluate leaves no artifact
         same, whole = holds(out / f"{name}.yaml", made.files[name]), not coming & {*stage.upstream}
         done = there and same and whole
         cause = next((changed[other] for other in stage.upstream if other in changed), None)

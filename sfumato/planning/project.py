@@ -1,127 +1,172 @@
-"""The files of a project: what `stage init` writes, and the repository's own `dvc.yaml`.
-
-`python -m sfumato.planning.project` prints the latter.
-"""
+"""A project from Python: what `stage init` writes and `dvc repro` runs, as one object."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import yaml
+from sfumato.errors import LAST_ERROR, ConfigError, DataError, SfumatoError, error_from
+from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER
+from sfumato.storage.documents import read_json
+from sfumato.storage.state_directory import state_dir
 
-from sfumato.privacy.accountant import default_delta
-from sfumato.privacy.profile import bound_text
-from sfumato.settings.data import IMAGE
-from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER, PLAN, RECIPES, dvc_stages
-from sfumato.storage.documents import QuotingYaml
-from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, replace_file
+if TYPE_CHECKING:
+    import pandas
 
-# DVC's run cache must bring back neither an old card, nor an old plan (it depends on the odometer), nor an old total.
-PERSISTENT = (CARD, PLAN, LEDGER)
-SHARES = {"template": "bar_horizontal", "x": "share", "y": "stage", "title": "Share of the privacy budget"}
-PLOTS: list[Any] = [
-    {f"{PLAN}/budget.csv": SHARES},
-    {f"{ARTIFACTS}/finetune/log.csv": {"x": "step", "y": "epsilon", "title": "Privacy spent by DP-SGD"}},
-    f"{ARTIFACTS}/synthesize/grid.png",
-]
-FOLDERS = "artifacts data/raw data/sensitive data/public models evaluation dvc_plots .sfumato"
-IGNORED = "".join(f"/{name}/\n" for name in FOLDERS.split()) + "/metrics.json\n"
-DVC_HEADER = """\
-# Written by `stage init`. The one DAG. Sensitive and hold-out bytes are neither deps nor outs: DVC would write their
-# size and hash into git. `plan` runs every time, for it depends on the journal and the installed package. It takes
-# seconds, and what it leaves unchanged does not run.
-"""
+    from sfumato.privacy.check import Verified
+    from sfumato.release.loading import Release
 
-CLONE_HEADER = """\
-# Written by `make dvc.yaml` from the table sfumato/settings/stages.py. Sensitive and hold-out bytes are neither deps
-# nor outs: DVC would write their size and hash into git. The same holds for numbers measured on real images
-# (metrics.json, evaluation/). `persist` keeps DVC's run cache from restoring an old card, plan or ledger.
-"""
-# what git tracks in a project; a folder of recipes, if the owner has one
-TRACKED = (
-    ".dvc .dvcignore .gitattributes .github .gitignore README.md params.yaml pipelines dvc.yaml dvc.lock ledger.json"
-)
+REPORT = f"{ARTIFACTS}/report/index.html"
+COLUMNS = ["noise_multiplier", "sample_rate", "releases", "epsilon", "share"]
+NOISE = ("Running stage", "Updating lock", "To track", "\tgit add", "To enable", "\tdvc config", "Use `dvc push`")
+# Becomes a program, and leaves a watcher in its process group, which ends with all of it unless a line comes to stdin.
+WATCHED = """exec 3<&0
+{ read -r line || { kill -INT 0; sleep 2; kill -KILL 0; }; } <&3 >/dev/null 2>&1 &
+exec "$@" 3<&- </dev/null"""
+WATCHER = ["sh", "-c", WATCHED, "sh"] if os.name == "posix" else []
 
 
-def dvc_text(*, clone: bool = False) -> str:
-    """The text of `dvc.yaml`."""
-    return (CLONE_HEADER if clone else DVC_HEADER) + block_yaml(dvc_content(clone=clone))
+class Project:
+    """A folder with `params.yaml` and `dvc.yaml`: the same stages, ledger and odometer as on the command line.
 
-
-def block_yaml(content: Mapping[str, Any]) -> str:
-    return yaml.dump(dict(content), Dumper=QuotingYaml, sort_keys=False, allow_unicode=True, width=120)
-
-
-def dvc_content(*, clone: bool = False) -> dict[str, Any]:
-    """What `dvc.yaml` holds. clone: of the repository, where the code and the recipes are files that DVC sees."""
-    stages: dict[str, Any] = {}
-    for name, (commands, reads, writes) in dvc_stages().items():
-        entry: dict[str, Any] = {"cmd": commands[0] if len(commands) == 1 else commands}
-        if name == "prepare-sensitive":
-            entry["params"] = ["profile", "data"]
-        if deps := sorted({*reads} - (set() if clone else {RECIPES})):
-            entry["deps"] = deps
-        if name == "plan" and not clone:
-            entry["always_changed"] = True
-        for path in sorted(writes):
-            options: dict[str, Any] = {"cache": False} if path == LEDGER else {}
-            options |= {"persist": True} if path in PERSISTENT else {}
-            entry.setdefault("metrics" if path == LEDGER else "outs", []).append({path: options} if options else path)
-        stages[name] = entry
-    return {"stages": stages, "plots": PLOTS}
-
-
-def renew(file: Path) -> bool:
-    """Rewrite a project's `dvc.yaml` if it names stages of an older version; stages of the owner's own stay.
-
-    Returns whether it was rewritten.
+    Threads may work with several projects at once. Raises ConfigError if the folder holds no project:
+    `Project.create` makes one.
     """
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    said = yaml.safe_load(text) if text.startswith("# Written by `stage init`") else {}
-    stages, made = said.get("stages") or {}, dvc_content()
-    ours = {name for name, entry in stages.items() if str(entry.get("cmd", "")).strip("['").startswith("stage ")}
-    if not ours - set(made["stages"]):
-        return False
-    made["stages"] |= {name: entry for name, entry in stages.items() if name not in ours}
-    replace_file(file, (DVC_HEADER + block_yaml(made)).encode())
-    return True
+
+    def __init__(self, folder: str | Path = ".") -> None:
+        self.folder = Path(folder).expanduser().resolve()
+        missing = [name for name in ("params.yaml", "dvc.yaml") if not (self.folder / name).is_file()]
+        if missing:
+            raise ConfigError(f"{self.folder} is not a project: {missing[0]} is missing. Project.create makes one")
+
+    def __repr__(self) -> str:
+        card = self.folder / ARTIFACTS / "synthesize" / "card.json"
+        made = read_json(card) if card.is_file() else None
+        released = f"{made['images']} images released, ε = {made['epsilon']:.4f}" if made else "nothing released yet"
+        return f"<Project {self.folder}: {released}>"
+
+    @classmethod
+    def create(cls, folder: str | Path, *, images: str | Path, epsilon: float, **options: Any) -> Project:
+        """Look at a folder of images and write a project that fits them, ε and the minutes; spends nothing.
+
+        folder: of the project; images: one folder a class, elsewhere; options: those of `stage init`, with
+        underscores: minutes, groups, one_image_each=True, size_hint, dataset_id, range=(0, 4095), public, force=True,
+        …. It prints what was chosen, and what becomes public. Raises ConfigError or DataError, as `stage init` does.
+        """
+        from sfumato.planning.create import Owner, propose_project, summary, warnings
+
+        given: dict[str, Any] = {
+            name: ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+            for name, value in options.items()
+        }
+        try:
+            made = propose_project(Path(folder), Path(images), Owner(), state_dir(), epsilon=epsilon, **given)
+        except SfumatoError as error:  # its options are parameters here
+            error.args = (re.sub(r"(?<!`)--([a-z][a-z-]+)", lambda option: option[1].replace("-", "_"), str(error)),)
+            raise
+        for line in (*summary(made), *warnings(made, state_dir())):
+            print(line)
+        made.write(print, force=bool(given.get("force")))
+        return cls(folder)
+
+    def plan(self) -> pandas.DataFrame:
+        """What each stage would cost, in ε and minutes; spends nothing. Images that are not prepared are.
+
+        Returns a row for each stage that runs: noise_multiplier, sample_rate, releases, epsilon (of this query only)
+        and share of the budget, empty for a stage that is free; minutes. `attrs` holds epsilon, delta and target.
+        """
+        import pandas
+
+        from sfumato.planning.make import prepare_images, resolve_project
+
+        if not (self.folder / CARD).is_file():
+            prepare_images(self.folder, state_dir())
+        found = resolve_project(self.folder, state_dir(), dry_run=True)
+        found.check_lifetime(found.spending()[0])
+        seconds: Any = found.seconds()
+        budget = found.plan.budget
+        names = [name for name in seconds if found.plan.params.runs(name)]
+        table = pandas.DataFrame.from_dict(budget["stages"], orient="index").rename(columns={"uses": "releases"})
+        table = table.reindex(index=names, columns=COLUMNS).rename_axis("stage")
+        table["minutes"] = pandas.Series(seconds, dtype=float) / 60
+        table.attrs = {key: budget[key] for key in ("epsilon", "delta", "target")}
+        return table
+
+    def check(self, epsilon: float | None = None, *, delta: float | None = None, unit: str | None = None) -> Verified:
+        """Verify the ledger and the files of the release, from the records and without data.
+
+        epsilon: the largest allowed, beside the ledger's own target; delta: to compute at; unit: "image" or "group", if
+        it must be protected. Raises BudgetError, whose `problems` are the reasons, unless all holds.
+        """
+        from sfumato.privacy.check import verify
+
+        return verify(self.folder / LEDGER, limit=epsilon, delta=delta, unit=unit, artifacts=True)
+
+    def run(self, *, progress: bool = True) -> Release:
+        """Run what changed since the last run, and return the release. Every charge is journalled as ever.
+
+        Raises the error of the stage that failed, in its own words.
+        """
+        repro(self.folder, shown=progress)
+        return self.release
+
+    @property
+    def release(self) -> Release:
+        """The release of the last run. Raises DataError if there is none, or if a file of it was changed."""
+        from sfumato.release.loading import load_release
+
+        return load_release(self.folder / ARTIFACTS / "synthesize")
+
+    @property
+    def verdict(self) -> dict[str, Any]:
+        """What the last evaluation says of the release: level, sentence, accuracies. Local. DataError without one."""
+        metrics = self.folder / "metrics.json"
+        if not metrics.is_file():
+            raise DataError(f"{metrics} does not exist: call run(), in a project that evaluates")
+        return dict(read_json(metrics)["verdict"])
+
+    def report(self) -> Path:
+        """The page that says what was released, what it cost and what an attacker can learn at most."""
+        if not (self.folder / REPORT).is_file():
+            raise DataError(f"{self.folder / REPORT} does not exist: call run() first")
+        return self.folder / REPORT
 
 
-def params_text(own: Mapping[str, Any], notes: Mapping[str, str]) -> str:
-    """`params.yaml`, a paragraph a section. notes: a comment line for some of the sections."""
-    lines = [
-        "# Written by `stage init`. Everything not here comes from the recipe, then from the defaults:",
-        "# `stage recipe show` prints every parameter, `stage recipe list` the recipes.",
-    ]
-    for key, value in own.items():
-        if key in notes:
-            lines += ["", *(f"# {line}" for line in notes[key].splitlines())]
-        lines.append(block_yaml({key: value}).rstrip())
-    return "\n".join(lines) + "\n"
+def repro(folder: Path, *targets: str, shown: bool) -> None:
+    """Run `dvc repro` of this very environment, its `stage` first on the path. shown: print its lines.
 
-
-def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: float, version: str) -> dict[str, str]:
-    """Every file of the project, by its path."""
-    privacy = {"unit": IMAGE, "delta": default_delta(own["privacy"]["size_hint"]), **own["privacy"]}
-    facts = {**own, **own["data"], **privacy, "minutes": minutes, "version": version}
-    facts |= {"tracked": TRACKED.replace(" pipelines", "")}
-    return {
-        "params.yaml": params_text(own, notes),
-        "dvc.yaml": dvc_text(),
-        ".gitignore": IGNORED,
-        ATTRIBUTES: UNTOUCHED,
-        "README.md": Path(__file__).with_name("project_readme.md").read_text("utf-8").format(**facts),
-        ".github/workflows/ledger.yml": workflow_text(privacy["epsilon"], privacy["delta"], privacy["unit"]),
-    }
-
-
-def workflow_text(epsilon: float, delta: float, unit: str) -> str:
-    """The workflow that checks the ledger on every push."""
-    text = Path(__file__).with_name("project_workflow.yaml").read_text("utf-8")
-    return text.format(epsilon=epsilon, delta=delta, unit=unit, shown=bound_text(delta, 3))
-
-
-if __name__ == "__main__":
-    print(dvc_text(clone=True), end="")
+    If this process is killed or interrupted, all that DVC started gets Ctrl-C, and a kill 2 seconds later.
+    Raises the error of the stage that failed.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        said = Path(place) / "error.json"
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        with subprocess.Popen(
+            # -P: nothing in the user's folder takes the place of a package
+            [*WATCHER, sys.executable, "-P", "-m", "dvc", "repro", *targets],
+            cwd=folder,
+            env={**os.environ, "PATH": path, LAST_ERROR: str(said)},
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as running:
+            last = deque[str](maxlen=5)
+            for line in running.stdout or ():
+                last.append(line)
+                shown &= not line.startswith("error: ")  # it is raised below
+                if shown and line.strip() and not line.startswith(NOISE):
+                    print(line, end="", flush=True)
+            running.communicate("\n")  # the watcher leaves
+        if running.returncode and said.is_file():
+            raise error_from(read_json(said))
+        if running.returncode:
+            raise SfumatoError(f"`dvc repro` failed in {folder}: {''.join(last).strip()}")

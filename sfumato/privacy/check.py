@@ -3,25 +3,95 @@
 It trusts no stored number: it computes epsilon again from the records' mechanisms and compares.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sfumato.errors import BudgetError, ConfigError
+from sfumato.errors import BudgetError, ConfigError, SfumatoError
 from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, checked_delta
 from sfumato.privacy.events import UNITS
-from sfumato.privacy.ledger import Ledger, by_id, compose, odometer_line, spent_on_one
+from sfumato.privacy.ledger import Ledger, by_id, compose, odometer_line, of_one_person, read_ledger, spent_on_one
 from sfumato.privacy.record import record_problems
-from sfumato.settings.stages import QUERIES
-from sfumato.storage.artifacts import as_text, empty_content
+from sfumato.privacy.resolved import read_stage_plan
+from sfumato.settings.stages import ARTIFACTS, PLAN, PUBLIC, QUERIES, STAGES
+from sfumato.storage.artifacts import Artifact, as_text, declared_apart, empty_content, read_artifact
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_yaml, validated
 
+if TYPE_CHECKING:
+    from sfumato.privacy.opinions import Opinion
+
 HEAD = re.compile("[0-9a-f]{64}")  # of a journal
 TOLERANCE = 1e-6  # relative, between stored and recomputed epsilon
+LOCK = "dvc.lock"
+
+
+class LedgerError(BudgetError):
+    """A ledger that does not hold. problems: every reason, one sentence each."""
+
+    def __init__(self, path: Path, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(f"{path} does not hold: " + "; ".join(self.problems))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """A ledger that holds.
+
+    epsilon: at `delta`, by the ledger's accountant; opinions: by every accountant; apart: epsilon for a person who is
+    in one data set only, by that set, where owners declare that they share no person.
+    """
+
+    ledger: dict
+    epsilon: float
+    delta: float
+    opinions: Mapping[str, Opinion]
+    apart: Mapping[str, float]
+
+
+def verify(
+    path: Path,
+    *,
+    limit: float | None = None,
+    delta: float | None = None,
+    unit: str | None = None,
+    artifacts: bool = False,
+) -> Verified:
+    """Verify the ledger of a project, which its folder holds beside `dvc.lock`, from its records and without data.
+
+    limit, delta, unit: as `check_ledger` takes them; artifacts: verify the files and their records, too. Raises
+    LedgerError with every reason why it does not hold.
+    """
+    from sfumato.privacy.opinions import all_opinions, disagreements
+
+    for flag, value in (("--epsilon", limit), ("--delta", delta)):
+        if value is not None and not 0 < value < float("inf"):
+            raise ConfigError(f"{flag} {value:g} is not a bound: give a positive number")
+    if unit not in (None, *UNITS):
+        raise ConfigError(f"--unit {unit} is not a unit: give one of {', '.join(UNITS)}")
+    ledger = read_ledger(path)
+    spent, problems = check_ledger(ledger, limit=limit, delta=delta, unit=unit)
+    if (path.parent / LOCK).exists():
+        problems += lock_problems(ledger, path, path.parent / LOCK)
+    if artifacts:
+        problems += artifact_problems(ledger, path.parent)
+    if problems:
+        raise LedgerError(path, problems)
+    at, by, apart = delta or ledger["delta"], ledger["accountant"], ledger.get("apart", ())
+    parts = of_one_person(ledger["records"], apart)
+    dearest = max(parts.values(), key=lambda part: compose(part, at)["epsilon"]["rdp"])
+    opinions = all_opinions(dearest, at, by)  # takes seconds: of a ledger that holds
+    if problems := disagreements(opinions, by):
+        raise LedgerError(path, problems)
+    each = {name: compose(part, at, accountant=by)["epsilon"][by] for name, part in parts.items() if apart}
+    return Verified(ledger=ledger, epsilon=spent, delta=at, opinions=opinions, apart=each)
 
 
 def check_ledger(
@@ -133,6 +203,52 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
         if unrecorded and md5 != empty_artifact_md5(stage):
             ran = f"stage {stage} ran (it is in {lock})"
             problems.append(f"{ran}, but the ledger holds no record of it: a record was trimmed")
+    return problems
+
+
+def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
+    """What is wrong with the bytes, names and records of the artifacts on disk.
+
+    An artifact holds the records of every input that its plan reads, a query its own too; the ledger holds them all.
+    """
+    folder, lock = project / ARTIFACTS, project / LOCK
+    paths, known = {path.parent for path in folder.glob("*/privacy.json")}, by_id(ledger)
+    if not paths:
+        return [f"{folder} holds no artifact to verify (`dvc checkout`, `dvc pull`)"]
+    if lock.exists():
+        try:
+            outs = [Path(name) for name in lock_outs(lock)]
+        except (OSError, ValueError):
+            return []  # `lock_problems` says so
+        # DVC keeps the entries of stages that an earlier version had
+        paths |= {project / path for path in outs if path.parent == Path(ARTIFACTS) and path.name in STAGES}
+    if (project / PUBLIC / "privacy.json").is_file():
+        paths.add(project / PUBLIC)  # an earlier release may be among the public images
+    problems, found = [], dict[str, Artifact]()
+    for path in sorted(paths):
+        try:
+            found[path.name] = read_artifact(path, path.name, allow_local=True)
+        except SfumatoError as error:
+            problems.append(str(error))
+            continue
+        unknown = [key for key, record in found[path.name].records.items() if known.get(key) != record]
+        problems += [f"{path} depends on charge {key[:8]}, which the ledger does not hold" for key in unknown]
+    if declared_apart(list(found.values())) != tuple(ledger.get("apart", ())):
+        problems.append("it sets data sets apart that its artifacts do not, or they others")
+    for name, artifact in found.items():
+        if name not in STAGES or not artifact.enabled:
+            continue
+        own = {record["stage"] for record in artifact.records.values() if isinstance(record, dict)}
+        if name in QUERIES and name not in own:
+            problems.append(f"{artifact.path} holds no record of its own charge: its privacy.json was edited")
+        try:
+            settings = read_stage_plan(project / PLAN / f"{name}.yaml", name).settings
+        except SfumatoError as error:
+            problems.append(str(error))
+            continue
+        for other in (other for other in STAGES[name].inputs if other in found and settings.reads(other)):
+            if not found[other].records.keys() <= artifact.records.keys():
+                problems.append(f"{artifact.path} lacks records of {other}, which it was made from: one was trimmed")
     return problems
 
 

@@ -20,8 +20,8 @@ REMOVED = {"central.pool": 1, "saliency.candidates": "qkv"}  # settings that not
 
 
 def recipes_at(folder: Path) -> Path:
-    """`folder`, or the recipes of the package if `folder` is the default and does not exist."""
-    if folder != RECIPES or folder.is_dir():
+    """`folder`, or the recipes of the package if it is the `pipelines` of a project that has none."""
+    if folder.name != RECIPES.name or folder.is_dir():
         return folder
     package = Path(__file__).resolve().parents[1]
     installed = package / RECIPES

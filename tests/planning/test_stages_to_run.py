@@ -20,7 +20,7 @@ def test_minutes_are_those_of_stages_that_will_run(tmp_path):
     runs = [Run({"record": record, "plan": record["plan"]}, record, end=CLOSE) for record in spent]
 
     def coming(released=runs, **edit):
-        past = Past(state=tmp_path, artifacts=artifacts, runs=released, terms={})
+        past = Past(state=tmp_path, folder=tmp_path, runs=released, terms={})
         return spending_of(make_plan(params(**edit), card(), None, released), past, out)[1]
 
     assert coming([]) == {*STAGES}, "at first all"

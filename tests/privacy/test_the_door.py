@@ -296,7 +296,7 @@ def test_a_plan_over_inherited_records_is_of_their_adjacency_and_counts_them(tmp
 
 def check(path: Path, **given) -> None:
     asked = {"epsilon": None, "delta": None, "artifacts": False} | given
-    ledger_stage.check(ledger=path, folder=path.parent / "artifacts", lock=path.parent / "dvc.lock", **asked)
+    ledger_stage.check(ledger=path, **asked)
 
 
 @pytest.fixture

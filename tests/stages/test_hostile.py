@@ -16,7 +16,6 @@ import yaml
 from typer.testing import CliRunner
 
 import sfumato
-import stages.merge as merging
 from sfumato.errors import DataError, SfumatoError
 from sfumato.features.projection import CELLS, ProjectedFeatures
 from sfumato.features.public_network import arguments_of, build_network
@@ -25,6 +24,7 @@ from sfumato.privacy.events import SEEDED
 from sfumato.storage.artifacts import writing
 from sfumato.storage.digest import digest_of_file
 from stages.cli import app
+from stages.merge import merge
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
@@ -280,7 +280,7 @@ def test_there_are_many():
 
 def test_no_hostile_project_is_merged_or_ends_in_a_traceback(clinics, tmp_path, monkeypatch):
     """Each in the place of either clinic, in turns; without hostility the two are merged."""
-    monkeypatch.setattr(merging, "begin_repository", lambda out: None)
+    monkeypatch.setattr("sfumato.planning.project_files.begin_repository", lambda out, say: None)
     wrong = {}
     for number, (name, harm) in enumerate({"as they are": lambda own: None, **MERGED}.items()):
         folders = [tmp_path / f"{number}" / owner for owner in ("north", "south")]
@@ -288,7 +288,7 @@ def test_no_hostile_project_is_merged_or_ends_in_a_traceback(clinics, tmp_path, 
             shutil.copytree(clinics / folder.name, folder)
         harm(folders[number % 2])
         try:
-            merging.merge(folders, different_people=True, out=tmp_path / f"{number}" / "out")
+            merge(folders, different_people=True, out=tmp_path / f"{number}" / "out")
             wrong[name] = "merged"
         except SfumatoError as error:
             if not str(error):
@@ -337,7 +337,7 @@ def test_a_config_of_any_sizes_takes_no_more_memory_than_the_files_can_fill(teac
 
 def test_a_merge_that_was_killed_anywhere_runs_again(clinics, tmp_path, monkeypatch):
     """At each file and folder that it puts in place, as a power cut would: nothing is cleaned up."""
-    monkeypatch.setattr(merging, "begin_repository", lambda out: None)
+    monkeypatch.setattr("sfumato.planning.project_files.begin_repository", lambda out, say: None)
     folders, out, rename = [clinics / name for name in ("north", "south")], tmp_path / "out", os.replace
 
     def merge_and_die(after: int) -> int:
@@ -347,7 +347,7 @@ def test_a_merge_that_was_killed_anywhere_runs_again(clinics, tmp_path, monkeypa
             left = iter(range(after))
             os.replace = lambda *paths: rename(*paths) if next(left, None) is not None else os._exit(9)
             try:
-                merging.merge(folders, different_people=True, out=out)
+                merge(folders, different_people=True, out=out)
                 os._exit(0)
             finally:
                 os._exit(1)

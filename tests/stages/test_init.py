@@ -18,13 +18,12 @@ from PIL import Image
 import sfumato
 from sfumato.data.sources import imagefolder
 from sfumato.data.survey import survey
-from sfumato.planning import estimate, notebook
+from sfumato.planning import estimate
+from sfumato.planning import project as project_module
+from sfumato.planning.create import understood
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.odometer import Odometer
 from sfumato.settings.data import Groups
-from sfumato.settings.recipes import load_params
-from stages import plan
-from stages.init import show_understood
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDE, EACH = 10, 60
@@ -224,7 +223,7 @@ def test_the_time_of_reading_private_images_is_not_in_the_parameters(init, tmp_p
         clock[0] += wait[0]
         return survey(*arguments, **options)
 
-    monkeypatch.setattr("sfumato.data.survey.survey", slow)
+    monkeypatch.setattr("sfumato.planning.create.survey", slow)
     monkeypatch.setattr("time.process_time", lambda: clock[0])
     found = []
     for wait[0] in (0.0, 400.0):
@@ -282,26 +281,21 @@ def test_the_plan_can_be_looked_at_before_the_images_are_prepared(desk, init, pr
 
 
 def test_pictures_added_after_the_preparation_are_pointed_out_on_a_terminal(desk, init, tmp_path, monkeypatch):
-    said = []
     monkeypatch.setattr("sfumato.data.listing.FRESH", 0.0)
     root = write_shapes(tmp_path / "in")
     init()
-    monkeypatch.setattr(plan, "say", said.append)
 
-    def changes() -> list[str]:
-        said.clear()
-        plan.show_changes(load_params(Path("params.yaml"), plan.RECIPES))
-        return [line for line in said if "have changed since they were prepared" in line]
+    def changed(terminal: bool) -> bool:
+        desk.terminal = terminal
+        return "have changed since they were prepared" in " ".join(desk.run("plan --dry-run").split())
 
     desk.run("prepare sensitive")
-    assert changes() == []
+    assert not changed(terminal=True)
     shutil.copy(root / "disc" / "1.png", root / "disc" / "new.png")
-    assert len(changes()) == 1
-    said.clear()
-    desk.run("plan --dry-run")
-    assert not any("have changed" in line for line in said), "a log"
+    assert changed(terminal=True)
+    assert not changed(terminal=False), "a log"
     desk.run("prepare sensitive")
-    assert changes() == []
+    assert not changed(terminal=True)
 
 
 def test_what_the_plan_would_warn_of_is_said_at_once(desk, quick, project, tmp_path):
@@ -310,22 +304,20 @@ def test_what_the_plan_would_warn_of_is_said_at_once(desk, quick, project, tmp_p
     assert "pictures of each class" not in desk.run(f"init {root} --epsilon 1e9 --yes", *warnings)  # a log
 
 
-def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_a_small_hold_out(project, tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr("stages.init.say", said.append)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_a_small_hold_out(desk, init, tmp_path):
     root = write_shapes(tmp_path / "in", each=12, side=40)
     for number in range(1, 10):
         (root / "disc" / f"{number}.png").unlink()
     found = survey(root)
-    show_understood(replace(found, groups=Groups(column="patient"), persons=9))
-    assert [line.strip() for line in said] == [
+    assert [line.strip() for line in understood(replace(found, groups=Groups(column="patient"), persons=9))] == [
         "local    27 images in 3 classes",
         *("├─ cross: 12", "├─ disc: 3, too few to learn from", "├─ stripe: 12", "├─ 9 persons, by column patient"),
         "└─ hold-out: drawn by a key, about 5 images, too few for a verdict",
     ]
-    show_understood(replace(found, held_out=30))
-    assert said[-1].strip() == "└─ hold-out: test/, 30 images"
+    assert [*understood(replace(found, held_out=30))][-1].strip() == "└─ hold-out: test/, 30 images"
+    assert "├─" not in init(), "a log"
+    desk.terminal = True
+    init("--force", "├─ disc: 3, too few to learn from")
 
 
 def test_pictures_far_from_square_are_stored_in_their_proportion_unless_they_lie_and_stand(init, tmp_path):
@@ -420,7 +412,7 @@ def test_from_a_folder_to_a_release_in_the_time_announced(desk, project, tmp_pat
     assert {".github/workflows/ledger.yml", ".gitignore", "README.md", "dvc.yaml", "ledger.json"} <= {*tracked}
     assert "??" not in run("git", "status", "--porcelain"), "as printed, it adds all"
 
-    monkeypatch.setattr(notebook, "NOISE", ())
+    monkeypatch.setattr(project_module, "NOISE", ())
     release = sfumato.Project(project).run()  # the same project from Python: nothing is left to do
     again = re.findall(r"Running stage '(.+)'", capsys.readouterr().out)
     assert again == ["plan"]  # which looks for an upgrade of the package

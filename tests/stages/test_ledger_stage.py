@@ -12,12 +12,13 @@ from sfumato.data.images import ImageSet, save_images
 from sfumato.data.lineage import hashes, recognised
 from sfumato.data.store import read_card
 from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
+from sfumato.privacy.check import artifact_problems
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import read_ledger
 from sfumato.privacy.odometer import Odometer
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.artifacts import read_artifact, write_empty, writing
-from stages.ledger import artifact_problems, utc
+from stages.ledger import utc
 
 BUDGET = {"recipe": "one", "accountant": "rdp", "delta": 1e-5, "size_hint": 1000, "target": 10.0}
 PARAMS = {
@@ -110,7 +111,7 @@ def test_a_lock_may_name_a_stage_that_an_earlier_version_had(desk):
     def problems(stage: str) -> list[str]:
         outs = [{"path": f"artifacts/{stage}", "md5": "a.dir"}]
         Path("dvc.lock").write_text(yaml.safe_dump({"stages": {stage: {"outs": outs}}}))
-        return artifact_problems(read_ledger(Path("ledger.json")), Path("artifacts"), Path("dvc.lock"))
+        return artifact_problems(read_ledger(Path("ledger.json")), Path())
 
     missing = "artifacts/{} is not an artifact"
     assert not any(missing.format("denoiser") in problem for problem in problems("denoiser"))

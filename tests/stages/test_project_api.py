@@ -16,7 +16,7 @@ from test_init import write_shapes
 
 import sfumato
 from sfumato.errors import ConfigError, DataError
-from sfumato.planning import notebook
+from sfumato.planning import project as project_module
 from sfumato.privacy.odometer import Odometer
 
 
@@ -26,7 +26,7 @@ def project(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SFUMATO_STATE", str(folder / "state"))
         patch.setenv("DVC_SITE_CACHE_DIR", str(folder / "dvc"))
-        patch.setattr(notebook, "sys", SimpleNamespace(executable=programs() / "module"))  # imports nothing again
+        patch.setattr(project_module, "sys", SimpleNamespace(executable=programs() / "module"))  # imports nothing again
         images = write_shapes(folder / "photos", each=20)
         yield sfumato.Project.create(folder / "project", images=images, epsilon=5, minutes=1, size_hint=50)
 
@@ -40,17 +40,15 @@ def test_a_plan_is_a_table_of_cost_and_minutes_and_spends_nothing(project):
     assert table["share"].sum() == pytest.approx(1) and table.loc["synthesize"].isna()["epsilon"]
     assert 4.9 < table.attrs["epsilon"] <= table.attrs["target"] == 5
     assert not Odometer(project.folder.parent / "state", "photos").opened()
-    assert json.loads((project.folder / "artifacts/plan/budget.json").read_text())["epsilon"] == table.attrs["epsilon"]
+    assert not (project.folder / "artifacts").exists()
 
 
 def test_options_are_those_of_stage_init_and_an_unknown_one_is_named(project, tmp_path):
     images = {"images": project.folder.parent / "photos", "epsilon": 5}
-    with pytest.raises(ConfigError, match="No such option: nonsense"):
+    with pytest.raises(TypeError, match="nonsense"):
         sfumato.Project.create(tmp_path / "other", **images, nonsense=1)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match="ε: must be a positive number, got -1"):
         sfumato.Project.create(tmp_path / "other", images=images["images"], epsilon=-1)
-    said = str(refused.value)
-    assert said.startswith("Invalid value for 'epsilon': ") and not {*"╭│╰\n"} & {*said} and "stages.cli" not in said
     with pytest.raises(ConfigError, match="holds params.yaml and dvc.yaml already"):
         sfumato.Project.create(project.folder, **images, one_image_each=True, range=(-1000, 400))
     assert not (tmp_path / "other").exists()
@@ -60,8 +58,9 @@ def test_a_failure_is_the_error_of_the_stage(project, tmp_path):
     params = project.folder / "params.yaml"
     text = params.read_text()
     params.write_text(re.sub(r"epsilon: [\d.]+", "epsilon: 0", text))
-    with pytest.raises(ConfigError, match=r"privacy\.epsilon"):
-        project.plan()
+    for call in (project.plan, project.run):  # by the function, and by the stage that DVC starts
+        with pytest.raises(ConfigError, match=r"params\.yaml: privacy\.epsilon=0 is not valid: [^\n]*$"):
+            call()
     params.write_text(text)
     with pytest.raises(DataError, match="not a release"):
         _ = project.release

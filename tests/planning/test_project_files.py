@@ -2,7 +2,7 @@
 
 import yaml
 
-from sfumato.planning.project import dvc_text, renew
+from sfumato.planning.project_files import dvc_text, renew
 from sfumato.settings.stages import STAGES
 
 

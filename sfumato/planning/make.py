@@ -1,0 +1,308 @@
+"""The plan of a project: every parameter resolved, the noise calibrated, and what the next run would spend.
+
+Every path is below the project's folder, so that threads may plan several projects at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sfumato.data.lineage import lineage
+from sfumato.data.listing import listing_of
+from sfumato.data.prepare import LISTING, prepare_sensitive, secret_key, unnamed_version
+from sfumato.data.sources.imagefolder import list_folder
+from sfumato.data.sources.splits import split_of
+from sfumato.data.store import Card, PublicCard, dataset_directory, read_card, read_public_card
+from sfumato.data.tables import check_parquet
+from sfumato.dpsgd.run import step_noise
+from sfumato.dpsgd.trainable import trained_parameters
+from sfumato.errors import ConfigError, reading_sensitive
+from sfumato.planning.checks import reads_public
+from sfumato.planning.estimate import expected_seconds
+from sfumato.planning.kept import Past, Spending, known_past, settings_for_ever, spending_of
+from sfumato.planning.project_files import Say, renew, unsaid
+from sfumato.planning.proposal import proposed_card
+from sfumato.planning.resolve import Plan, check_lifetime_of, make_plan, plan_texts, warnings_of
+from sfumato.privacy.accountant import epsilon
+from sfumato.privacy.authorize import check_known
+from sfumato.privacy.decision import GO_ON
+from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.profile import best_guess, noise_for_guess, percent_up
+from sfumato.privacy.project_ledger import seen_in_ledgers
+from sfumato.release.synthesizer import outline
+from sfumato.settings.data import GROUP, OF_THE_OWNER, SEVERAL
+from sfumato.settings.dpsgd import RANKED
+from sfumato.settings.fields import REST
+from sfumato.settings.params import Params
+from sfumato.settings.privacy import UNLIMITED
+from sfumato.settings.recipes import RECIPES, load_params
+from sfumato.settings.stages import CARD, PLAN, PUBLIC
+from sfumato.storage.artifacts import Artifact, merge_records, read_artifact
+from sfumato.storage.files import replace_file
+
+RAW = "data/raw"  # where downloads are looked for and kept
+PEOPLE = (
+    "privacy.unit is not said, so one image is protected: the costs of several images of one person add up. If there "
+    "are such, write privacy.unit: group and data.groups; if not, privacy.unit: image, which reports quote as your word"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectPlan:
+    """The plan of the project in `folder`, before it is written.
+
+    card: of the images as they are prepared, or will be if `coming` names it; public: the card of public images, if a
+    stage reads them; inherited: the records that these and a public model bring; past: what was released before;
+    unprepared: the commands that must prepare images first.
+    """
+
+    folder: Path
+    state: Path
+    plan: Plan
+    card: Card
+    public: PublicCard | None
+    inherited: Sequence[dict]
+    past: Past
+    unprepared: frozenset[str]
+
+    @property
+    def odometer(self) -> Odometer:
+        return Odometer(self.state, self.card.dataset_id)
+
+    def remarks(self) -> Iterator[str]:
+        """What the budget holds of earlier releases, and what weakens the guarantee."""
+        if self.inherited:
+            ids = ", ".join(sorted({record["dataset_id"] for record in self.inherited}))
+            number = len(self.inherited)
+            some = f"{number} charge{'' if number == 1 else 's'} of an earlier release"
+            yield f"the budget holds {some}, behind public inputs (datasets {ids})"
+        for warning in warnings_of(self.plan.params, self.plan.budget["delta"], len(self.card.classes)):
+            yield f"warning: {warning}"
+
+    def spending(self) -> tuple[list[Spending], set[str]]:
+        """What becomes of each query, and the stages that will run. Raises BudgetError if the journal lacks charges."""
+        odometer, bounded = self.odometer, self.plan.params.privacy.lifetime != UNLIMITED
+        if odometer.head() is not None:
+            check_known(odometer, self.card, seen_in_ledgers(self.card.dataset_id, self.folder), bounded)
+        return spending_of(self.plan, self.past, self.folder / PLAN)
+
+    def seconds(self) -> dict[str, float | None]:
+        """Seconds that each stage should take on this machine."""
+        many = self.public.images if self.public is not None else 0
+        return expected_seconds(self.plan.params, self.card.shape, len(self.card.classes), self.state, many)
+
+    def check_lifetime(self, spending: Sequence[Spending]) -> None:
+        """Raise BudgetError if the lifetime budget does not allow the spending."""
+        check_lifetime_of(self.plan, self.odometer, spending)
+
+    def write(self) -> None:
+        """Write the plan into the project."""
+        write_texts(self.folder / PLAN, plan_texts(self.plan, self.folder / PLAN))
+
+
+def resolve_project(
+    folder: Path,
+    state: Path,
+    params: Path = Path("params.yaml"),
+    recipes: Path = RECIPES,
+    *,
+    dry_run: bool = False,
+    say: Say = unsaid,
+    see: Say = unsaid,
+) -> ProjectPlan:
+    """Work out the plan of a project; writes nothing.
+
+    params, recipes: below the folder; dry_run: images need not be prepared; say: shows a note, see: to the owner only.
+    Raises ConfigError, DataError or BudgetError where the project does not fit together.
+    """
+    if not dry_run and renew(folder / "dvc.yaml"):
+        raise ConfigError("dvc.yaml was written by an older version. It is up to date now: run `dvc repro` again")
+    loaded = load_params(folder / params, folder / recipes)
+    if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
+        check_parquet()  # before anything is spent
+    missing = dry_run and not (folder / CARD).exists()
+    card = unprepared(folder, loaded, say) if missing else read_card(folder / CARD)
+    version = card.version
+    if dry_run:
+        version = loaded.data.version or unnamed_version(dataset_directory(state, card.dataset_id)) or version
+    again = version != card.version
+    if again:
+        say(f"the images are not yet prepared as version {version}: `dvc repro` does so first, and then what follows")
+        card = replace(card, version=version)
+    if note := changed_pictures(loaded, state):
+        see(note)
+    if loaded.privacy.unit is None and loaded.data.groups is None and card.source in OF_THE_OWNER:
+        say(f"warning: {PEOPLE}")
+    public, inputs, shown = folder / PUBLIC, list[Artifact](), None
+    if reads_public(loaded) and not (dry_run and not public.exists()):
+        inputs.append(read_artifact(public, "public"))
+        shown = read_public_card(public / "card.json")
+    if loaded.model.directory is not None:
+        inputs += lineage_of_model(folder, loaded, state)
+    inherited = list(merge_records(inputs).values())
+    past = known_past(state, card, folder, declared_size=loaded.privacy.declared_size)
+    prepared = {"prepare sensitive": not missing and not again, "prepare public": (public / "card.json").exists()}
+    return ProjectPlan(
+        folder=folder,
+        state=state,
+        plan=make_plan(loaded, card, shown, past.runs, inherited),
+        card=card,
+        public=shown,
+        inherited=inherited,
+        past=past,
+        unprepared=frozenset(name for name, there in prepared.items() if not there),
+    )
+
+
+def lineage_of_model(folder: Path, params: Params, state: Path) -> list[Artifact]:
+    """The releases that the public model comes from. Raises ConfigError if it does not fit, or is not public."""
+    from sfumato.text_to_image.directory import HUB, choose_image_size, locate, read_model_directory, require_library
+
+    model, place = params.model, str(params.model.directory)
+    require_library()
+    if not place.startswith(HUB):
+        place = str(folder / Path(place).expanduser())
+    choose_image_size(read_model_directory(place), model)
+    return lineage(locate(place), "model", model.declared_public, state)
+
+
+def unprepared(folder: Path, params: Params, say: Say) -> Card:
+    """The card that images in a folder will have. Raises DataError for another source: prepare them first."""
+    reading_sensitive()
+    data = params.data
+    if data.source != "imagefolder" or data.path is None or data.size is None or data.channels is None:
+        return read_card(folder / CARD)
+    path = folder / Path(data.path).expanduser()
+    classes = data.classes or list_folder(path).classes
+    say("the images are not prepared yet: what follows is for those in the folder")
+    return proposed_card(params, classes, bool(split_of(path)[1]) and data.labels != SEVERAL)
+
+
+def changed_pictures(params: Params, state: Path) -> str | None:
+    """A note if pictures were added to the source, or removed, after they were prepared: DVC does not see them."""
+    file = dataset_directory(state, params.data.name) / LISTING
+    listing = listing_of(params.data, secret_key(state, params.data.name)) if file.is_file() else None
+    if listing is None or listing == file.read_text(encoding="utf-8"):
+        return None
+    return (
+        "note: the files of the sensitive images have changed since they were prepared. The release stays as it is "
+        "until params.yaml has a new data.version, and then every query spends again"
+    )
+
+
+def prepare_images(folder: Path, state: Path) -> None:
+    """Prepare the sensitive images of a project."""
+    data = load_params(folder / "params.yaml", folder / RECIPES).data
+    if data.path is not None:
+        data = data.model_copy(update={"path": str(folder / Path(data.path).expanduser())})
+    prepare_sensitive(data, state, folder / CARD, folder / RAW)
+
+
+def write_texts(out: Path, texts: Mapping[str, str]) -> None:
+    """Replace the files that changed, one by one, and remove files of an older plan."""
+    if out.exists() and any(
+        p.name not in texts and p.suffix not in (".yaml", ".json", ".csv", ".tmp") for p in out.iterdir()
+    ):
+        raise ConfigError(f"{out} holds files that are not of a plan: move them elsewhere")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        if not (out / name).is_file() or (out / name).read_bytes() != text.encode():
+            replace_file(out / name, text.encode())
+    for path in out.iterdir():
+        if path.name not in texts:
+            path.unlink()
+
+
+# --- what it means for the owner, in sentences ------------------------------------------------------------------------
+
+
+def risk_line(made: Plan) -> str:
+    """How often an attacker is right at most, and at which ε half as far above a coin."""
+    mechanisms, unit = [*made.mechanisms.values()], made.params.privacy.unit
+    adjacency, accountant = made.budget["adjacency"], made.budget["accountant"]
+    guess = best_guess(mechanisms, adjacency)
+    half = noise_for_guess(mechanisms, (guess + 0.5) / 2, adjacency)
+    events = [replace(one, noise_multiplier=half * one.noise_multiplier).event for one in mechanisms]
+    lower = epsilon(events, made.budget["delta"], accountant, adjacency)
+    return (
+        f"risk: who guesses whether one {'person' if unit == 'group' else 'image'} was in the set is right at most "
+        f"{percent_up(guess)} % of the time (a coin: 50 %), whatever else they know; half as far above a coin, "
+        f"{percent_up((guess + 0.5) / 2)} %, at ε = {lower:.2g}"
+    )
+
+
+def share_lines(made: Plan, own: Mapping[str, Any], file: Path) -> Iterator[str]:
+    """Which stages have another share than the requested one, and why. own: the content of the file."""
+    apart = []
+    for name in made.mechanisms:
+        noise, share = getattr(made.params, name).noise, made.budget["stages"][name]["share"]
+        section = own.get(name)
+        if noise == REST and isinstance(section, dict) and str(section.get("noise", REST)) != REST:
+            yield f"{name} takes the rest, as recipe {made.params.recipe} says, and not {section['noise']} of {file}"
+        elif isinstance(noise, str) and noise != REST and abs(share - float(noise.rstrip("%")) / 100) > 0.001:
+            apart.append(f"{name} {noise}")
+    if apart:
+        yield f"asked for: {', '.join(apart)}. A share is held at an order of its own; the table shows that of the sum"
+
+
+def spending_lines(made: Plan, odometer: Odometer, spending: Sequence[Spending]) -> Iterator[str]:
+    """For each query: already released, goes on, or what it would spend and why."""
+    before = {record["stage"] for record in odometer.opened()}
+    if not before:
+        yield f"nothing was ever spent on dataset {odometer.dataset_id!r}, by the journal in {odometer.path.parent}"
+    for entry in spending:
+        stage, cause = entry.stage, entry.cause
+        cost = f"ε = {made.budget['stages'][stage]['epsilon']:.3f} alone ({made.mechanisms[stage]})"
+        if not entry.pays:
+            yield f"{stage}: {entry.words}{f' ({cost})' if entry.decision.kind == GO_ON else ''}"
+        else:
+            why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
+            if made.lineage[stage].again:
+                why = "is named in privacy.spend_again, or reads what is"
+            yield f"{stage}: would {'re-spend' if stage in before else 'spend'} {cost}: it {why}"
+
+
+def settings_for_ever_lines(params: Params) -> Iterator[str]:
+    """The free stages that must be set before the first run, as queries read them."""
+    for name, queries in settings_for_ever(params).items():
+        yield f"{name}: set it before the first run: to change it afterwards spends again on {', '.join(queries)}"
+
+
+def step_noise_lines(made: Plan) -> Iterator[str]:
+    """How long the noise of a DP-SGD step is beside the longest possible signal, by public numbers."""
+    params, mechanism = made.params, made.mechanisms.get("finetune")
+    if mechanism is None:
+        return
+    file = made.files["finetune"]
+    model = outline(params.model, tuple(file["shape"]), len(file["classes"]))
+    parameters = trained_parameters(model, params.finetune, params.seed)
+    weights = sum(value.numel() for value in parameters.values())
+    length = step_noise(mechanism.noise_multiplier, weights, mechanism.sample_rate * file["size_hint"])
+    about = "about " if params.finetune.trainable in RANKED else ""
+    hint = ": mostly noise. A larger share, ε or batch, or fewer trained weights shorten it"
+    yield (
+        f"finetune: the noise of a step is {length:.2g} times as long as its signal can be, "
+        f"over {about}{weights:,} trained weights{hint if length > 1 else ''}"
+    )
+
+
+def draw_lines(made: Plan) -> Iterator[str]:
+    """How many groups a draw of each query expects, if groups are protected."""
+    size = made.params.privacy.size
+    for name, mechanism in made.mechanisms.items() if made.params.privacy.unit == GROUP else ():
+        yield f"{name}: a draw expects {mechanism.sample_rate * size:.4g} of {size} groups"
+
+
+def next_lines(made: Plan, spending: Sequence[Spending]) -> Iterator[str]:
+    """What to do now."""
+    coming = [entry.stage for entry in spending if entry.pays]
+    costs = ", ".join(f"{name} (ε = {made.budget['stages'][name]['epsilon']:.3f} alone)" for name in coming)
+    wishes = made.params.privacy.spend_again
+    granted = [entry.stage for entry in spending if not entry.pays and entry.stage in wishes]
+    if granted:
+        more = ", ".join(f"{name}: {made.lineage[name].again + 1}" for name in granted)
+        yield f"{', '.join(granted)} was paid for again; privacy.spend_again: {{{more}}} would pay once more"
+    yield f"next: `dvc repro` will spend: {costs}" if coming else "next: nothing to spend: `dvc repro`"

@@ -1,0 +1,106 @@
+"""Several owners' noisy sums as one release, from which everything free goes on."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sfumato.errors import ConfigError
+from sfumato.planning.make import write_texts
+from sfumato.planning.project_files import IGNORED, Say, block_yaml, dvc_content, workflow_text, write_project
+from sfumato.privacy.ledger import read_budget
+from sfumato.privacy.resolved import read_stage_plan
+from sfumato.queries.count import read_counts
+from sfumato.queries.merging import check_owner, merge_counts, merge_means, merged_budget, same_settings
+from sfumato.settings.data import IMAGE
+from sfumato.settings.recipes import as_yaml
+from sfumato.settings.stages import ARTIFACTS, LEDGER, PLAN, PUBLIC, QUERIES, STAGES, Kind
+from sfumato.storage.artifacts import check_out, merge_records, read_artifact, refuse_links, write_empty, writing
+from sfumato.storage.documents import dataset_name, read_yaml
+from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, copy_directory
+
+
+def merge_projects(
+    folders: Sequence[Path], out: Path, say: Say, *, different_people: bool
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Add up the noisy counts and means of owners with the same settings, as a project at `out`; each keeps their ε.
+
+    different_people: the confirmation that no person is among the images of two owners. Returns the queries and the
+    data sets that were merged. Raises ConfigError or DataError if they do not fit.
+    """
+    own_folder = out.resolve() in [folder.resolve() for folder in folders] or (out / "params.yaml").exists()
+    if len(folders) < 2 or own_folder:
+        raise ConfigError(f"name the projects of two owners or more; --out {out} must be a folder of none of them")
+    for folder in folders:
+        refuse_links(folder / ARTIFACTS)
+        refuse_links(folder / Path(PUBLIC).parts[0], folder / PUBLIC)
+    plans = [plans_of(folder / PLAN) for folder in folders]
+    first, queries = plans[0], same_settings(folders, plans)
+    found = {name: [read_artifact(folder / ARTIFACTS / name, name) for folder in folders] for name in queries}
+    budgets = [read_budget(folder / PLAN / "budget.json") for folder in folders]
+    releases = zip(*found.values(), strict=True)  # of each owner
+    owners = [check_owner(*each) for each in zip(folders, plans, budgets, releases, strict=True)]
+    apart = sorted(name for own in owners for name in own)
+    if len({*apart}) < len(apart):
+        raise ConfigError(f"two projects are of one data set ({', '.join(apart)}): each must have an id of its own")
+    if not different_people:
+        never = f"no person may be among the images of two of {', '.join(apart)}: their costs would add up"
+        raise ConfigError(f"{never}. Say so by --different-people, or release separately")
+    records = list(merge_records([artifact for each in found.values() for artifact in each]).values())
+    if len(units := sorted({record["unit"] for record in records})) > 1:
+        raise ConfigError(f"the owners protect different units ({', '.join(units)})")
+    shared = [name for name, stage in STAGES.items() if stage.public_only and first[name]["enabled"]]
+
+    size_hint = sum(plan["count"]["size_hint"] for plan in plans)
+    budget = merged_budget(budgets, size_hint, records, apart)
+    for name in (*QUERIES, *shared):
+        check_out(out / ARTIFACTS / name, name)
+    write_plans(first, "-and-".join(apart)[:64], size_hint, budget, out / PLAN)
+    plan = read_stage_plan(out / PLAN / "auxiliary.yaml", "auxiliary")
+    sizes = [read_counts(count, plan.size_hint, len(plan.classes)).total for count in found["count"]]
+    with writing(out / ARTIFACTS / "count", "count", found["count"], apart=apart) as directory:
+        total = merge_counts(found["count"], directory, plan.several).total
+    for name in [name for name in queries if name != "count"]:
+        with writing(out / ARTIFACTS / name, name, found[name], apart=apart) as directory:
+            merge_means(name, found[name], sizes, total, directory, plan)
+    for name in [name for name in QUERIES if name not in queries]:
+        write_empty(out / ARTIFACTS / name, name)
+    for path in (*(f"{ARTIFACTS}/{name}" for name in shared), PUBLIC):  # those that the features rest on are of all
+        if (folders[0] / path).is_dir():
+            read_artifact(folders[0] / path, Path(path).name)
+            copy_directory(folders[0] / path, out / path)
+    free = [name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared]
+    limit = {"epsilon": budget["target"], "delta": budget["delta"], "unit": first["count"].get("unit", IMAGE)}
+    write_pipeline(out, free, say, **limit)
+    return queries, apart
+
+
+def plans_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """The resolved file of each stage, as a mapping. Raises ConfigError if one is missing or not whole."""
+    for name in STAGES:
+        read_stage_plan(folder / f"{name}.yaml", name)
+    return {name: read_yaml(folder / f"{name}.yaml") for name in STAGES}
+
+
+def write_plans(
+    plans: Mapping[str, dict[str, Any]], dataset_id: str, size_hint: int, budget: Mapping[str, Any], folder: Path
+) -> None:
+    """The plan of the merged project: that of the first owner for all of them. No query can run by it."""
+    texts = {"budget.json": json.dumps(dict(budget), indent=1) + "\n"}
+    for name, plan in plans.items():
+        theirs = {"dataset_id": dataset_name(dataset_id), "size_hint": size_hint} if plan.get("dataset_id") else {}
+        theirs |= {"delta": budget["delta"]} if name == "synthesize" else {}
+        texts[f"{name}.yaml"] = as_yaml({key: value for key, value in plan.items() if key != "about"} | theirs)
+    write_texts(folder, texts)
+
+
+def write_pipeline(out: Path, free: Sequence[str], say: Say, **limit: Any) -> None:
+    """`dvc.yaml` of the stages that are free: all else came from the owners. limit: of the check of the ledger."""
+    known = dvc_content()["stages"]
+    stages = {name: known[name] for name in (*free, "ledger", "report")}
+    made = {f"{ARTIFACTS}/{name}" for name in stages} | {LEDGER}
+    for entry in stages.values():
+        entry["deps"] = [path for path in entry["deps"] if path in made or (out / path).exists()]
+    text = "# Written by `stage merge`: what is free, from the noisy sums of all owners.\n"
+    files = {"dvc.yaml": text + block_yaml({"stages": stages}), ".gitignore": IGNORED, ATTRIBUTES: UNTOUCHED}
+    write_project(out, files | {".github/workflows/ledger.yml": workflow_text(**limit)}, say)

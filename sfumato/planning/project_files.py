@@ -1,0 +1,172 @@
+"""The files of a project: what `stage init` writes, and the repository's own `dvc.yaml`.
+
+`python -m sfumato.planning.project_files` prints the latter.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sfumato.errors import ConfigError, explained
+from sfumato.privacy.accountant import default_delta
+from sfumato.privacy.profile import bound_text
+from sfumato.settings.data import IMAGE
+from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER, PLAN, RECIPES, dvc_stages
+from sfumato.storage.documents import QuotingYaml
+from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, replace_file
+from sfumato.storage.state_directory import git
+
+Say = Callable[[str], None]  # shows a line
+
+
+def unsaid(text: str) -> None:
+    """Show nothing."""
+
+
+# DVC's run cache must bring back neither an old card, nor an old plan (it depends on the odometer), nor an old total.
+PERSISTENT = (CARD, PLAN, LEDGER)
+SHARES = {"template": "bar_horizontal", "x": "share", "y": "stage", "title": "Share of the privacy budget"}
+PLOTS: list[Any] = [
+    {f"{PLAN}/budget.csv": SHARES},
+    {f"{ARTIFACTS}/finetune/log.csv": {"x": "step", "y": "epsilon", "title": "Privacy spent by DP-SGD"}},
+    f"{ARTIFACTS}/synthesize/grid.png",
+]
+FOLDERS = "artifacts data/raw data/sensitive data/public models evaluation dvc_plots .sfumato"
+IGNORED = "".join(f"/{name}/\n" for name in FOLDERS.split()) + "/metrics.json\n"
+DVC_HEADER = """\
+# Written by `stage init`. The one DAG. Sensitive and hold-out bytes are neither deps nor outs: DVC would write their
+# size and hash into git. `plan` runs every time, for it depends on the journal and the installed package. It takes
+# seconds, and what it leaves unchanged does not run.
+"""
+
+CLONE_HEADER = """\
+# Written by `make dvc.yaml` from the table sfumato/settings/stages.py. Sensitive and hold-out bytes are neither deps
+# nor outs: DVC would write their size and hash into git. The same holds for numbers measured on real images
+# (metrics.json, evaluation/). `persist` keeps DVC's run cache from restoring an old card, plan or ledger.
+"""
+# what git tracks in a project; a folder of recipes, if the owner has one
+TRACKED = (
+    ".dvc .dvcignore .gitattributes .github .gitignore README.md params.yaml pipelines dvc.yaml dvc.lock ledger.json"
+)
+
+
+def dvc_text(*, clone: bool = False) -> str:
+    """The text of `dvc.yaml`."""
+    return (CLONE_HEADER if clone else DVC_HEADER) + block_yaml(dvc_content(clone=clone))
+
+
+def block_yaml(content: Mapping[str, Any]) -> str:
+    return yaml.dump(dict(content), Dumper=QuotingYaml, sort_keys=False, allow_unicode=True, width=120)
+
+
+def dvc_content(*, clone: bool = False) -> dict[str, Any]:
+    """What `dvc.yaml` holds. clone: of the repository, where the code and the recipes are files that DVC sees."""
+    stages: dict[str, Any] = {}
+    for name, (commands, reads, writes) in dvc_stages().items():
+        entry: dict[str, Any] = {"cmd": commands[0] if len(commands) == 1 else commands}
+        if name == "prepare-sensitive":
+            entry["params"] = ["profile", "data"]
+        if deps := sorted({*reads} - (set() if clone else {RECIPES})):
+            entry["deps"] = deps
+        if name == "plan" and not clone:
+            entry["always_changed"] = True
+        for path in sorted(writes):
+            options: dict[str, Any] = {"cache": False} if path == LEDGER else {}
+            options |= {"persist": True} if path in PERSISTENT else {}
+            entry.setdefault("metrics" if path == LEDGER else "outs", []).append({path: options} if options else path)
+        stages[name] = entry
+    return {"stages": stages, "plots": PLOTS}
+
+
+def renew(file: Path) -> bool:
+    """Rewrite a project's `dvc.yaml` if it names stages of an older version; stages of the owner's own stay.
+
+    Returns whether it was rewritten.
+    """
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    said = yaml.safe_load(text) if text.startswith("# Written by `stage init`") else {}
+    stages, made = said.get("stages") or {}, dvc_content()
+    ours = {name for name, entry in stages.items() if str(entry.get("cmd", "")).strip("['").startswith("stage ")}
+    if not ours - set(made["stages"]):
+        return False
+    made["stages"] |= {name: entry for name, entry in stages.items() if name not in ours}
+    replace_file(file, (DVC_HEADER + block_yaml(made)).encode())
+    return True
+
+
+def params_text(own: Mapping[str, Any], notes: Mapping[str, str]) -> str:
+    """`params.yaml`, a paragraph a section. notes: a comment line for some of the sections."""
+    lines = [
+        "# Written by `stage init`. Everything not here comes from the recipe, then from the defaults:",
+        "# `stage recipe show` prints every parameter, `stage recipe list` the recipes.",
+    ]
+    for key, value in own.items():
+        if key in notes:
+            lines += ["", *(f"# {line}" for line in notes[key].splitlines())]
+        lines.append(block_yaml({key: value}).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: float, version: str) -> dict[str, str]:
+    """Every file of the project, by its path."""
+    privacy = {"unit": IMAGE, "delta": default_delta(own["privacy"]["size_hint"]), **own["privacy"]}
+    facts = {**own, **own["data"], **privacy, "minutes": minutes, "version": version}
+    facts |= {"tracked": TRACKED.replace(" pipelines", "")}
+    return {
+        "params.yaml": params_text(own, notes),
+        "dvc.yaml": dvc_text(),
+        ".gitignore": IGNORED,
+        ATTRIBUTES: UNTOUCHED,
+        "README.md": Path(__file__).with_name("project_readme.md").read_text("utf-8").format(**facts),
+        ".github/workflows/ledger.yml": workflow_text(privacy["epsilon"], privacy["delta"], privacy["unit"]),
+    }
+
+
+def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool = False) -> None:
+    """Write the files that are not there. force: an earlier project's parameters and pipeline are replaced."""
+    for name, text in files.items():
+        path = out / name
+        if name in (".gitignore", ATTRIBUTES) and path.exists():
+            there = path.read_text(encoding="utf-8").splitlines()
+            missing = [line for line in text.splitlines() if line not in there]
+            text = "".join(f"{line}\n" for line in there + missing)
+        elif path.exists() and name not in ("params.yaml", "dvc.yaml") and not force:
+            say(f"{name} is there already, and stays")
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text.encode())
+    begin_repository(out, say)
+
+
+def begin_repository(out: Path, say: Say) -> None:
+    """A git repository, if there is none, and DVC's folder in it."""
+    has_git = shutil.which("git") is not None
+    if not has_git:
+        say("git is not installed: the project has no history, so others cannot check its ledger")
+    elif git("-C", str(out), "rev-parse", "--git-dir")[0] != 0:
+        git("init", "-q", str(out))
+    if (out / ".dvc").is_dir():
+        return
+    from dvc.repo import Repo
+
+    logging.getLogger("dvc").setLevel(logging.WARNING)  # it greets
+    inside = has_git and not (out / ".git").exists()  # a folder of a repository
+    failed = explained(ConfigError, lambda error: f"`dvc init` failed in {out}: {error}", causes=(Exception,))
+    with failed, Repo.init(str(out), no_scm=not has_git, subdir=inside) as repo, repo.config.edit("repo") as config:
+        config["core"]["analytics"] = False
+
+
+def workflow_text(epsilon: float, delta: float, unit: str) -> str:
+    """The workflow that checks the ledger on every push."""
+    text = Path(__file__).with_name("project_workflow.yaml").read_text("utf-8")
+    return text.format(epsilon=epsilon, delta=delta, unit=unit, shown=bound_text(delta, 3))
+
+
+if __name__ == "__main__":
+    print(dvc_text(clone=True), end="")
