@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ from sfumato.errors import ConfigError
 from sfumato.settings.data import GROUP, SEVERAL
 from sfumato.settings.fields import both_sides, by, part_of
 from stages.plan import show_budget, show_minutes
-from stages.screen import numbers_table, say, see, table_console, tell
+from stages.screen import numbers_table, say, table_console, tell
 from stages.state import state_dir
 
 if TYPE_CHECKING:
@@ -69,10 +70,11 @@ def init(
     del given["yes"]
     from sfumato.planning.create import Owner, propose_project, summary, warnings
     from sfumato.planning.make import risk_line
+    from sfumato.planning.project_files import unsaid
 
     decided = [name for name in ("epsilon", "dataset_id", "minutes", "size_hint") if given[name] is None]
     lacking = ", ".join([*(f"--{name.replace('_', '-')}" for name in decided), "--groups or --one-image-each"])
-    owner = Owner(None if yes else partial(ask, lacking), see)
+    owner = Owner(None if yes else partial(ask, lacking), say if sys.stderr.isatty() else unsaid)
     made = propose_project(owner=owner, state=state_dir(), **given)
     for line in summary(made):
         say(line)

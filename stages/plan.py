@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,7 @@ from sfumato.settings.params import Params
 from sfumato.settings.recipes import RECIPES, read_yaml
 from sfumato.settings.stages import STAGES
 from stages.runner import memory_line
-from stages.screen import delta_text, numbers_table, say, see, table_console, tell
+from stages.screen import delta_text, numbers_table, say, table_console, tell
 from stages.state import state_dir
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def plan(
     """Free: one resolved configuration per stage, and the budget table."""
     from sfumato.planning.make import next_lines, resolve_project, risk_line, share_lines
 
+    see = say if sys.stderr.isatty() else None
     found = resolve_project(Path(), state_dir(), params, recipes, dry_run=dry_run, say=say, see=see)
     made = found.plan
     show_budget(made)

@@ -3,6 +3,7 @@
 import torch
 
 from sfumato.baselines.feta_sampler import fit_phases
+from sfumato.data.lineage import lineage
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet, drop_extra_classes
 from sfumato.generators.one_step import Match
@@ -10,11 +11,13 @@ from sfumato.queries.feature_means import load_means
 from sfumato.runtime.compute import device
 from sfumato.settings.training import Pretrain
 from sfumato.storage.png import save_png, to_grid
+from sfumato.text_to_image.directory import locate
 from sfumato.text_to_image.reference import save_reference
 from sfumato.training.curriculum import warm_up
 from sfumato.training.training_sets import training_sets
-from stages.runner import StageRun, lineage_of_model
+from stages.runner import StageRun
 from stages.screen import progress, say
+from stages.state import state_dir
 
 
 def pretrain(run: StageRun[Pretrain]) -> None:
@@ -47,6 +50,7 @@ def pretrain(run: StageRun[Pretrain]) -> None:
 def refer_to_public_model(run: StageRun[Pretrain]) -> None:
     """Write a reference to a public text-to-image model: its place, its sha256, the class prompts as embeddings."""
     plan = run.plan
-    with run.writing(lineage_of_model(plan.network, check_declared=False)) as directory:
+    brought = lineage(locate(str(plan.network.directory)), "model", True, state_dir())
+    with run.writing(brought) as directory:
         found = save_reference(plan.network, plan.dataset_id, plan.classes, directory, device())
     say(f"pretrain: {found['directory']} has sha256 {found['sha256']}; set model.sha256 to refuse any other model")

@@ -179,14 +179,6 @@ def read_inputs(stage: Stage, paths: Mapping[str, Path]) -> dict[str, Artifact]:
     return found
 
 
-def lineage_of_model(model: Any, *, check_declared: bool = True) -> list[Artifact]:
-    """The releases that a public model comes from. Raises ConfigError unless it is declared public."""
-    from sfumato.data.lineage import lineage
-    from sfumato.text_to_image.directory import locate
-
-    return lineage(locate(model.directory), "model", model.declared_public or not check_declared, state_dir())
-
-
 def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None:
     """The answer to --dry-run."""
     from sfumato.privacy.resolved import QueryPlan

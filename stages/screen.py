@@ -39,12 +39,6 @@ def tell(text: str) -> None:
     typer.echo(text, named.get("stdout"))
 
 
-def see(text: str) -> None:
-    """A line that only the owner may read: on a terminal."""
-    if sys.stderr.isatty():
-        say(text)
-
-
 def table_console() -> Console:
     """Where tables are printed: square brackets in names are not markup."""
     return Console(markup=False, file=named.get("stdout"))

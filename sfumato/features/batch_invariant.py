@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import RLock
 
 import torch
 from torch import Tensor
 
 from sfumato.data.images import Shape
 
+ONE_AT_A_TIME = RLock()
 PLACES, TRIALS = 64, 4  # size of a batch, and how often it is tried whether the place in it matters
 
 
@@ -52,13 +54,14 @@ def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: to
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run PyTorch on one thread.
+    """Run PyTorch on one thread of its own. Of several threads of Python, one at a time: the number is the process's.
 
     For a batch of one, several threads cost more than they bring, and they may split a sum in different ways.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    with ONE_AT_A_TIME:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

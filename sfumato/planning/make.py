@@ -25,9 +25,9 @@ from sfumato.planning.estimate import expected_seconds
 from sfumato.planning.kept import Past, Spending, known_past, settings_for_ever, spending_of
 from sfumato.planning.project_files import Say, renew, unsaid
 from sfumato.planning.proposal import proposed_card
-from sfumato.planning.resolve import Plan, check_lifetime_of, make_plan, plan_texts, warnings_of
+from sfumato.planning.resolve import Plan, make_plan, plan_texts, policy_of, warnings_of
 from sfumato.privacy.accountant import epsilon
-from sfumato.privacy.authorize import check_known
+from sfumato.privacy.authorize import check_known, check_lifetime
 from sfumato.privacy.decision import GO_ON
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.profile import best_guess, noise_for_guess, percent_up
@@ -43,7 +43,6 @@ from sfumato.settings.stages import CARD, PLAN, PUBLIC
 from sfumato.storage.artifacts import Artifact, merge_records, read_artifact
 from sfumato.storage.files import replace_file
 
-RAW = "data/raw"  # where downloads are looked for and kept
 PEOPLE = (
     "privacy.unit is not said, so one image is protected: the costs of several images of one person add up. If there "
     "are such, write privacy.unit: group and data.groups; if not, privacy.unit: image, which reports quote as your word"
@@ -54,9 +53,9 @@ PEOPLE = (
 class ProjectPlan:
     """The plan of the project in `folder`, before it is written.
 
-    card: of the images as they are prepared, or will be if `coming` names it; public: the card of public images, if a
-    stage reads them; inherited: the records that these and a public model bring; past: what was released before;
-    unprepared: the commands that must prepare images first.
+    card: of the images as they are prepared, or will be; public: of the public images, if a stage reads them;
+    inherited: the records that these and a public model bring; past: what was released before; unprepared: the
+    commands that must prepare images first.
     """
 
     folder: Path
@@ -95,8 +94,10 @@ class ProjectPlan:
         return expected_seconds(self.plan.params, self.card.shape, len(self.card.classes), self.state, many)
 
     def check_lifetime(self, spending: Sequence[Spending]) -> None:
-        """Raise BudgetError if the lifetime budget does not allow the spending."""
-        check_lifetime_of(self.plan, self.odometer, spending)
+        """Raise BudgetError if a run would use up the lifetime budget half-way, before its first query."""
+        coming = {entry.stage: self.plan.mechanisms[entry.stage] for entry in spending if entry.pays}
+        if coming:
+            check_lifetime(self.odometer, coming, policy_of(self.plan), self.plan.params.privacy.protected)
 
     def write(self) -> None:
         """Write the plan into the project."""
@@ -111,12 +112,12 @@ def resolve_project(
     *,
     dry_run: bool = False,
     say: Say = unsaid,
-    see: Say = unsaid,
+    see: Say | None = None,
 ) -> ProjectPlan:
     """Work out the plan of a project; writes nothing.
 
-    params, recipes: below the folder; dry_run: images need not be prepared; say: shows a note, see: to the owner only.
-    Raises ConfigError, DataError or BudgetError where the project does not fit together.
+    params, recipes: below the folder; dry_run: images need not be prepared; say: shows a note; see: to the owner only,
+    if they look on. Raises ConfigError, DataError or BudgetError where the project does not fit together.
     """
     if not dry_run and renew(folder / "dvc.yaml"):
         raise ConfigError("dvc.yaml was written by an older version. It is up to date now: run `dvc repro` again")
@@ -132,7 +133,7 @@ def resolve_project(
     if again:
         say(f"the images are not yet prepared as version {version}: `dvc repro` does so first, and then what follows")
         card = replace(card, version=version)
-    if note := changed_pictures(loaded, state):
+    if see is not None and (note := changed_pictures(loaded, state)):  # that there were changes is private
         see(note)
     if loaded.privacy.unit is None and loaded.data.groups is None and card.source in OF_THE_OWNER:
         say(f"warning: {PEOPLE}")
@@ -198,7 +199,7 @@ def prepare_images(folder: Path, state: Path) -> None:
     data = load_params(folder / "params.yaml", folder / RECIPES).data
     if data.path is not None:
         data = data.model_copy(update={"path": str(folder / Path(data.path).expanduser())})
-    prepare_sensitive(data, state, folder / CARD, folder / RAW)
+    prepare_sensitive(data, state, folder / CARD, folder / "data/raw")
 
 
 def write_texts(out: Path, texts: Mapping[str, str]) -> None:

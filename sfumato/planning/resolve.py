@@ -16,11 +16,11 @@ from dp_accounting import DpEvent
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.planning.checks import check_consistent, check_public
-from sfumato.planning.kept import Spending, holds, repeat_counts, stages_before
+from sfumato.planning.kept import holds, repeat_counts, stages_before
 from sfumato.privacy.accountant import LARGEST_DELTA, NoiseRequest, calibrate, checked_delta, epsilon, shares_of_rdp
-from sfumato.privacy.authorize import SpendingPolicy, check_lifetime
+from sfumato.privacy.authorize import SpendingPolicy
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_of
-from sfumato.privacy.odometer import Odometer, Run
+from sfumato.privacy.odometer import Run
 from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import LINEAGE, Lineage, settings_digest
 from sfumato.privacy.schema4 import as_then
@@ -240,10 +240,3 @@ def plan_texts(plan: Plan, before: Path | None = None) -> dict[str, str]:
     lineage = {name: {k: v for k, v in asdict(entry).items() if v} for name, entry in plan.lineage.items()}
     texts[LINEAGE] = json.dumps(lineage, indent=1) + "\n"
     return texts
-
-
-def check_lifetime_of(made: Plan, odometer: Odometer, spending: Sequence[Spending]) -> None:
-    """Refuse a plan that would run out of the lifetime budget half-way, before its first query."""
-    coming = {e.stage: made.mechanisms[e.stage] for e in spending if e.pays}
-    if coming:
-        check_lifetime(odometer, coming, policy_of(made), made.params.privacy.protected)

@@ -4,6 +4,7 @@ import glob
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins in a spreadsh
 
 
 def temporary_name(path: Path) -> Path:
-    """A hidden name beside `path`, of this process."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """A hidden name beside `path`, of this thread of this process."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.tmp")
 
 
 @contextmanager
@@ -107,7 +108,7 @@ def replacing_directory(path: Path, *, private: bool = False) -> Iterator[Path]:
 def sweep(path: Path) -> None:
     """Remove what killed processes left beside `path` while they wrote it."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        process = leftover.name.removesuffix(".tmp").rpartition(".")[2]
+        process = leftover.name.removesuffix(".tmp").rpartition(".")[2].partition("-")[0]
         if process.isdigit() and not is_running(int(process)):
             if leftover.is_dir():
                 shutil.rmtree(leftover, ignore_errors=True)

@@ -3,10 +3,13 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -41,6 +44,32 @@ def test_a_plan_is_a_table_of_cost_and_minutes_and_spends_nothing(project):
     assert 4.9 < table.attrs["epsilon"] <= table.attrs["target"] == 5
     assert not Odometer(project.folder.parent / "state", "photos").opened()
     assert not (project.folder / "artifacts").exists()
+
+
+def test_two_threads_plan_two_projects_and_each_gets_its_own(project, tmp_path, monkeypatch):
+    """Through the folder of the process, 78 of 120 plans were those of the other project."""
+    found: dict[float, list] = {5.0: [], 2.0: []}
+    other = tmp_path / "other"
+    shutil.copytree(project.folder, other)
+    params = yaml.safe_load((other / "params.yaml").read_text())
+    params["privacy"]["epsilon"] = 2.0
+    (other / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    meet = threading.Barrier(2)
+
+    def plan(epsilon: float, of: sfumato.Project) -> None:
+        for _ in range(6):
+            meet.wait(60)
+            found[epsilon].append(of.plan().attrs["target"])
+
+    threads = [threading.Thread(target=plan, args=pair) for pair in ((5.0, project), (2.0, sfumato.Project(other)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {5.0: [5.0] * 6, 2.0: [2.0] * 6}
+    assert Path.cwd() == tmp_path / "elsewhere" and not any(Path().iterdir())
 
 
 def test_options_are_those_of_stage_init_and_an_unknown_one_is_named(project, tmp_path):
