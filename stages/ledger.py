@@ -1,6 +1,7 @@
 """`stage ledger write|check|show|adopt|history`: what the release cost, composed and checked."""
 
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from sfumato.errors import ConfigError
 from sfumato.storage.journal import GENESIS
 from stages.dvc_lock import keep_copy
 from stages.screen import charges, delta_text, say, table_console, tell
@@ -44,7 +46,10 @@ def check(
     lock = ledger.parent / LOCK
     if not lock.exists():
         say(f"note: {lock} does not exist, so the ledger is compared with no run")
-    found = verify(ledger, limit=epsilon, delta=delta, unit=unit, artifacts=artifacts)
+    state = None
+    with suppress(ConfigError):  # a stranger has none, and needs none
+        state = state_dir()
+    found = verify(ledger, limit=epsilon, delta=delta, unit=unit, artifacts=artifacts, state=state)
     content = found.ledger
     bound = f" ≤ {epsilon:g}" if epsilon is not None else ""
     units = sorted({record["unit"] for record in content["records"]})

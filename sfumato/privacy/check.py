@@ -63,13 +63,14 @@ def verify(
     delta: float | None = None,
     unit: str | None = None,
     artifacts: bool = False,
+    state: Path | None = None,
 ) -> Verified:
     """Verify the ledger of a project, which its folder holds beside `dvc.lock`, from its records and without data.
 
-    limit, delta, unit: as `check_ledger` takes them; artifacts: verify the files and their records, too. Raises
-    LedgerError with every reason why it does not hold.
+    limit, delta, unit: as `check_ledger` takes them; artifacts: verify the files and their records, too; state: the
+    private state directory, where opinions are kept. Raises LedgerError with every reason why it does not hold.
     """
-    from sfumato.privacy.opinions import all_opinions, disagreements
+    from sfumato.privacy.opinions import disagreements, kept_opinions
 
     for flag, value in (("--epsilon", limit), ("--delta", delta)):
         if value is not None and not 0 < value < float("inf"):
@@ -87,7 +88,7 @@ def verify(
     at, by, apart = delta or ledger["delta"], ledger["accountant"], ledger.get("apart", ())
     parts = of_one_person(ledger["records"], apart)
     dearest = max(parts.values(), key=lambda part: compose(part, at)["epsilon"]["rdp"])
-    opinions = all_opinions(dearest, at, by)  # takes seconds: of a ledger that holds
+    opinions = kept_opinions(dearest, at, by, state)  # takes seconds: of a ledger that holds
     if problems := disagreements(opinions, by):
         raise LedgerError(path, problems)
     each = {name: compose(part, at, accountant=by)["epsilon"][by] for name, part in parts.items() if apart}

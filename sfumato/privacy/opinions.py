@@ -9,16 +9,25 @@ than its own error: then one of the two is wrong, and a check has to fail.
 Opacus takes seconds to import, so nothing but `stage ledger check` asks for it.
 """
 
+import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 
+from sfumato.errors import UNREADABLE
 from sfumato.privacy.accountant import ACCOUNTANTS, EXACT, LARGEST_PLD, ORDERS, epsilon, epsilon_and_order, rdp_curve
 from sfumato.privacy.events import Mechanism, common_adjacency
+from sfumato.storage.digest import digest_of
+from sfumato.storage.documents import read_json, validated
+from sfumato.storage.files import replace_private
+
+OPINIONS = Path("cache") / "opinions"  # below the state directory
 
 AGREEMENT = 0.01  # relative, beyond an opinion's own error
 # Opacus sums long series below order 2, and its binomial coefficients overflow beyond 1024
@@ -63,6 +72,24 @@ def all_opinions(records: Sequence[Mapping], delta: float, accountant: str = "rd
         own["Opacus PRV"] = replace(own["Opacus PRV"], kind=EXACT, ours=found[EXACT])
         own[EXACT] = Opinion(found[EXACT], "rdp", found["rdp"], GRID_ERROR)
     return own
+
+
+def kept_opinions(records: Sequence[Mapping], delta: float, accountant: str, state: Path | None) -> dict[str, Opinion]:
+    """`all_opinions`, or what they were when these very records were checked here before: Opacus is slow to import.
+
+    They are kept in the private state directory only, so that whoever hands over a ledger cannot hand over opinions.
+    """
+    versions = [version(name) for name in ("sfumato", "opacus", "dp-accounting")]
+    about = {"records": list(records), "delta": delta, "accountant": accountant, "versions": versions}
+    if state is None or not state.is_dir():
+        return all_opinions(records, delta, accountant)
+    file = state / OPINIONS / f"{digest_of(about)}.json"
+    with suppress(*UNREADABLE):
+        return validated(dict[str, Opinion], read_json(file))
+    found = all_opinions(records, delta, accountant)
+    with suppress(OSError, ValueError):  # no room, or a number that JSON has not
+        replace_private(file, json.dumps({name: vars(one) for name, one in found.items()}, allow_nan=False).encode())
+    return found
 
 
 def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 
 from sfumato.privacy import opinions
 from sfumato.privacy.events import Mechanism
-from sfumato.privacy.opinions import Opinion, all_opinions, disagreements
+from sfumato.privacy.opinions import Opinion, all_opinions, disagreements, kept_opinions
 
 
 def records(*mechanisms: Mechanism, adjacency: str = "add-or-remove-one") -> list[dict]:
@@ -46,6 +46,26 @@ def test_an_accountant_that_forgets_a_part_is_refuted_by_the_other_of_its_kind(m
     monkeypatch.setattr(opinions, "epsilon", lambda *given: bound(*given) * (0.95 if "pld" in given else 1))
     found = all_opinions(rows, 1e-5)
     assert "one of the two is wrong" in disagreements(found, "pld")[0] and disagreements(found, "rdp") == []
+
+
+def test_opinions_are_kept_for_the_very_records_and_in_the_state_directory_only(tmp_path, monkeypatch):
+    rows = records(Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=3.0, sample_rate=0.2, uses=20))
+    state = tmp_path / "state"
+    first = kept_opinions(rows, 1e-5, "exact", state)
+    assert not state.exists(), "a stranger has no state directory"
+    state.mkdir()
+    assert kept_opinions(rows, 1e-5, "exact", state) == first == all_opinions(rows, 1e-5, "exact")
+    asked = []
+    monkeypatch.setattr(opinions, "all_opinions", lambda *given: asked.append(given) or {})
+    assert kept_opinions(rows, 1e-5, "exact", state) == first and not asked
+    changed = [rows[0], rows[1] | {"event": rows[1]["event"] | {"noise_multiplier": 3.5}}]
+    for given in ((changed, 1e-5, "exact"), (rows, 1e-6, "exact"), (rows, 1e-5, "rdp")):
+        assert kept_opinions(*given, state) == {}
+        assert asked.pop() == given
+    (kept,) = [file for file in state.rglob("*.json") if "Opacus" in file.read_text()]
+    assert kept.stat().st_mode & 0o077 == 0
+    kept.write_text("{}}")
+    assert kept_opinions(rows, 1e-5, "exact", state) == {} and len(asked) == 1, "a damaged file is made again"
 
 
 def test_an_upper_bound_that_is_larger_within_its_own_error_refutes_nothing():
