@@ -209,6 +209,27 @@ def test_stage_modules_are_thin(name):
     assert not any(isinstance(node, ast.ClassDef) for node in ast.walk(tree))
 
 
+@pytest.mark.parametrize("name", ["init", "plan", "ledger", "merge"])
+def test_commands_are_thin(name):
+    """They parse options, ask and print: the library does the work, for `Project` too."""
+    text = (ROOT / "stages" / f"{name}.py").read_text()
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    assert [
+        node.name for node in functions if node.end_lineno - node.lineno >= 60 or isinstance(node, ast.ClassDef)
+    ] == []
+    assert not re.findall(
+        r"subprocess|shutil|replace_file|write_text|unlink|make_plan|check_ledger|read_artifact", text
+    )
+
+
+def test_the_library_starts_only_dvc_and_git_and_stays_in_the_folder_that_it_is_given():
+    """Of two threads, one would work in the folder that the other has changed to."""
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in MODULES if room_of(path) != "stages"}
+    assert [name for name, text in texts.items() if re.search(r"chdir|[Pp]ath\.cwd|getcwd", text)] == []
+    starting = [name for name, text in texts.items() if "subprocess" in text]
+    assert starting == ["sfumato/planning/project.py", "sfumato/storage/state_directory.py"]
+
+
 def test_only_queries_open_charges():
     for name in STAGES:
         text = (ROOT / "stages" / f"{name}.py").read_text()

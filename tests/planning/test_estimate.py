@@ -3,6 +3,7 @@
 import json
 import platform
 import stat
+import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -213,3 +214,25 @@ def test_the_speed_is_measured_in_processor_time(monkeypatch):
     with one_thread():
         assert 1 / 3 < busy / operations_per_second() < 3
     operations_per_second.cache_clear()
+
+
+def test_the_number_of_threads_is_what_it_was_after_two_threads_estimated_at_once():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    inside, left = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with one_thread():
+            inside.set()
+            left.wait(60)
+
+    try:
+        with one_thread():
+            thread = threading.Thread(target=second)
+            thread.start()
+            assert not inside.wait(0.2)
+        left.set()
+        thread.join()
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

@@ -315,7 +315,7 @@ def test_a_terminal_shows_the_number_of_pictures_of_each_class_and_a_small_hold_
         "└─ hold-out: drawn by a key, about 5 images, too few for a verdict",
     ]
     assert [*understood(replace(found, held_out=30))][-1].strip() == "└─ hold-out: test/, 30 images"
-    assert "├─" not in init(), "a log"
+    assert "├─ disc" not in init(), "a log"
     desk.terminal = True
     init("--force", "├─ disc: 3, too few to learn from")
 

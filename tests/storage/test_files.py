@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from sfumato.storage.files import (
     replace_file,
     replacing,
     replacing_directory,
+    sweep,
+    temporary_name,
     write_local,
 )
 
@@ -135,3 +138,17 @@ def test_a_query_leaves_no_core_dump():
         "assert resource.getrlimit(resource.RLIMIT_CORE) == (0, hard)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_two_threads_that_write_one_file_do_not_write_into_each_other(tmp_path):
+    path, names = tmp_path / "a.json", []
+    with replacing(path) as mine:
+        other = threading.Thread(target=lambda: names.append(temporary_name(path)))
+        other.start()
+        other.join()
+        mine.write_text("whole")
+        assert names[0] != mine and names[0].parent == mine.parent
+    assert path.read_text() == "whole"
+    names[0].with_name(names[0].name.replace(f"{os.getpid()}-", f"{dead_process()}-")).touch()
+    sweep(path)
+    assert [*tmp_path.iterdir()] == [path]
