@@ -4,7 +4,6 @@ import math
 import re
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 from pydantic import BeforeValidator
 
 from sfumato.settings.fields import REST, Settings, is_positive
@@ -24,6 +23,8 @@ def parse_noise(value: object) -> object:
 
 def at_epsilon(epsilon: float, table: dict[Any, float]) -> float:
     """A number that depends on ε: linear in ln ε between the entries of `table`, constant beyond them."""
+    import numpy as np  # slow: not for `stage --help`
+
     for key in table:
         if not is_positive(key):
             raise ValueError(f"{key} is not an entry by ε: give a positive number")
