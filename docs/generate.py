@@ -1,4 +1,6 @@
-"""Write the generated parts of docs/reference.md, between the marks `<!-- NAME -->` and `<!-- /NAME -->`.
+"""Write the generated parts of docs/reference.md and docs/api.md.
+
+Those of the reference stand between the marks `<!-- NAME -->` and `<!-- /NAME -->`.
 
 Everything comes from the code: the table of stages, the Typer app, the exit codes of `sfumato.errors`, the recipes in
 `pipelines/` and the settings. The description of a setting is the comment at the end of its line, or the comment lines
@@ -29,6 +31,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import api  # beside this file
+
 from sfumato import errors
 from sfumato.settings.fields import MACHINE
 from sfumato.settings.noise_levels import NoiseLevels
@@ -37,22 +42,14 @@ from sfumato.settings.stages import ARTIFACTS, FREE, STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference.md"
+API = ROOT / "docs" / "api.md"
 SHARED = 4  # an option of so many commands is described once
 BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 HUGE = 10**9  # bounds from here on guard against overflow and are not shown
 EVERYWHERE = {  # keys that mean the same in every section, unless a comment says more
     "noise": "how much noise, for all releases of the query together",
     "steps": "training steps",
-    "batch": "images per step",
-    "learning_rate": "learning rate of the optimiser",
-    "ema": "decay of the average of the weights; 0 for none",
-    "width": "channels of the first block",
-    "latent": "numbers in the noise that the generator starts from",
     "labels": "labels of the drawn images: equally many of each class, or as the noisy counts",
-    "flip": "mirror images at random",
-    "noise_levels": "law of the noise levels in training",
-    "seeds": "one run for each",
-    "epochs": "passes over the training images",
 }
 # types that have their own paragraph in the reference: their name, by the union they are
 NAMED = {float | str: "[noise](#noise)", get_args(NoiseLevels)[0]: "[noise levels](#noise-levels)"}
@@ -349,18 +346,25 @@ def generated(page: str) -> str:
     return page
 
 
+def fresh_pages() -> dict[Path, str]:
+    """The pages with generated parts, made new."""
+    page, interface = (path.read_text(encoding="utf-8") for path in (REFERENCE, API))
+    return {REFERENCE: generated(page), API: api.generated(interface, table, comments_of)}
+
+
 def main() -> int:
     """Write or check; returns the exit code."""
-    page = REFERENCE.read_text(encoding="utf-8")
-    fresh = generated(page)
+    pages = fresh_pages()
     if lacking := [row[0] for row in all_rows() if not row[3]]:
         print(f"settings without a description: {', '.join(lacking)}", file=sys.stderr)
     if "--check" not in sys.argv:
-        REFERENCE.write_text(fresh, encoding="utf-8")
+        for path, text in pages.items():
+            path.write_text(text, encoding="utf-8")
         return 0
-    if fresh != page:
-        print(f"{REFERENCE} differs from the code: run python docs/generate.py", file=sys.stderr)
-    return int(fresh != page or bool(lacking))
+    stale = [path for path, text in pages.items() if text != path.read_text(encoding="utf-8")]
+    for path in stale:
+        print(f"{path} differs from the code: run python docs/generate.py", file=sys.stderr)
+    return int(bool(stale or lacking))
 
 
 if __name__ == "__main__":

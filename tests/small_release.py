@@ -1,4 +1,4 @@
-"""A small release of digits, as `stage synthesize` writes one."""
+"""A small release of digits and a teacher of theirs, as `stage synthesize` and `stage teacher` write them."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,8 +7,11 @@ import numpy as np
 import torch
 from small_record import small_record
 
+from sfumato.features.projection import ProjectedFeatures
+from sfumato.features.teacher_network import TeacherNetwork, save_teacher
 from sfumato.privacy.events import Mechanism
 from sfumato.release.release import save_release
+from sfumato.release.teacher import write_card
 from sfumato.release.variation import Varied
 from sfumato.settings.release import Synthesize
 from sfumato.storage.artifacts import writing
@@ -37,4 +40,17 @@ def write_release(
     drawn_by = np.array(sources)[np.arange(count) % len(sources)]
     with writing(path, "synthesize", records=[RECORD]) as directory:
         save_release(directory, varied, drawn_by, {RECORD["id"]: RECORD}, plan)
+    return path
+
+
+def write_teacher(path: Path, digits) -> Path:
+    images, labels = digits.batch(range(600))
+    features = ProjectedFeatures("pixels", (1, 8, 8), 40)
+    features.fit(images, 0.5, seed=0)
+    means = torch.stack([features(images[labels == m]).mean(0) for m in range(10)])
+    about = {"dataset_id": "clinic-2026", "shape": (1, 8, 8), "size_hint": 1500, "delta": None, "prepared": {}}
+    plan = SimpleNamespace(classes=digits.classes, **about)
+    with writing(path, "teacher", records=[RECORD]) as directory:
+        save_teacher(TeacherNetwork.of(features, 20 * means.T), directory)
+        write_card(directory, plan, {RECORD["id"]: RECORD})
     return path

@@ -35,7 +35,8 @@ class ImageSet:
     """Labelled images.
 
     images: (N, H, W, C) uint8, possibly a memory map; labels: (N,) int64 below len(classes), or (N, classes) uint8 of
-    0 and 1; groups: (N,) int64, equal for images of one person, and private; None if each image stands for itself.
+    0 and 1; classes: names; groups: (N,) int64, equal for images of one person, and private; None if each image stands
+    for itself.
     """
 
     images: np.ndarray
@@ -53,7 +54,10 @@ class ImageSet:
         return channels, height, width
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The images at `indices` and their labels, copied: ((B, C, H, W) float32 in [0, 1], (B,) or (B, classes))."""
+        """Some images and their labels, copied: ((B, C, H, W) float32 in [0, 1], (B,) or (B, classes)).
+
+        indices: (B,) integers.
+        """
         indices = np.asarray(indices, dtype=np.int64)
         images, labels = (torch.from_numpy(np.array(array[indices])) for array in (self.images, self.labels))
         return images.permute(0, 3, 1, 2).contiguous().float().div_(255), labels

@@ -55,9 +55,9 @@ class Project:
     def create(cls, folder: str | Path, *, images: str | Path, epsilon: float, **options: Any) -> Project:
         """Look at a folder of images and write a project that fits them, ε and the minutes; spends nothing.
 
-        folder: of the project; images: one folder a class, elsewhere; options: those of `stage init`, with
-        underscores: minutes, groups, one_image_each=True, size_hint, dataset_id, range=(0, 4095), public, force=True,
-        …. It prints what was chosen, and what becomes public. Raises ConfigError or DataError, as `stage init` does.
+        folder: of the project; images: one folder a class, elsewhere; epsilon: of the whole project; options: those of
+        `stage init`, with underscores: minutes, groups, one_image_each=True, size_hint, dataset_id, range=(0, 4095),
+        public, force=True, …. It prints what was chosen, and what becomes public. Raises ConfigError or DataError, as `stage init` does.
         """
         from sfumato.planning.create import Owner, propose_project, summary, warnings
 
@@ -112,7 +112,7 @@ class Project:
     def run(self, *, progress: bool = True) -> Release:
         """Run what changed since the last run, and return the release. Every charge is journalled as ever.
 
-        Raises the error of the stage that failed, in its own words.
+        progress: print a line for each stage. Raises the error of the stage that failed, in its own words.
         """
         repro(self.folder, shown=progress)
         return self.release

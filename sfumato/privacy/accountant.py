@@ -113,10 +113,13 @@ def epsilon_and_order(curve: np.ndarray, delta: float, classic: bool = False) ->
 def epsilon(
     events: Iterable[DpEvent], delta: float, accountant: str = "rdp", adjacency: str = ADD_OR_REMOVE_ONE
 ) -> float:
-    """Epsilon of the composition of all events at `delta`, by `rdp`, `rdp_classic`, `pld` or `exact`.
+    """Epsilon of the composition of all events at `delta`. Infinite if no finite bound is known; without events 0.
+
+    events: such as `Mechanism.event`; delta: in (0, 1); accountant: `rdp`, `rdp_classic`, `pld` or `exact`; adjacency:
+    the neighbours, `add-or-remove-one` or `zero-out-one`.
 
     `exact` is the closed form if every event is a Gaussian over all images, and `pld` else, which rounds privacy losses
-    up to a grid of 1e-4. Infinite if no finite bound is known. Without events it is 0.
+    up to a grid of 1e-4.
     Source of the closed form: Balle & Wang 2018, theorem 8; Dong, Roth & Su 2022, corollary 2.
     """
     events = sorted(events, key=repr)  # the order in which they were opened changes no bit of the result
@@ -173,7 +176,8 @@ def smallest_noise(fits, low: float = 0.05, high: float = MOST_NOISE, tolerance:
 class NoiseRequest:
     """What a stage asks of the budget: its sample rate, its uses, and its noise.
 
-    The noise is a multiplier, a share of the budget in (0, 1), or, without either, the rest.
+    sample_rate, uses: as those of `Mechanism`; noise_multiplier, share: one of them, a share in (0, 1) of the budget;
+    or neither, for the rest.
     """
 
     sample_rate: float = 1.0
@@ -209,6 +213,9 @@ def calibrate(
     before: Sequence[DpEvent] = (),
 ) -> dict[str, Mechanism]:
     """The mechanisms whose composition with `before` costs at most `target` at `delta`.
+
+    asks: of each stage, by its name; one of them has neither a multiplier nor a share; target, delta: ε and δ of all
+    together; accountant, adjacency: as `epsilon` takes them; before: events that were spent already.
 
     At each order, the allowed RDP is `target` less the conversion and what `before` took. A share is a part of `target`
     less the conversion at `reference_order`, which the stage's own sampling, the target and delta fix: no other stage

@@ -97,13 +97,12 @@ class Charge:
     ) -> Iterator[tuple[Tensor, ...]]:
         """One Poisson draw with the mechanism's rate, in pieces of at most `size`.
 
+        size: B at most; draws: K, for rows that are a mean over K draws of a unit. Of each group it then yields K of
+        its images, picked at random: ((B, K, C, H, W), (B, K)). It reads as many of a small group as of a large one. An
+        image without a group comes once, whatever K; labels_only: no pixel is read, and images come as (B, 0).
         Yields ((B, C, H, W) float32, (B,) int64), images in [0, 1] or their latents; an empty draw yields nothing and
         is a draw all the same. Where images have groups, groups are drawn, and it yields the images of all of them,
         with a third, (B,) float64: the weight of each image in its group, which `sum` takes.
-        draws: K, for rows that are a mean over K draws of a unit. Of each group it then yields K of its images, picked
-        at random: ((B, K, C, H, W), (B, K)). It reads as many of a small group as of a large one. An image without
-        a group comes once, whatever K.
-        labels_only: no pixel is read, and images come as (B, 0).
         Memory grows with `size`, not with the set or the draw; but groups are found by an index of all images.
         Raises BudgetError when all uses are spent or the last draw was not released.
         """
@@ -184,7 +183,8 @@ class Charge:
 
         rows_of: images and labels of a batch of at most `size` -> a row for each image, of that image alone. Rows that
         are not finite are left out, longer ones than `max_norm` scaled to it; the rest as in `release`. The row of a
-        group is the mean of those of its images, so queries ignore groups. labels_only: as `batches` takes it.
+        group is the mean of those of its images, so queries ignore groups; max_norm, integer: as `release` takes them;
+        size, labels_only: as `batches` does.
         Raises ConfigError, with no use lost, if images of public noise do not get a row each; a batch of the draw whose
         rows have another form than theirs adds nothing.
         """
@@ -211,8 +211,9 @@ class Charge:
         """`total` + N(0, (noise_multiplier · max_norm)² I), rounded to a public grid: completes the use.
 
         total: any shape, a sum over the units of the draw in which each moves it by at most `max_norm` in L2; with
-        many processes, over those of this one. Added up and rounded in float64; the result has the type of `total`.
-        integer: `total` counts images, and the result is whole; otherwise, and with groups, the grid is `public_grid`.
+        many processes, over those of this one. Added up and rounded in float64; the result has the type of `total`;
+        max_norm: that of the charge; integer: `total` counts images, and the result is whole; otherwise, and with
+        groups, the grid is `public_grid`.
         Guarantee: the rounding is post-processing, so the cost is that of the Gaussian; no release shows the last bits
         of a float, which depend on what was summed up.
         """

@@ -27,7 +27,8 @@ PROTECTED = {UNITS[IMAGE]: "one image with its label", UNITS[GROUP]: "all images
 class Mechanism:
     """A sum with Gaussian noise, over Poisson draws of rate `sample_rate`, released `uses` times.
 
-    noise_multiplier: standard deviation of the noise, divided by the L2 bound of one image's contribution.
+    noise_multiplier: standard deviation of the noise, divided by the L2 bound of one image's contribution; sample_rate:
+    probability of each unit to enter a draw; uses: number of releases, each of a draw of its own.
     """
 
     noise_multiplier: float
@@ -42,7 +43,10 @@ class Mechanism:
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Read back what `to_json` wrote. Raises BudgetError for anything else: it guesses and skips nothing."""
+        """Read back what `to_json` wrote.
+
+        data: as JSON gives it. Raises BudgetError for anything else: it guesses and skips nothing.
+        """
         uses, rate, inner = 1, 1.0, data
         if is_form(inner, "SelfComposed", "count", "event"):
             uses, inner = inner["count"], inner["event"]

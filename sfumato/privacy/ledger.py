@@ -177,7 +177,10 @@ def ledger_text(ledger: Mapping) -> str:
 
 
 def read_ledger(path: Path) -> dict:
-    """Read a ledger. Raises BudgetError if the file is missing or not a whole ledger."""
+    """The content of a ledger.
+
+    path: `ledger.json`. Raises BudgetError if the file is missing or not a whole ledger.
+    """
     write, again = "run `stage ledger write` (or `dvc repro`)", "restore it from git, or run `stage ledger write`"
     broken, missing = f"{path} is truncated or not JSON", f"{path} does not exist: {write}"
     with explained(BudgetError, lambda error: f"{broken} ({error}): {again}", missing=missing):

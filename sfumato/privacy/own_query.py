@@ -88,8 +88,9 @@ def open_charge(
     state: the private state directory; card: that of the prepared images, `data/sensitive/card.json`; name: of the
     query, for the odometer, not that of a stage; sigma: noise multiplier: the noise has the standard deviation
     sigma · max_norm; size_hint: the public, rounded number of units, which gives the default of `delta`;
-    lifetime_epsilon: of everything ever opened on the dataset, this charge included; or "unlimited"; sample_rate:
-    probability of each unit to enter a draw.
+    lifetime_epsilon: of everything ever opened on the dataset, this charge included; or "unlimited"; uses: number of
+    sums; sample_rate: probability of each unit to enter a draw; max_norm: L2 bound of a row; delta: at which the
+    lifetime is composed.
     Raises BudgetError if the lifetime budget would be exceeded, or for a number that gives no guarantee; ConfigError
     for a name of a stage, a size or a δ beyond the limits of a plan.
     """

@@ -78,7 +78,8 @@ def in_form(rows: Rows, count: int, form: Form) -> Rows:
 def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> Tensor:
     """Sum over the images: (a, b) float64, or (a,) without `right`.
 
-    weights: (B,) float64, by which rows are multiplied after they were bounded: those of a group add up to at most 1.
+    rows: of B images; max_norm: L2 bound; weights: (B,) float64, by which rows are multiplied after they were bounded:
+    those of a group add up to at most 1.
     Guarantee: one image, or one group, more or less changes it by at most `max_norm` in L2: a longer row is scaled to
     that norm. A row with any entry that is not finite or beyond 1e100 counts nowhere; without that, a broken
     image would turn the release into NaN and so reveal that it is there. Entries below 1e-100 count as zero:

@@ -37,7 +37,7 @@ class Release:
     images: np.ndarray  # (N, H, W, C) uint8, memory-mapped and read-only
     labels: np.ndarray  # (N,) int64 below len(classes), or (N, len(classes)) uint8 of 0 and 1: several labels
     kinds: np.ndarray  # (N,) text: "plain", as a model drew it, "distorted", "blend" or "public"
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # their names, in the order of the labels
     card: dict[str, Any]  # the content of `card.json`, with ε and δ
     ledger: dict[str, dict[str, Any]]  # the record of every privacy mechanism behind the set, by id
     path: Path  # the folder that it was read from
@@ -54,7 +54,10 @@ class Release:
         return f"<Release {self.path}: {shape}\n {classes}\n {cost}>"
 
     def prepare(self, picture: str | Path | np.ndarray) -> np.ndarray:
-        """A picture, a file or (H, W, C) uint8, turned, cut and resized as those that the release learned from."""
+        """A picture turned, cut and resized as those that the release learned from: (H, W, C) uint8.
+
+        picture: a file, or (H, W, C) uint8 of any size.
+        """
         return prepared(self.card, picture)
 
     @property
@@ -79,7 +82,7 @@ class Release:
     def to_huggingface(self, path: str | Path) -> Path:
         """A folder that `datasets.load_dataset` reads and a hub takes: cards, README and Parquet, or PNGs and a table.
 
-        Raises DataError if the folder is there and not empty.
+        path: of that folder. Raises DataError if the folder is there and not empty.
         """
         import yaml
 
@@ -130,7 +133,8 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
     """The release in a folder, as `stage synthesize` writes it or a dataset hub gives it back.
 
     Files must have the sha256 that `privacy.json` lists; exports may be missing, and a hub may have added files.
-    kinds: of the images to keep, such as ["plain"]; None for all.
+
+    path: of that folder; kinds: of the images to keep, such as ["plain"]; None for all.
     Raises DataError if the folder is not a release, incomplete or changed, or has none of such a kind.
     """
     folder = Path(path)

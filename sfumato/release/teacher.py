@@ -31,21 +31,25 @@ class Teacher:
     """A released classifier."""
 
     network: TeacherNetwork  # (B, C, H, W) float32 in [0, 1] -> (B, classes) logits
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # their names, in the order of the logits
     card: dict[str, Any]  # the content of `card.json`, with ε and δ
     ledger: dict[str, dict[str, Any]]  # the record of every privacy mechanism behind the weights, by id
 
     def predict(self, picture: str | Path | np.ndarray) -> str | tuple[str, ...]:
-        """The class of a picture, a file or uint8 of any size; of several labels, those that are likelier than not."""
+        """The class of a picture; of several labels, those that are likelier than not.
+
+        picture: a file, or (H, W, C) uint8 of any size.
+        """
         (shares,) = self.probabilities(prepared(self.card, picture)[None])
         if self.network.several:
             return tuple(self.classes[label] for label in np.flatnonzero(shares > 0.5))
         return self.classes[int(shares.argmax())]
 
     def probabilities(self, images: np.ndarray) -> np.ndarray:
-        """The classes' probabilities, (N, classes) float32, of images (N, H, W, C) uint8.
+        """The classes' probabilities, (N, classes) float32.
 
-        Raises DataError for images of another type or shape than those that it was trained on.
+        images: (N, H, W, C) uint8. Raises DataError for images of another type or shape than those that it was trained
+        on.
         """
         channels, *sides = self.card["shape"]
         if images.dtype != np.uint8 or images.shape[1:] != (*sides, channels):
@@ -55,7 +59,10 @@ class Teacher:
 
 
 def load_teacher(path: str | Path) -> Teacher:
-    """The teacher in a folder, as `stage teacher` writes it. Raises DataError if it is not one, or was changed."""
+    """The teacher in a folder, as `stage teacher` writes it.
+
+    path: of that folder. Raises DataError if it is not one, or was changed.
+    """
     folder = Path(path)
     artifact = read_artifact(folder, "teacher")
     if not artifact.enabled:

@@ -1,33 +1,19 @@
 """The teacher for whoever receives it: a classifier with its classes, its cost, and nothing that was changed."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_release import RECORD
+from small_release import RECORD, write_teacher
 
 import sfumato
 from sfumato.errors import DataError
-from sfumato.features.projection import ProjectedFeatures
-from sfumato.features.teacher_network import TeacherNetwork, save_teacher
-from sfumato.release.teacher import write_card
-from sfumato.storage.artifacts import write_empty, writing
+from sfumato.storage.artifacts import write_empty
 
 
 @pytest.fixture
 def folder(digits, tmp_path):
-    images, labels = digits.batch(range(600))
-    features = ProjectedFeatures("pixels", (1, 8, 8), 40)
-    features.fit(images, 0.5, seed=0)
-    means = torch.stack([features(images[labels == m]).mean(0) for m in range(10)])
-    about = {"dataset_id": "clinic-2026", "shape": (1, 8, 8), "size_hint": 1500, "delta": None, "prepared": {}}
-    plan = SimpleNamespace(classes=digits.classes, **about)
-    with writing(tmp_path / "teacher", "teacher", records=[RECORD]) as directory:
-        save_teacher(TeacherNetwork.of(features, 20 * means.T), directory)
-        write_card(directory, plan, {RECORD["id"]: RECORD})
-    return tmp_path / "teacher"
+    return write_teacher(tmp_path / "teacher", digits)
 
 
 def test_it_names_the_class_of_images_as_files_hold_them(folder, digits):
