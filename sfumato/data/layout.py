@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.data.deep import RangeMissing, is_dicom
 from sfumato.data.groups import PatternMisses
 from sfumato.data.images import GROUPS
 from sfumato.data.sources import tabled
-from sfumato.data.sources.deep import RangeMissing, is_dicom
 from sfumato.data.sources.npz import archive_layout
 from sfumato.data.sources.packed import unpacked
 from sfumato.data.sources.splits import PARTS, folders_in, split_of, visible

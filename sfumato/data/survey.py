@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.data.deep import Span
 from sfumato.data.images import per_class
 from sfumato.data.layout import ALL, FOLDERS, check_names, layout_of
 from sfumato.data.listing import statuses
 from sfumato.data.prepare import progress
 from sfumato.data.sources import Source, open_source
-from sfumato.data.sources.deep import Span
 from sfumato.data.sources.source import Request
 from sfumato.data.sources.splits import TEST
 from sfumato.errors import UNREADABLE, ConfigError, DataError, reading_sensitive
