@@ -545,3 +545,4 @@ def test_looks_are_compared_in_blocks_and_the_sample_is_always_the_same(owner, m
     assert max(map(len, blocks)) == 7 and np.array_equal(np.concatenate(blocks), whole) and len(whole) == 90
     few, again = (np.concatenate([*prepare.looks(home, 20)]) for _ in range(2))
     assert np.array_equal(few, again) and 20 < len(few) <= 40 and (few @ whole.T).max(axis=1).min() > 0.999
+    assert prepare.resized_copies(home, home)
