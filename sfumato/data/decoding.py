@@ -138,7 +138,7 @@ def pictures(files: Sequence[Path | Member], request: Request) -> Iterator[Any]:
         spent += time.perf_counter() - began
         yield picture
         left = (len(files) - number) * spent / number
-        if min(spent, left) >= ALONE and PROCESSES > 1:
+        if min(spent, left) >= ALONE and PROCESSES > 1 and os.getloadavg()[0] < PROCESSES:  # else others wait too
             size = max(1, int(TURN * number / spent))
             chunks = (files[start : start + size] for start in range(number, len(files), size))
             return (yield from by_processes(chunks, request))

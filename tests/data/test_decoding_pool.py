@@ -49,6 +49,7 @@ def begun(monkeypatch):
     monkeypatch.setattr(decoding, "ALONE", 0.0)
     monkeypatch.setattr(decoding, "TURN", 1e-9)  # a picture at a time
     monkeypatch.setattr(decoding, "PROCESSES", 2)
+    monkeypatch.setattr(decoding.os, "getloadavg", lambda: (1.0, 1.0, 1.0))
     return found
 
 
@@ -130,6 +131,7 @@ from sfumato.data import decoding
 from sfumato.data.sources.source import Request
 
 decoding.ALONE, decoding.TURN, decoding.PROCESSES = 0.0, 1e-9, 2
+decoding.os.getloadavg = lambda: (1.0, 1.0, 1.0)
 real = decoding.Popen
 def noted(*words, **ways):
     begun = real(*words, **ways)
@@ -192,3 +194,5 @@ def test_processes_join_where_a_while_has_passed_and_as_much_is_left(tmp_path, b
     assert len([*images]) == 90 and not begun  # after 50 of 90, only 0.4 s are left
     monkeypatch.setattr(decoding, "ALONE", 0.4)
     assert len([*decoded(pictures(tmp_path / "in"), Request(**REQUEST))]) == 90 and len(begun) == 2
+    monkeypatch.setattr(decoding.os, "getloadavg", lambda: (2.0, 1.0, 1.0))
+    assert len([*decoded(pictures(tmp_path / "in"), Request(**REQUEST))]) == 90 and len(begun) == 2  # all are busy
