@@ -87,7 +87,7 @@ def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequen
     if groups.folder:
         return checked([file.parent.name if file.parent.parent != root else None for file in files], groups)
     if groups.dicom:
-        from sfumato.data.sources.deep import patient_of
+        from sfumato.data.deep import patient_of
 
         return checked([patient_of(file) for file in files], groups)
     if groups.array:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.data.deep import RangeMissing, is_dicom
 from sfumato.data.groups import PatternMisses
 from sfumato.data.images import GROUPS
 from sfumato.data.sources import tabled
-from sfumato.data.sources.deep import RangeMissing, is_dicom
 from sfumato.data.sources.npz import archive_layout
 from sfumato.data.sources.packed import unpacked
 from sfumato.data.sources.splits import PARTS, folders_in, split_of, visible
@@ -32,7 +32,8 @@ PERSONS = re.compile(
 )
 LABELS = re.compile(r"(label|class|classname|category|target|diagnosis|dx|disease|pathology|finding|findinglabel)s?")
 FILING = re.compile("|".join([*PARTS, "(image|img|picture|photo|scan|mask|label|annotation|segmentation)s?|data|raw"]))
-LONG = re.compile(r"\d{3}")  # in ids; grades and stages have less
+# in ids (long, zeros in front, hexadecimal), dates and names of persons ("Smith, John", Smith^John of DICOM)
+PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,]", re.IGNORECASE)
 MANY, FEW, LEAST = 20, 50, 10  # more classes than MANY with fewer pictures than FEW, or any with fewer than LEAST
 ALL = ("all",)  # the owner's word that none of the classes found is a person's
 
@@ -174,8 +175,8 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> U
 
 
 def likeness(names: Collection[str]) -> int:
-    """How much names look like ids: 2 for long numbers in most, 1 for numbers in all, 0 otherwise."""
-    long = sum(bool(LONG.search(name)) for name in names) > len(names) / 2
+    """How much names look like ids: 2 for most that are PERSONAL, 1 for numbers in all, 0 otherwise."""
+    long = sum(bool(PERSONAL.search(name)) for name in names) > len(names) / 2
     return 2 if long else int(all(re.search(r"\d", name) for name in names))
 
 
@@ -186,7 +187,7 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
     """
     reasons = {
         "some are those of parts or kinds of files": any(FILING.fullmatch(meaning(name)) for name in names),
-        "some hold long numbers, as ids do": any(LONG.search(name) for name in names),
+        "some look like ids, dates or names of persons": any(PERSONAL.search(name) for name in names),
         "they are many, and numbered": len(names) > MANY and likeness(names) > 0,
         "they have few pictures each, as persons do": np.median(counts or FEW) < (FEW if len(names) > MANY else LEAST),
     }

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,8 @@ UNNAMED = "unnamed"  # the version that the images have without data.version
 RANDOM = re.compile("[0-9a-f]{16}")  # a version that the owner did not name
 # of resized copies, at least 97 % are above ALIKE; of other slices of the same scanner, 10 %
 ALIKE, COPIED, SAMPLE = 0.995, 1 / 3, 500
+COMPARED = 2**23  # images of a set that are compared by their bytes, in 64 MiB; of more, a part that follows from them
+BLOCK = 4096  # images that are compared by their looks at once
 GRID_CLASSES, GRID_COLUMNS = 20, 10  # of the picture of a public set: classes at most, images of each
 
 
@@ -141,7 +144,6 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
     Each odometer would count a part. Images of one stored shape, (C, H, W), are compared as they are, and all by their
     small grey versions: copies that were resized before may be stored in the same shape.
     """
-    known: dict[bytes, set[Hashable]] = {}
     there = {path.parent for path in home.parent.glob("*/*.json") if path.name in (CARD, ORIGIN)}
     for other in sorted(there - {home}):
         file = other / ORIGIN
@@ -150,8 +152,8 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
         if not same and not (other / CARD).is_file():
             continue  # it was forgotten: only its folder is known
         if not same and read_card(other / CARD).shape == shape:
-            known = known or placed_digests(fresh)
-            same = not known.keys().isdisjoint(placed_digests(other))
+            of_these, of_others = by_content(fresh, other)
+            same = len(np.intersect1d(of_these, of_others)) > 0
         if same or resized_copies(fresh, other):
             raise ConfigError(
                 f"data.dataset_id={home.name}: some of these images, or their folder, are counted as {other.name!r} "
@@ -160,25 +162,39 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
             )
 
 
+def by_content(*homes: Path) -> list[np.ndarray]:
+    """Of each set (n,) uint64, of which images of the same bytes have the same; of COMPARED images at most, about."""
+    images = [[load_array(home / part / IMAGES) for part in (SENSITIVE, HOLDOUT)] for home in homes]
+    below = 2**64 * min(1.0, COMPARED / max(1, *(sum(map(len, parts)) for parts in images)))
+    values = [(int.from_bytes(value[:8], "big") for value in chain(*map(digests, parts))) for parts in images]
+    return [np.fromiter((value for value in every if value < below), np.uint64) for every in values]
+
+
 def resized_copies(fresh: Path, other: Path) -> bool:
     """Whether a third of the images, by a sample, look like some of another set, whatever their size and colours."""
-    few, every = looks(fresh, SAMPLE), looks(other)
-    return bool(len(few) and len(every) and ((few @ every.T).max(axis=1) > ALIKE).mean() > COPIED)
+    few = np.concatenate([*looks(fresh, SAMPLE)])
+    nearest = np.zeros(len(few))
+    for block in looks(other):
+        nearest = np.maximum(nearest, (few @ block.T).max(axis=1))
+    return bool((nearest > ALIKE).mean() > COPIED)
 
 
-def looks(home: Path, most: int | None = None) -> np.ndarray:
-    """Small grey versions of the images of both parts, (N, 64), centred, of norm 1 or 0; most: evenly spread."""
+def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
+    """Small grey versions of the images of both parts, (N, 64), centred, of norm 1 or 0, BLOCK at a time.
+
+    most: so many of each part at most, always the same.
+    """
     from PIL.Image import Resampling, fromarray
 
-    found = []
     for images in (load_array(home / part / IMAGES) for part in (SENSITIVE, HOLDOUT)):
-        rows = range(len(images)) if most is None else np.unique(np.linspace(0, len(images) - 1, most).astype(int))
-        for i in rows if len(images) else ():
-            grey = fromarray(np.rint(images[i].mean(axis=2)).astype(np.uint8))
-            found.append(np.asarray(grey.resize((8, 8), Resampling.BILINEAR), dtype=np.float32).ravel())
-    small = np.array(found).reshape(-1, 64)
-    small -= small.mean(axis=1, keepdims=True)
-    return small / np.maximum(np.linalg.norm(small, axis=1, keepdims=True), 1e-9)
+        rows: Sequence[int] | np.ndarray = range(len(images))
+        if most is not None and most < len(images):
+            rows = np.sort(np.random.default_rng(most).choice(len(images), most, replace=False))
+        for start in range(0, len(rows), BLOCK):
+            greys = (fromarray(np.rint(images[i].mean(axis=2)).astype(np.uint8)) for i in rows[start : start + BLOCK])
+            few = [np.asarray(grey.resize((8, 8), Resampling.BILINEAR), np.float32).ravel() for grey in greys]
+            small = np.array(few) - np.mean(few, axis=1, keepdims=True)
+            yield small / np.maximum(np.linalg.norm(small, axis=1, keepdims=True), 1e-9)
 
 
 def regrouped(before: Path, after: Path, spent: Sequence[dict]) -> bool:

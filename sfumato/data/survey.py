@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.data.deep import Span
 from sfumato.data.images import per_class
 from sfumato.data.layout import ALL, FOLDERS, check_names, layout_of
 from sfumato.data.listing import statuses
 from sfumato.data.prepare import progress
 from sfumato.data.sources import Source, open_source
-from sfumato.data.sources.deep import Span
 from sfumato.data.sources.source import Request
 from sfumato.data.sources.splits import TEST
 from sfumato.errors import UNREADABLE, ConfigError, DataError, reading_sensitive
@@ -31,7 +31,8 @@ from sfumato.storage.files import replace_private
 # in the names of pictures: a person's id, then what tells the pictures of a person apart
 PATTERNS = (
     r"^([A-Za-z]+-?\d+)_\d+\.",  # person23_4.png
-    r"^([A-Za-z]*[-_ ]?\d+)[-_ ]",  # P0001_left.png, 00012_003.png, IM-0115-0001.jpeg
+    # P0001_left.png, 00012_003.png, IM-0115-0001.jpeg; after a date, 2026-01-31_P0001_2.png
+    r"^(?:(?:19|20)\d\d[-_.]?\d\d[-_.]?\d\d[-_ ]+)?([A-Za-z]*[-_ ]?\d+)[-_ ]",
     r"^([^\W\d_]+(?:[-_ ,]+[^\W\d_]+)*)[-_ ]*\d+\.",  # Smith-John_2.png
 )
 MOST_MATCH = 0.9  # of the names, for a pattern to be proposed

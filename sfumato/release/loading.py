@@ -117,8 +117,8 @@ class Release:
 
 def prepared(card: dict[str, Any], picture: str | Path | np.ndarray) -> np.ndarray:
     """A picture as `card` says that pictures were prepared, (H, W, C) uint8: by the same functions."""
-    from sfumato.data.sources.imagefolder import decode
-    from sfumato.data.sources.source import Request, fit
+    from sfumato.data.decoding import decode, fit
+    from sfumato.data.sources.source import Request
 
     with explained(DataError, lambda _: "card.json does not say how pictures were prepared: an older version wrote it"):
         made = card["prepared"]

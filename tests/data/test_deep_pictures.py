@@ -16,10 +16,10 @@ from pydicom.encaps import encapsulate
 from pydicom.pixels import get_decoder
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
+from sfumato.data.decoding import decode
+from sfumato.data.deep import RangeMissing
 from sfumato.data.layout import ALL
 from sfumato.data.sources import read_source
-from sfumato.data.sources.deep import RangeMissing
-from sfumato.data.sources.imagefolder import decode
 from sfumato.data.survey import survey
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Groups

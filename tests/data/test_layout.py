@@ -1,8 +1,11 @@
 """What columns and folders are called: what holds persons, what holds labels, and what is asked about."""
 
+import re
+
 import pytest
 
 from sfumato.data.layout import FILING, LABELS, PERSONS, Unclear, check_names, layout_of, likeness, meaning
+from sfumato.data.survey import pattern_in
 
 OF_PERSONS = (
     "Patient ID, patient-id, PatientID, patients, MRN, mrn_no, PID, Subject, subject_id, Participant No, person"
@@ -54,3 +57,41 @@ def test_a_folder_that_holds_the_classes_one_level_below_is_named(tmp_path):
         (tmp_path / "scans" / kind / "1.png").touch()
     with pytest.raises(Unclear, match=f"if scans is neither, name the folder {tmp_path / 'scans'}"):
         layout_of(tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("a3f9c2", "b1e07d"),
+        ("P01", "P02"),
+        ("AB 1.2.80", "CD 30.4.79"),
+        ("Smith, John", "Ito, Aiko"),
+        ("Smith^John", "Ito^Aiko"),
+        ("2026-01-31", "2026-02-01"),
+    ],
+)
+def test_names_that_may_be_those_of_persons_are_asked_about_however_few_they_are(names):
+    with pytest.raises(Unclear, match="look like ids, dates or names of persons"):
+        check_names(names, (500, 500))
+
+
+def test_grades_and_ranges_are_no_ids():
+    check_names(("grade 1", "stage 2b", "BI-RADS 4-5", "covid-19", "T1", "10"), (50,) * 6)
+
+
+@pytest.mark.parametrize(
+    "form", ["{id}_{date}_{i}.png", "{date}_{id}_{i}.png", "{compact}_{id}-{i}.jpg", "{compact}-{id}_left{i}.png"]
+)
+def test_a_date_in_front_is_no_id(form):
+    """By years, the pictures of one person come to several groups, and those of many to one."""
+    names = [
+        form.format(
+            id=f"P{i % 12:02}",
+            date=f"20{10 + i % 9}-05-{1 + i % 28:02}",
+            compact=f"20{10 + i % 9}05{1 + i % 28:02}",
+            i=i,
+        )
+        for i in range(60)
+    ]
+    pattern = pattern_in(names, 2)
+    assert pattern and {re.search(pattern, name)[1] for name in names} == {f"P{i:02}" for i in range(12)}

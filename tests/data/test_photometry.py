@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tifffile
 
-from sfumato.data.sources.deep import RangeMissing
-from sfumato.data.sources.imagefolder import decode
+from sfumato.data.decoding import decode
+from sfumato.data.deep import RangeMissing
 from sfumato.errors import ConfigError, DataError
 
 RAMP = np.arange(4096, dtype=np.uint16).reshape(64, 64)  # all levels of 12 bits, in a file of 16

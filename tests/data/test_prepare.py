@@ -516,3 +516,33 @@ def test_resized_copies_under_another_id_are_found(owner, tmp_path, digits):
         owner.prepare(np.kron(large[100:300], np.ones((1, 2, 2), dtype=np.uint8)), dataset_id="again", size=20)
     assert owner.prepare(large[400:700], dataset_id="others", size=12).dataset_id == "others"
     assert owner.prepare(large[:400], dataset_id="again", size=12, different_people=True).dataset_id == "again"
+
+
+def test_equal_images_are_found_in_a_sample_that_follows_from_them(owner, monkeypatch):
+    """Memory does not grow: of both sets the same images are compared, whatever stands around them."""
+    images = np.random.default_rng(3).integers(0, 256, (400, 5, 6), dtype=np.uint8)
+    owner.prepare(images[:300])
+    owner.prepare(images[200:], dataset_id="other", different_people=True)
+    homes = [owner.state / "data" / name for name in ("set", "other")]
+    every = prepare.by_content(*homes)
+    assert [len(one) for one in every] == [300, 200] and len(np.intersect1d(*every)) == 100
+    monkeypatch.setattr(prepare, "COMPARED", 60)
+    some = prepare.by_content(*homes)
+    assert 30 < len(some[0]) < 90 and all(set(part) <= set(whole) for part, whole in zip(some, every, strict=True))
+    shared = np.intersect1d(*some)
+    assert 8 < len(shared) < 35 and set(shared) == set(np.intersect1d(*every)) & set(some[0])
+    with pytest.raises(ConfigError, match="counted as 'other' already"):
+        owner.prepare(images[:300])
+
+
+def test_looks_are_compared_in_blocks_and_the_sample_is_always_the_same(owner, monkeypatch):
+    images = np.random.default_rng(4).integers(0, 256, (90, 12, 12), dtype=np.uint8)
+    owner.prepare(images)
+    home = owner.state / "data/set"
+    whole = np.concatenate([*prepare.looks(home)])
+    monkeypatch.setattr(prepare, "BLOCK", 7)
+    blocks = [*prepare.looks(home)]
+    assert max(map(len, blocks)) == 7 and np.array_equal(np.concatenate(blocks), whole) and len(whole) == 90
+    few, again = (np.concatenate([*prepare.looks(home, 20)]) for _ in range(2))
+    assert np.array_equal(few, again) and 20 < len(few) <= 40 and (few @ whole.T).max(axis=1).min() > 0.999
+    assert prepare.resized_copies(home, home)

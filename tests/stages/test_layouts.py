@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from sfumato.planning import estimate
 KINDS = ("benign", "malignant")
 IDS = [f"MRN10{i:02}" for i in range(20)]
 NAMES = ["Smith", "Jones", "Garcia", "Mueller", "Rossi", "Novak", "Silva", "Kim", "Ali", "Ito"]
+HEXADECIMAL = ["a3f9c2", "b1e07d", "9c4d2e", "d8a6f1"]
 COUNTS = {"benign": 30, "malignant": 30}
 
 
@@ -87,6 +89,7 @@ CELLS = {
     "other": lambda i, part: i // 3 % 2,
     "both": lambda i, part: ("benign", "malignant|benign", "malignant")[i % 3],
     "part": lambda i, part: ("train", "test")[i % 2],
+    "same id": lambda i, part: IDS[i // 8],
 }
 
 
@@ -95,16 +98,19 @@ def pairs(columns: str) -> list[tuple[str, str]]:
     return [tuple(pair.split("=")) for pair in columns.split(", ")]
 
 
-def shards(*names: str):
+def shards(*names: str, key: str = "{i}", shared: bool = False):
     def write(root: Path) -> None:
         root.mkdir()
         for number, name in enumerate(names):
             with tarfile.open(root / name, "w") as archive:
                 for i in range(24):
                     word = KINDS[i % 2] if name[0] != "p" else NAMES[i % 10] + str(i % 10)
-                    about = json.dumps({"label": word, "Patient-ID": IDS[6 * number + i // 4]}).encode()
-                    for suffix, content in (("png", picture(100 * number + i)), ("json", about)):
-                        entry = tarfile.TarInfo(f"{i}.{suffix}")
+                    about = {"label": word}
+                    if key == "{i}":
+                        about["Patient-ID"] = IDS[(0 if shared else 6 * number) + i // 4]
+                    named = key.format(i=i, person=NAMES[i % 10])
+                    for suffix, content in (("png", picture(100 * number + i)), ("json", json.dumps(about).encode())):
+                        entry = tarfile.TarInfo(f"{named}.{suffix}")
                         entry.size = len(content)
                         archive.addfile(entry, io.BytesIO(content))
 
@@ -126,12 +132,12 @@ def archive(split: bool = False, **more):
     return write
 
 
-def zipped(write):
+def zipped(write, folder: str = "set"):
     """The same in a zip, within a folder."""
 
     def pack(root: Path) -> None:
         (root.parent / "loose").mkdir()
-        write(root.parent / "loose/set")
+        write(root.parent / "loose" / folder)
         shutil.make_archive(str(root), "zip", root.parent / "loose")
 
     return pack
@@ -170,10 +176,36 @@ def beside(root: Path) -> None:
     table(root, {"file_name": names, "participant-id": [IDS[i % 20] for i in range(60)]})
 
 
+def beside_parts(root: Path) -> None:
+    """Parts with class folders, each with a table of persons; some are in both."""
+    for number, part in enumerate(("train", "test")):
+        names = draw(root / part, [f"{kind}/{i}.png" for kind in KINDS for i in range(24)], 100 * number)
+        table(root / part, {"file_name": names, "Subject": [IDS[i % 9] for i in range(48)]})
+
+
+def accented(root: Path) -> None:
+    """Files as macOS names them, and a table as others do."""
+    names = draw(root, [unicodedata.normalize("NFD", f"schädel/{i}.png") for i in range(48)])
+    table(root, {"file_name": [unicodedata.normalize("NFC", name) for name in names], "label": [*KINDS] * 24})
+
+
 def odd_names(root: Path) -> None:
     """Names that repeat their beginnings, but for two."""
     draw(root, [f"{kind}/{IDS[i % 20]}_{i}.png" for kind in KINDS for i in range(30)])
     draw(root, [f"{kind}/lost.png" for kind in KINDS], 90)
+
+
+def littered(write):
+    """With what systems leave beside pictures."""
+
+    def leave(root: Path) -> None:
+        write(root)
+        for folder in (root, *(entry for entry in root.iterdir() if entry.is_dir())):
+            for name in (".DS_Store", "Thumbs.db", "desktop.ini", "DICOMDIR", "._0.png"):
+                (folder / name).write_bytes(b"Smith")
+        draw(root, [f"__MACOSX/{name}/._{name}.png" for name in NAMES])
+
+    return leave
 
 
 # what is brought, what --yes says if it refuses (or None), what is answered ("-": the default; None: as --yes), what
@@ -407,6 +439,110 @@ ROWS: dict[str, tuple] = {
         None,
         True,
     ),
+    "<class>/<id>/<date>/": (folders("{kind}/{person}/2026-01-02/{i}.png"), ORDER, "class/person", None, None, False),
+    "<hexadecimal id>/": (folders("{person}/{kind}{i}.png", people=HEXADECIMAL), ASKED, "-", None, None, False),
+    "<P01>/": (folders("{person}/{kind}{i}.png", people=[f"P0{i}" for i in range(1, 5)]), ASKED, "-", None, None, 0),
+    "<initials and date>/": (
+        folders("{person}/{kind}{i}.png", people=["AB 1.2.80", "CD 30.4.79", "EF 5-6-90"]),
+        ASKED,
+        "-",
+        None,
+        None,
+        False,
+    ),
+    **{
+        f"<{name}>/": (folders("{person}/{kind}{i}.png", people=people), ASKED, "-", None, None, False)
+        for name, people in {
+            "name, given name": ["Smith, John", "Müller, Hans", "Иванова, Анна"],
+            "name of DICOM": ["Smith^John", "Müller^Hans", "Ito^Aiko"],
+        }.items()
+    },
+    "a wrapper": (folders("anonymised/{kind}/{i}.png"), ORDER, "x", None, None, False),
+    "a wrapper in a zip": (zipped(folders("anonymised/{kind}/{i}.png")), None, WHOLE, KINDS, None, False),
+    "zip, within a person's folder": (zipped(folders(), "Smith_MRN1001"), None, WHOLE, KINDS, None, False),
+    "class folders, littered": (littered(folders()), None, WHOLE, KINDS, None, False),
+    "zip, littered": (zipped(littered(splits("train", "test"))), None, WHOLE, KINDS, None, True),
+    "Parquet, a column of names": (hub("train", name="name"), None, WHOLE, KINDS, None, False),
+    "tar files, names in keys": (shards("a.tar", key="{person}_{i}"), "repeat", "- - - - - y", KINDS, "pattern", False),
+    "dates before ids": (
+        folders(
+            "{kind}/{person}_{i}.png", people=[f"{y}-0{m}-12_{IDS[y % 9]}" for y in range(2015, 2025) for m in (1, 2)]
+        ),
+        "repeat their beginnings",
+        "- - - - - y",
+        KINDS,
+        "pattern",
+        False,
+    ),
+    "dates after ids": (
+        folders("{kind}/{person}_2024-05-03_{i}.png"),
+        "repeat their beginnings",
+        "- - - - - y",
+        KINDS,
+        "pattern",
+        False,
+    ),
+    "class folders in mixed case": (
+        lambda root: [
+            splits("Train", form="{kind}/{i}.png")(root),
+            *((root / "Train" / kind).rename(root / "Train" / kind.title()) for kind in KINDS),
+            draw(root / "TEST", [f"{kind}/x{i}.png" for kind in KINDS for i in range(9)], 500),
+        ],
+        "other names in training",
+        "-",
+        None,
+        None,
+        True,
+    ),
+    "class folders with spaces": (
+        folders(kinds=(" benign", "malignant ")),
+        None,
+        WHOLE,
+        (" benign", "malignant "),
+        None,
+        0,
+    ),
+    "a table with spaces": (tabled(" label =kind,  Patient ID  =id"), None, PERSONS, KINDS, "column", False),
+    "class folders in two forms of Unicode": (
+        lambda root: [
+            draw(
+                root / part,
+                [f"{unicodedata.normalize(form, kind)}/{i}.png" for kind in ("bénin", "sévère") for i in range(20)],
+                100 * n,
+            )
+            for n, (part, form) in enumerate((("train", "NFC"), ("test", "NFD")))
+        ],
+        "other names in training",
+        "-",
+        None,
+        None,
+        True,
+    ),
+    "a table in another form of Unicode": (accented, None, WHOLE, KINDS, None, False),
+    **{
+        f"{name}, somebody in both": (write, "person(s) have pictures in both train and test", "-", None, None, True)
+        for name, write in {
+            "Hugging Face's parts": tabled("label=kind, Patient ID=same id", parts=("train", "test")),
+            "zip of a table": zipped(tabled("label=kind, MRN=same id", parts=("train", "test"))),
+            "folders and a table": lambda root: beside_parts(root),
+            "Parquet": hub("train", "test", Patient_ID="same id"),
+            "Parquet in a zip": zipped(hub("train", "test", subject="same id")),
+            "tar files": shards("train-0.tar", "test-0.tar", shared=True),
+            "zip of tar files": zipped(shards("train-0.tar", "test-0.tar", shared=True)),
+        }.items()
+    },
+    **{
+        f"{name}, somebody in both": (write, refused, answers, None, None, True)
+        for name, (write, refused, answers) in {
+            "names": (splits("train", "test", form="{kind}/{person}_{i}.png", shared=True), "repeat", "- - - -"),
+            "zip, folders": (
+                zipped(splits("train", "test", form="{kind}/{person}/{i}.png", shared=True)),
+                ORDER,
+                "- -",
+            ),
+            "<id>/<class>/": (splits("train", "test", form="{person}/{kind}/{i}.png", shared=True), ORDER, "- -"),
+        }.items()
+    },
 }
 SECRET = [*IDS, *NAMES, "lost"]
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sfumato.data.decoding import decode
 from sfumato.data.prepare import split
 from sfumato.data.sources import Source
-from sfumato.data.sources.imagefolder import decode
 from sfumato.errors import DataError
 from stages.cli import beyond_the_machine
 

@@ -1,18 +1,17 @@
 """Pictures: a folder with one folder per class, or `train/` and `test/`, each laid out so; or as `tabled` has them."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from sfumato.data.decoding import Member, decode, decoded
+from sfumato.data.deep import is_dicom
 from sfumato.data.groups import ids_of_files
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
-from sfumato.data.sources import deep
-from sfumato.data.sources.deep import RangeMissing, Span, readable
-from sfumato.data.sources.source import Example, Listing, Member, Place, Request, Source, fit
+from sfumato.data.sources.source import Example, Listing, Place, Request, Source
 from sfumato.data.sources.splits import TRAIN, folders_in, split_of, visible
 from sfumato.data.sources.tabled import list_labels, list_metadata, list_shards, rows_of
 from sfumato.data.tables import FILE, TABLES
@@ -20,8 +19,6 @@ from sfumato.errors import DataError
 from sfumato.settings.data import OUTER, Groups
 
 NAMED = 200  # bad files that one refusal names at most
-# Formats of plain pictures. Left out are those that hold programs, such as PostScript, which other programs would run.
-FORMATS = "AVIF BMP DIB GIF ICO JPEG JPEG2000 PCX PNG PPM QOI SGI TGA TIFF WEBP"
 
 
 def read_imagefolder(request: Request, raw: Path) -> Source:
@@ -104,7 +101,7 @@ def list_part(
     problems += [
         f"{entry} lies outside a class: move it into a folder named after its class."
         for entry in entries
-        if entry.is_file() and (entry.suffix.lower() in registered_extensions() or deep.is_dicom(entry))
+        if entry.is_file() and (entry.suffix.lower() in registered_extensions() or is_dicom(entry))
     ]
     files: list[Place] = []
     for folder in (entry for entry in entries if entry.is_dir()):
@@ -147,18 +144,15 @@ def pictures_of(
     before: how many places precede these. Raises DataError that names all of `every` that cannot be read, or whose size
     or channels differ. Guarantee: whether a picture is left out depends on that picture only; with too many, all fail.
     """
-    for number, (path, label) in enumerate(files, before):
-        try:
-            image = fit(decode(path, request.range), request, str(path))
-        except RangeMissing:
-            raise
-        except DataError as error:
-            leave_out(number, error, every, request)
-            continue
-        shapes[:] = shapes or [image.shape]
-        if image.shape != shapes[0] and not request.mixed:
-            raise refusal(problems_of(every, request))
-        yield image, label
+    with closing(decoded([path for path, _ in files], request)) as images:
+        for number, image in enumerate(images):
+            if isinstance(image, DataError):
+                leave_out(before + number, image, every, request)
+                continue
+            shapes[:] = shapes or [image.shape]
+            if image.shape != shapes[0] and not request.mixed:
+                raise refusal(problems_of(every, request))
+            yield image, files[number][1]
 
 
 def leave_out(key: Any, error: DataError, every: list[Place], request: Request) -> None:
@@ -188,11 +182,12 @@ def problems_of(files: Sequence[Place], request: Request) -> list[str]:
     """One sentence for each file that cannot be used, and one for all whose size or channels differ."""
     problems: list[str] = []
     shapes: dict[Path | Member, tuple[int, ...]] = {}
-    for path, _ in files:
-        try:
-            shapes[path] = fit(decode(path, request.range), request, str(path)).shape
-        except DataError as error:
-            problems.append(str(error))
+    paths = [path for path, _ in files]
+    for path, image in zip(paths, decoded(paths, request), strict=True):
+        if isinstance(image, DataError):
+            problems.append(str(image))
+        else:
+            shapes[path] = image.shape
     first, *others = shapes or [Path()]
     if odd := [path for path in others if shapes[path] != shapes[first] and not request.mixed]:
         sizes, channels = {shape[:2] for shape in shapes.values()}, {shape[2] for shape in shapes.values()}
@@ -216,39 +211,3 @@ def refusal(problems: Sequence[str]) -> DataError:
 
 def describe(shape: tuple[int, ...]) -> str:
     return f"{shape[0]}×{shape[1]} {'grey' if shape[2] == 1 else 'colour'}"
-
-
-def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
-    """A picture file as (H, W, 1) or (H, W, 3) uint8: upright, transparency over black.
-
-    span: shows files with more than 8 bits, as `deep.shown` does.
-    """
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
-    if isinstance(path, Path) and deep.is_dicom(path):
-        return deep.decode_dicom(path, span)
-    Image.init()
-    known = [form for form in FORMATS.split() if form in Image.OPEN]  # what this Pillow was built with
-    with (
-        readable(f"{path} cannot be read as an image"),
-        path.open("rb") if isinstance(path, Path) else path.opened() as file,
-    ):
-        try:
-            opened = Image.open(file, formats=known)
-        except UnidentifiedImageError:
-            if not deep.is_tiff(file):
-                raise
-            return deep.decode_tiff(file, span, str(path))
-        if (frames := getattr(opened, "n_frames", 1)) > 1:
-            raise DataError(f"{path} holds {frames} frames: save the one to use as a picture of its own.")
-        if (shown := deep.decode_deep(opened, file, span, str(path))) is not None:
-            return shown
-        picture: Image.Image = ImageOps.exif_transpose(opened)
-    if picture.has_transparency_data:
-        mode = "L" if picture.mode in ("LA", "La", "L", "1") else "RGB"
-        picture = picture.convert("RGBA")
-        if picture.getchannel("A").getbbox() is None:
-            raise DataError(f"{path} {deep.TRANSPARENT}.")
-        black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
-        picture = Image.alpha_composite(black, picture).convert(mode)
-    return np.atleast_3d(np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB")))

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sfumato.data.decoding import Member, fit
 from sfumato.errors import ConfigError, DataError, public
 from sfumato.settings.data import Groups
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 DOWNLOAD_TIMEOUT = 60.0  # seconds without an answer
 Example = tuple[np.ndarray, int | np.ndarray]  # (H, W, C) uint8 and its label, or its (classes,) uint8 of 0 and 1
@@ -43,24 +40,6 @@ class Source:
     held_out: int = 0
     converted: Counter[str] = field(default_factory=Counter)
     left_out: dict[Any, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Member:
-    """A picture within a tar file, which is read where it lies: nothing is unpacked."""
-
-    shard: Path
-    start: int  # of its bytes in the file
-    size: int
-    name: str
-
-    def opened(self) -> io.BytesIO:
-        with self.shard.open("rb") as file:
-            file.seek(self.start)
-            return io.BytesIO(file.read(self.size))
-
-    def __str__(self) -> str:
-        return f"{self.name} in {self.shard}"
 
 
 Place = tuple[Path | Member, Any]  # of a picture, and its label: a number, or of several (classes,) uint8 of 0 and 1
@@ -119,29 +98,6 @@ def examples(images: Iterable[np.ndarray], labels: Iterable, request: Request, n
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
         converted = fit(np.atleast_3d(image), request, f"{name}, image {i}")
         yield converted, label.astype(np.uint8) if request.several else int(label)
-
-
-def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
-    """One image, (H, W, C) uint8, with the channels and the size of `request`: cropped to the middle, or padded."""
-    height, width, channels = image.shape
-    if not height or not width:
-        raise DataError(f"{name} has no pixels ({height}×{width}): remove it.")
-    if request.size in (None, (height, width)) and request.channels in (None, channels):
-        return np.ascontiguousarray(image)
-    from PIL import ImageOps
-    from PIL.Image import Resampling, fromarray
-
-    if channels == 3 and request.channels == 1 and (image != image[..., :1]).any():
-        request.converted["colour pictures made grey"] += 1
-    if request.size is not None and height * request.size[1] != width * request.size[0]:
-        request.converted["padded with black" if request.pad else "cropped to the middle"] += 1
-    picture: Image = fromarray(np.ascontiguousarray(image[..., 0] if channels == 1 else image))
-    if request.channels is not None:
-        picture = picture.convert("L" if request.channels == 1 else "RGB")
-    if request.size is not None:
-        fitted = ImageOps.pad if request.pad else ImageOps.fit
-        picture = fitted(picture, request.size[::-1], Resampling.LANCZOS)
-    return np.atleast_3d(np.asarray(picture))
 
 
 def download(name: str, raw: Path, fix: str, *, test: bool, **options: Any) -> tuple:

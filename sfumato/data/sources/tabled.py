@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.data.sources.deep import is_dicom
-from sfumato.data.sources.source import Listing, Member, Place, Request
+from sfumato.data.decoding import Member
+from sfumato.data.deep import is_dicom
+from sfumato.data.sources.source import Listing, Place, Request
 from sfumato.data.sources.splits import is_test, split_of
 from sfumato.data.tables import BETWEEN, FILE, METADATA, TABLES, cell_text, columns_of, rows_by_file, table_in, table_of
 from sfumato.errors import UNREADABLE, DataError, explained

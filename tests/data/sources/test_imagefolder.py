@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 from writers import read_all, read_all_public, write_folder, write_npz
 
+from sfumato.data.decoding import decode
 from sfumato.data.sources import read_source
-from sfumato.data.sources.imagefolder import decode
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Public
 

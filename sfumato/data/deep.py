@@ -18,7 +18,6 @@ AXES = ("YX", "YXS", "SYX")  # of a TIFF: rows, columns, channels
 STRAIGHT = 2  # of its alpha: colours are not multiplied by it yet
 LARGEST = 2**30  # values of a TIFF; Pillow has such a limit of its own
 TRANSPARENT = "is fully transparent: save it without transparency, or remove it"
-CODESTREAM, DEPTH = b"\xff\x4f\xff\x51", 38  # how that of JPEG 2000 begins; after so many bytes, its bits less one
 Span = tuple[float, float]
 
 
@@ -89,7 +88,7 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
         if opened.mode == "I" and white > 255:
             values = np.rint(values * (white / 65535))
         return shown(values, span, name, inverted=tags.get(PHOTOMETRIC) == MIN_IS_WHITE)
-    bits = max(tags.get(BITS, (white.bit_length(), bits_of(opened.format, file))))
+    bits = max(tags.get(BITS, (white.bit_length(), 16 * str(opened.tile[0].args).endswith("16B"))))  # the latter of PNG
     if bits <= 8:
         return None
     if opened.format == "TIFF":
@@ -101,18 +100,6 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
 
     file.seek(0)
     return with_alpha(png_decode(file.read()), 65535, span, name)
-
-
-def bits_of(form: str, file: BinaryIO) -> int:
-    """Bits of a value by the head of a file. form: as Pillow names it."""
-    if form not in ("PNG", "SGI", "JPEG2000"):
-        return 8
-    place = file.tell()
-    file.seek(0)
-    head = file.read(2**16)
-    file.seek(place)
-    depth = head.partition(CODESTREAM)[2][DEPTH:] or b"\0"
-    return {"PNG": head[24], "SGI": 8 * head[3], "JPEG2000": 1 + (depth[0] & 127)}[form]
 
 
 def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
