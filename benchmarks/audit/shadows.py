@@ -19,6 +19,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -155,7 +156,7 @@ def attacked(folder: Path, epsilon: float, images: np.ndarray, labels: np.ndarra
     first = np.array([coins(pair, len(labels)) for pair in kept])
     inside = np.stack([first, ~first], axis=1)  # (pairs, 2, N)
     scores = np.array([[confidences(file["logits"], labels) for file in pair] for pair in files])
-    about = {"epsilon": epsilon, "delta": DELTA, "releases": 2 * len(kept), "images": len(labels)}
+    about: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA, "releases": 2 * len(kept), "images": len(labels)}
     grid = np.linspace(0, 1, 100_001)
     allowed = {"auc allowed": float(np.trapezoid(most_hits(grid, epsilon), grid))}
     allowed |= {"hits allowed": float(most_hits(np.array([FALSE_ALARMS]), epsilon)[0])}
