@@ -102,6 +102,7 @@ def test_the_f_dp_bound_refutes_no_true_claim_more_often_than_allowed(mu):
 
 def test_the_f_dp_bound_grants_what_coins_do_and_proves_more_than_the_pair_of_a_gaussian():
     pure = least_chance(np.array([1.0]), np.array([0.0]))
+    assert pure(0.3) == pytest.approx(0.3 / np.e) and pure(0.9) == pytest.approx(1 - 0.1 * np.e)
     coins = float(binom.sf(84, 100, np.e / (1 + np.e)))
     assert not refutes_f_dp(100, 100, 85, pure, coins) and refutes_f_dp(100, 100, 85, pure, 2 * coins)
     curve = gaussian_curve(1.55)
