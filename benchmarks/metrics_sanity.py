@@ -6,7 +6,7 @@
 
 Rows: unseen real images; the same with noise, blurred, of three classes only, without one class; copies of training
 images, all, half, or one in a hundred; blanks; images of another set; uniform noise. A linear classifier is trained on
-each. Below the tables, MIND and p are reckoned in another way.
+each. Above the tables, MIND, p, ε, interval, worst class and calibration error are reckoned in another way.
 """
 
 from __future__ import annotations
@@ -21,23 +21,31 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from scipy.optimize import brentq
+from scipy.stats import binom, binomtest
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import recall_score
 
 from sfumato.data.images import ImageSet
 from sfumato.data.rendered import drawn_set
 from sfumato.data.sources.idx import read_idx
-from sfumato.evaluation.disclosure import compare_nearness, disclosure
+from sfumato.evaluation.disclosure import MISSED, compare_nearness, disclosure
 from sfumato.evaluation.downstream import (
+    BINS,
     aggregate,
     bootstrap_interval,
     calibration_error,
-    evaluate_classifier,
+    fit,
     schedule_of,
+    scored_by,
 )
 from sfumato.evaluation.extractors import Extractor, embedded_extractor, features_of
 from sfumato.evaluation.metrics.fidelity import METRICS, chosen_metrics, fidelity
 from sfumato.evaluation.metrics.neighbours import nearest
 from sfumato.evaluation.plots import plot_neighbours
+from sfumato.evaluation.scores import COMPARED, SEARCHED
 from sfumato.settings.evaluate import Evaluate
+from sfumato.training.supervised import logits
 
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 SHOWN = (
@@ -128,10 +136,44 @@ def p_by_shuffling(near: np.ndarray, strangers: np.ndarray, rank: int, random: n
     return hits / SHUFFLES
 
 
+def epsilon_by_tails(near: np.ndarray, strangers: np.ndarray) -> float:
+    """The bound on ε once more: the binomial tails are inverted by a search, for both ranks."""
+    ranks = sorted({1, -(-len(strangers) // 100)})
+    units, found = len(near), [0.0]
+    usual = brentq(lambda share: binom.cdf(units, units + len(strangers), share) - MISSED, 1e-9, 1 - 1e-9)
+    for rank in ranks:
+        seen = int((near < np.sort(strangers)[rank - 1]).sum())
+        if seen:
+            drawn, limit = seen + rank - 1, MISSED / len(ranks)
+            share = brentq(lambda p, k=seen, n=drawn, most=limit: binom.sf(k - 1, n, p) - most, 1e-9, 1 - 1e-9)
+            found.append(float(np.log(share / (1 - share)) - np.log(usual / (1 - usual))))
+    return max(found)
+
+
+def reliability_by_scikit_learn(scores: np.ndarray, labels: np.ndarray) -> tuple[float, float, float, float]:
+    """Once more: the accuracy's interval (Wilson's), the lowest accuracy of a class, and the calibration error."""
+    predicted, sure = scores.argmax(axis=1), torch.softmax(torch.from_numpy(scores).double(), dim=1).max(dim=1).values
+    right = predicted == labels
+    interval = binomtest(int(right.sum()), len(labels)).proportion_ci(0.95, "wilson")
+    worst = recall_score(labels, predicted, labels=np.unique(labels), average=None, zero_division=0).min()
+    shares, means = calibration_curve(right, sure.numpy(), n_bins=BINS)
+    sizes = np.histogram(sure.numpy(), bins=np.linspace(0, 1, BINS + 1))[0]
+    error = (np.abs(shares - means) * sizes[sizes > 0]).sum() / len(labels)
+    return interval.low, interval.high, float(worst), float(error)
+
+
+def judged(part: ImageSet, holdout: ImageSet) -> tuple[np.ndarray, dict]:
+    """Logits on the hold-out of a linear classifier trained on a set, and what `aggregate` says of them."""
+    schedule = schedule_of("lr", len(part), 1)
+    scores = logits(fit("lr", part.images, part.labels, len(part.classes), schedule, 0), holdout.images)
+    return scores, aggregate([scored_by(lambda _: scores, holdout, {})], part.classes)
+
+
 def seconds_of_measures(sizes: list[int]) -> None:
     """Print the processor's seconds of each measure on so many images, training images and strangers.
 
-    Of 128 random features each.
+    Of 128 random features each. As `evaluate` does, the measures but disclosure look at COMPARED of the set and of the
+    hold-out, and SEARCHED of the training images, at most.
     """
     for size in sizes:
         for name, job in jobs(*np.random.default_rng(0).normal(size=(3, size, 128)).astype(np.float32)).items():
@@ -143,10 +185,11 @@ def seconds_of_measures(sizes: list[int]) -> None:
 def jobs(own: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, Callable[[], object]]:
     """What is timed, by name: features, (N, 128) float32 each."""
     extractor = Extractor(name="random", digest="", dimension=128, embed=lambda images: images)
-    features = own, train, holdout
+    compared, reference = own[:COMPARED], holdout[:COMPARED]
+    novel = compared, train[:SEARCHED], reference
 
     def metric(name: str) -> Callable[[], object]:
-        return lambda: fidelity("timed", own, holdout, features, extractor, [name], lambda _: None)
+        return lambda: fidelity("timed", compared, reference, novel, extractor, [name], lambda _: None)
 
     return {
         "disclosure": lambda: compare_nearness(nearest(train, own)[1], nearest(holdout, own)[1], "images"),
@@ -185,8 +228,7 @@ def main(
         found = fidelity(name, features, holdout_features, novel, extractor, chosen, print)
         table.add_row(name, *(f"{found[key]:.3g}" for key in SHOWN), f"{time.perf_counter() - start:.0f}")
         copies = disclosure(part, train, holdout, extractor)
-        schedule = schedule_of("lr", len(part), 1)
-        row = aggregate([evaluate_classifier("lr", part, holdout, schedule, {}, 0)], part.classes)
+        scores, row = judged(part, holdout)
         low, high = row["interval"]
         worst = min(row["per_class"], key=lambda one: one["mean"])
         gap = np.mean([one["mean"] for one in row["per_class"]]) - worst["mean"]
@@ -195,13 +237,18 @@ def main(
         shares = [f"{100 * row['mean']:.1f}", f"{100 * low:.1f} to {100 * high:.1f}"]
         shares += [f"{worst['class']} {100 * worst['mean']:.1f}", f"{100 * gap:.1f}", f"{100 * row['calibration']:.1f}"]
         beside.add_row(name, near, *words, *shares)
-        if name in ("real, unseen", "1 % copies of training"):
+        if name in ("real, unseen", "1 % copies of training", "half copies of training"):
             distances = [nearest(real, features)[1] for real in novel[1:]]
             again = p_by_shuffling(distances[0], distances[1], copies["rank"], random)
             twice = min(1.0, again * (2 if images > 100 else 1))
             by_rank = f"p of rank {copies['rank']} doubled, by {SHUFFLES} shuffles {twice:.2g}"
             print(f"{name}: MIND {found['mind']:.4f}, by torch {sliced_by_torch(features, holdout_features):.4f}")
             print(f"{name}: p {copies['p']:.2g}; {by_rank}")
+            print(f"{name}: ε ≥ {copies['epsilon']:.4f}, by tails {epsilon_by_tails(*distances):.4f}")
+            once_more = reliability_by_scikit_learn(scores, holdout.labels)
+            shown_before = low, high, worst["mean"], row["calibration"]
+            for what, *values in zip(("from", "to", "worst class", "ECE"), shown_before, once_more, strict=True):
+                print(f"{name}: {what} {100 * values[0]:.2f}, by Wilson or scikit-learn {100 * values[1]:.2f}")
         if plots and name.startswith("half"):
             plot_neighbours(extractor, part, train, plots / "neighbours.png")
     for shown in (table, beside):

@@ -1,11 +1,12 @@
 """What counts of right and wrong guesses prove about a mechanism, at a stated confidence.
 
-jax-privacy has such estimators too, but it needs JAX, and dp-accounting has none: these two are short.
+jax-privacy has such estimators too, but it needs JAX, and dp-accounting has none: these are short.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from scipy.stats import beta, binom, norm
@@ -57,6 +58,38 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, con
         else:
             high = middle
     return low
+
+
+def least_chance(epsilons: np.ndarray, deltas: np.ndarray) -> Callable[[float], float]:
+    """Of what has some probability with an image, the least that it can have without, or the other way round.
+
+    The mechanism is (ε, δ)-private for each ε ≥ 0 of `epsilons` with its δ. More of them bound it closer from below.
+    """
+    up, down = np.exp(epsilons), np.exp(-epsilons)
+
+    def least(chance: float) -> float:
+        return float(np.maximum((chance - deltas) * down, 1 - deltas - up * (1 - chance)).max(initial=0.0))
+
+    return least
+
+
+def refutes_f_dp(
+    canaries: int, guesses: int, correct: int, least: Callable[[float], float], false_alarms: float
+) -> bool:
+    """Whether so many right guesses are less likely than `false_alarms` under a mechanism with this `least_chance`.
+
+    p_i is the chance of i right guesses. Over i = j, j + 1, …, `right` sums p_i i / canaries, `wrong` sums
+    p_i (guesses − i) / canaries. Flip the coin of a canary that is guessed right: one guess less is right. So `wrong`
+    at j − 1 is at least `least` of `right` at j. Both grow as j falls; at 0 they sum up to guesses / canaries at most.
+    Source: Mahloujifar, Melis and Chaudhuri 2024 (arXiv 2410.22235), Theorem 8 and Algorithm 3, of two choices.
+    """
+    right = false_alarms * correct / canaries
+    wrong = false_alarms * (guesses - correct) / canaries
+    for i in range(correct - 1, -1, -1):
+        more = max(wrong, least(right))
+        right = min(1.0, right + (more - wrong) * i / (guesses - i))
+        wrong = more
+    return right + wrong > guesses / canaries
 
 
 def guess(scores: np.ndarray, inside: np.ndarray, guesses: int) -> int:

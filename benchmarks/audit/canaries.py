@@ -2,35 +2,48 @@
 
 White-box: the observer sees every released sum. It costs one run, and at a small ε it proves little: where an ideal
 observer is right in 55 % of all guesses, a thousand guesses cannot prove more.
+
+Two bounds share the failures that are allowed. One refutes (ε, δ) alone, whatever the mechanism. The other refutes
+DP-SGD of this sample rate and so many steps by its whole privacy curve: each noise multiplier of a grid, above which
+the guesses would be too good. Its ε is that of the least noise that is refuted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from audit.bounds import guess, one_run_epsilon
+from audit.bounds import guess, least_chance, one_run_epsilon, refutes_f_dp
 from audit.repeated import Watched, opened
 from audit.subjects import CLIP, Subject, trainer
 from sfumato.dpsgd.run import step
-from sfumato.privacy.accountant import epsilon, round_up, smallest_noise
-from sfumato.privacy.events import Mechanism
+from sfumato.privacy.accountant import epsilon, loss_distribution, round_up, smallest_noise
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, Mechanism
 
 SIDE = 32  # of the images, and so 1 024 canaries
 DELTA, SAMPLE_RATE = 1e-5, 0.5
 FRACTIONS = (1 / 64, 1 / 16, 1 / 4, 1)  # of the canaries that are guessed, the surest
+NOISES = 0.5 * 1.04 ** np.arange(136)  # multipliers that are tried, up to 100
+EPSILONS = np.arange(0, 20, 0.2)  # at which the privacy curve of a mechanism is known
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneRun:
-    """epsilon: what is claimed, at DELTA; low: what is proven at `confidence`; right: of all guesses, in parts of 1."""
+    """epsilon: what is claimed, at DELTA; exact: the same noise by its privacy-loss distribution.
+
+    low: what is proven at `confidence`, by (ε, δ) alone or by the privacy curve of DP-SGD, whichever is more;
+    low_pair, low_curve: by each, at half of the failures; right: of all guesses, in parts of 1.
+    """
 
     epsilon: float
+    exact: float
     low: float
+    low_pair: float
+    low_curve: float
     canaries: int
     right: float
     confidence: float
@@ -38,14 +51,37 @@ class OneRun:
 
     @property
     def alarm(self) -> bool:
-        return self.low > self.epsilon
+        return self.low > self.exact
+
+
+@lru_cache
+def privacy_curve(steps: int, noise_multiplier: float) -> tuple[float, np.ndarray]:
+    """Of so many steps of DP-SGD: ε at DELTA, and δ at each of EPSILONS, by the privacy-loss distribution."""
+    mechanism = Mechanism(noise_multiplier=noise_multiplier, sample_rate=SAMPLE_RATE, uses=steps)
+    losses = loss_distribution((mechanism.event,), ADD_OR_REMOVE_ONE)
+    return float(losses.get_epsilon(DELTA)), np.array([losses.get_delta(float(value)) for value in EPSILONS])
+
+
+def epsilon_by_curve(steps: int, guesses: int, correct: int, false_alarms: float) -> float:
+    """ε of the least noise of NOISES under which so many guesses of SIDE² canaries would not be right; else 0."""
+    refuted = len(NOISES)
+    low, high = 0, len(NOISES)
+    while low < high:
+        middle = (low + high) // 2
+        least = least_chance(EPSILONS, privacy_curve(steps, float(NOISES[middle]))[1])
+        if refutes_f_dp(SIDE**2, guesses, correct, least, false_alarms):
+            refuted = high = middle
+        else:
+            low = middle + 1
+    return privacy_curve(steps, float(NOISES[refuted]))[0] if refuted < len(NOISES) else 0.0
 
 
 def one_run(target: float, steps: int = 20, confidence: float = 0.95, subject: Subject | None = None) -> OneRun:
     """A run of DP-SGD calibrated to ε = `target`, attacked. subject: only what replaces its noise.
 
     Each canary is one white pixel, whose gradient is that pixel alone, clipped to the bound. Its score is the sum over
-    all steps of what was released in its place. The confidence is split evenly over the numbers of guesses tried.
+    all steps of what was released in its place. The failures allowed, 1 − confidence, are split evenly over the two
+    bounds and the numbers of guesses tried.
     """
     count = SIDE**2
     inside = np.random.default_rng().random(count) < 0.5  # the observer's coins: secret to nobody but the guesser
@@ -65,11 +101,16 @@ def one_run(target: float, steps: int = 20, confidence: float = 0.95, subject: S
     scores = -torch.stack(seen).double().sum(0).numpy()  # the gradient is the negated image
     guesses = [max(2, round(count * part)) for part in FRACTIONS]
     right = [guess(scores, inside, number) for number in guesses]
-    each = 1 - (1 - confidence) / len(guesses)
-    low = max(one_run_epsilon(count, n, k, DELTA, each) for n, k in zip(guesses, right, strict=True))
+    each = (1 - confidence) / (2 * len(guesses))
+    tried = list(zip(guesses, right, strict=True))
+    low_pair = max(one_run_epsilon(count, number, correct, DELTA, 1 - each) for number, correct in tried)
+    low_curve = max(epsilon_by_curve(steps, number, correct, each) for number, correct in tried)
     return OneRun(
         epsilon=target,
-        low=low,
+        exact=privacy_curve(steps, mechanism.noise_multiplier)[0],
+        low=max(low_pair, low_curve),
+        low_pair=low_pair,
+        low_curve=low_curve,
         canaries=count,
         right=right[-1] / count,
         confidence=confidence,

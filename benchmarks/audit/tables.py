@@ -40,9 +40,11 @@ def verdict_table(rows: Sequence[Verdict], confidence: float) -> Table:
 
 def run_table(rows: Sequence[OneRun]) -> Table:
     title = f"One run of DP-SGD with {rows[0].canaries} canaries (confidence {rows[0].confidence:.0%})"
-    table = Table("claimed ε", "at least", "guesses right", "σ", "", title=title)
+    columns = "claimed ε", "exact", "at least", "by (ε, δ) alone", "by the curve", "guesses right", "σ", ""
+    table = Table(*columns, title=title)
     for row in rows:
-        numbers = (f"{row.epsilon:g}", f"{row.low:.3f}", f"{100 * row.right:.1f} %", f"{row.noise_multiplier:g}")
+        proven = [f"{value:.3f}" for value in (row.exact, row.low, row.low_pair, row.low_curve)]
+        numbers = (f"{row.epsilon:g}", *proven, f"{100 * row.right:.1f} %", f"{row.noise_multiplier:g}")
         table.add_row(*numbers, "REFUTED" if row.alarm else "holds")
     return table
 

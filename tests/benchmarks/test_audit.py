@@ -9,11 +9,20 @@ import pandas as pd
 import pytest
 import typer
 from audit import run
-from audit.bounds import clopper_pearson, gaussian_bounds, guess, one_run_epsilon, one_run_p_value
+from audit.bounds import (
+    clopper_pearson,
+    gaussian_bounds,
+    guess,
+    least_chance,
+    one_run_epsilon,
+    one_run_p_value,
+    refutes_f_dp,
+)
 from audit.canaries import one_run
 from audit.repeated import audit
 from audit.subjects import CLIP, NoiseOfTheFirstProcess, Subject, planted, subjects
-from scipy.stats import norm
+from scipy.optimize import linprog
+from scipy.stats import binom, norm
 
 from sfumato.queries.count import query_count
 
@@ -41,14 +50,65 @@ def test_the_bounds_of_mu_hold_the_truth_and_close_in_on_it():
 
 def test_the_bound_of_one_run_is_that_of_coins_without_delta():
     """With δ = 0, right guesses are at most coins of e^ε/(1 + e^ε); a δ only ever weakens what is proven."""
-    from scipy.stats import binom
-
     assert one_run_p_value(100, 50, 40, 1.0, 0.0) == pytest.approx(binom.sf(39, 50, np.e / (1 + np.e)))
     assert one_run_p_value(100, 50, 40, 1.0, 1e-3) > one_run_p_value(100, 50, 40, 1.0, 0.0)
     proven = [one_run_epsilon(1000, 200, right, 1e-5, 0.95) for right in (100, 140, 180, 200)]
     assert proven[0] == 0.0 and proven == sorted(proven) and proven[-1] > 3
     at, beyond = (one_run_p_value(1000, 200, 180, proven[2] + more, 1e-5) for more in (0, 0.01))
     assert at <= 0.05 < beyond
+
+
+def gaussian_curve(mu: float) -> tuple[np.ndarray, np.ndarray]:
+    """ε, and the δ of the Gaussian mechanism that is μ-GDP at each. Source: Balle and Wang 2018."""
+    epsilons = np.arange(0, 12, 0.25)
+    return epsilons, norm.cdf(mu / 2 - epsilons / mu) - np.exp(epsilons) * norm.cdf(-mu / 2 - epsilons / mu)
+
+
+def most_likely(canaries: int, guesses: int, correct: int, epsilons: np.ndarray, deltas: np.ndarray) -> float:
+    """The largest chance of at least `correct` right guesses, by a linear program over the chances of each number.
+
+    For each j, what is right with at least j right is at most f̄ of what is wrong with at least j − 1, and f̄ is the
+    least of the lines that (ε, δ) draws: at most e^ε of it plus δ, and so of the opposite event.
+    """
+    number = np.arange(guesses + 1)
+    rows, limits = [np.ones(guesses + 1)], [1.0]
+    for j in range(1, guesses + 1):
+        right = np.where(number >= j, number, 0) / canaries
+        wrong = np.where(number >= j - 1, guesses - number, 0) / canaries
+        for epsilon, delta in zip(epsilons, deltas, strict=True):
+            rows += [right - np.exp(epsilon) * wrong, right - np.exp(-epsilon) * wrong]
+            limits += [delta, 1 - np.exp(-epsilon) * (1 - delta)]
+    found = linprog(-(number >= correct).astype(float), A_ub=np.array(rows), b_ub=limits, bounds=(0, 1))
+    return float(-found.fun)
+
+
+@pytest.mark.parametrize("case", [(12, 12, 10), (12, 12, 12), (20, 8, 7), (40, 10, 10)])
+@pytest.mark.parametrize("mu", [0.5, 1.0])
+def test_the_f_dp_bound_of_one_run_is_that_of_a_linear_program(mu, case):
+    chance = most_likely(*case, *gaussian_curve(mu))
+    least = least_chance(*gaussian_curve(mu))
+    assert 0.001 < chance < 0.9
+    assert refutes_f_dp(*case, least, chance * 1.001) and not refutes_f_dp(*case, least, chance * 0.999)
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0])
+def test_the_f_dp_bound_refutes_no_true_claim_more_often_than_allowed(mu):
+    """The best guesser of independent Gaussian canaries is right Φ(μ/2) of the time: exact, no sampling."""
+    curve = least_chance(*gaussian_curve(mu))
+    refuted = [correct for correct in range(201) if refutes_f_dp(200, 200, correct, curve, 0.05)]
+    assert refuted == list(range(refuted[0], 201))
+    assert binom.sf(refuted[0] - 1, 200, norm.cdf(mu / 2)) <= 0.05
+
+
+def test_the_f_dp_bound_grants_what_coins_do_and_proves_more_than_the_pair_of_a_gaussian():
+    pure = least_chance(np.array([1.0]), np.array([0.0]))
+    assert pure(0.3) == pytest.approx(0.3 / np.e) and pure(0.9) == pytest.approx(1 - 0.1 * np.e)
+    coins = float(binom.sf(84, 100, np.e / (1 + np.e)))
+    assert not refutes_f_dp(100, 100, 85, pure, coins) and refutes_f_dp(100, 100, 85, pure, 2 * coins)
+    curve = gaussian_curve(1.55)
+    epsilon, delta = curve[0][28], curve[1][28]
+    assert epsilon == 7 and delta < 3e-5 and one_run_p_value(1024, 1024, 1017, epsilon, delta) > 0.9
+    assert refutes_f_dp(1024, 1024, 1017, least_chance(*curve), 0.025)
 
 
 def test_guesses_are_the_surest():
@@ -84,10 +144,11 @@ def test_a_release_off_the_grid_is_found():
 def test_one_run_proves_no_more_than_is_true_and_finds_missing_noise():
     """The honest run is held to a confidence of 99.999 %: a false alarm in 100 000."""
     honest = one_run(3.0, steps=2, confidence=SURE)
-    assert not honest.alarm and honest.low <= 3.0 and 0.5 < honest.right < 0.85
+    assert not honest.alarm and honest.low <= honest.exact <= 3.0 and 0.5 < honest.right < 0.85
+    assert honest.low == max(honest.low_pair, honest.low_curve)
     without = Subject(name="none", max_norm=CLIP, spend=lambda charge: None, noise=NoiseOfTheFirstProcess)
     found = one_run(3.0, steps=2, subject=without)
-    assert found.right > honest.right and found.low > honest.low + 0.5
+    assert found.right > honest.right and found.low_pair > honest.low_pair + 0.5
 
 
 def test_the_script_writes_a_table_and_a_plot_and_fails_if_a_claim_is_refuted(tmp_path, monkeypatch):
