@@ -321,6 +321,13 @@ CASES: dict[str, Case] = {
     "frequency of blocks": case(
         "frequency", size=24, features=[*maps("pixels"), {"map": "deep-scattering", "block": 2}], tolerance=FEATURE
     ),
+    "frequency of colours": case(
+        "frequency",
+        size=24,
+        features=[*maps("colours"), {"map": "colours", "block": 2}],
+        colour=True,
+        tolerance=FEATURE,
+    ),
     "frequency by every kernel": case(
         "frequency",
         size=24,
@@ -343,6 +350,9 @@ CASES: dict[str, Case] = {
     "teacher of auxiliary images": case("teacher", **AUXILIARY, dimension=14, steps=3, batch=12, colour=True),
     "teacher of patches, mirrored": case(
         "teacher", feature="patches", flip=True, dimension=6, steps=3, colour=True, tolerance=DIRECTIONS
+    ),
+    "teacher of patches beside colours": case(
+        "teacher", features=maps("patches", "colours"), dimension=6, steps=3, colour=True, tolerance=DIRECTIONS
     ),
     "embedding": case("embedding", size=20, learned={"steps": 2}, tolerance=DIRECTIONS),
     "saliency": case("saliency", microbatch_size=8, tolerance=GRADIENT),

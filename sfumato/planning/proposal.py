@@ -144,7 +144,9 @@ def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Pro
     found = dict[Size, Proposal]()
     for side in sorted(sides, key=both_sides, reverse=True):
         with suppress(ConfigError):
-            found[side] = propose(replace(known, side=side), seconds)
+            one = replace(known, side=side)
+            if len(sides) == 1 or not row_for(one, read_table()).get("asked"):
+                found[side] = propose(one, seconds)
     if not found:
         row_for(replace(known, side=max(sides, key=both_sides)), read_table())  # raises
     parts = {side: fitted(one.grown) for side, one in found.items() if one.enough}

@@ -13,6 +13,7 @@ from sfumato.planning.resolve import make_plan
 GREY = Known(dataset_id="set", path="/images", side=28, channels=1, size_hint=60_000, epsilon=1.0, minutes=1e6)
 SEVERAL = replace(GREY, data={"labels": "several", "classes": list("0123456789")})
 SMALL, COLOUR = replace(GREY, side=8), replace(GREY, side=32, channels=3)
+CELLS = replace(COLOUR, side=64)
 CHOSEN = replace(COLOUR, public="/public", public_images=100_000)
 
 
@@ -23,7 +24,7 @@ def seconds(asked, side: int | None = None) -> dict[str, float]:
     return {name: one * getattr(asked, name).steps for name in timed if asked.runs(name)}
 
 
-@pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CHOSEN, SEVERAL])
+@pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CELLS, CHOSEN, SEVERAL])
 @pytest.mark.parametrize("minutes", [0.01, 1.0, 20.0, 1e6])
 @pytest.mark.parametrize(("epsilon", "size_hint"), [(0.5, 300), (1.0, 4000), (10.0, 200_000)])
 def test_every_proposal_is_a_plan_within_its_budget(known, minutes, epsilon, size_hint):
@@ -65,14 +66,14 @@ def test_fewer_images_at_a_larger_epsilon_get_the_shares_of_a_smaller_one():
     assert fewest.teacher.learning_rate == pytest.approx(300 * 0.1**0.6, rel=0.01)
 
 
-@pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CHOSEN, SEVERAL])
+@pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CELLS, CHOSEN, SEVERAL])
 def test_a_size_is_obeyed_however_short_the_time_is(known):
     """`--size 32` was overruled by 16 pixels where the minutes were few."""
     least = propose(replace(known, minutes=0.001), seconds)
     assert not least.enough and least.grown == 0 and least.params.data.size == known.side
 
 
-@pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CHOSEN, SEVERAL])
+@pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CELLS, CHOSEN, SEVERAL])
 @pytest.mark.parametrize("minutes", [10, 20, 60])
 def test_the_evaluation_takes_a_quarter_of_the_minutes_at_most_and_can_be_left_out(known, minutes):
     known = replace(known, minutes=minutes)
@@ -88,15 +89,15 @@ def test_a_release_has_pictures_in_folders_unless_they_are_very_many():
     assert few.export == ("png",) and many.export == ()
 
 
-@pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CHOSEN, SEVERAL])
+@pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CELLS, CHOSEN, SEVERAL])
 def test_a_linear_classifier_and_one_of_convolutions_judge(known):
     linear, other = propose(known, seconds).params.evaluate.classifiers
     assert linear == "lr" and other in ("cnn", "student")
 
 
 def test_images_that_nothing_is_known_of_are_refused():
-    with pytest.raises(ConfigError, match="colour images of 256×256"):
-        propose(replace(COLOUR, side=256), seconds)
+    with pytest.raises(ConfigError, match="colour images of 300×300"):
+        propose(replace(COLOUR, side=300), seconds)
 
 
 @pytest.mark.parametrize(("count", "rounded"), [(1, 3), (7, 7), (96, 100), (40_123, 40_000), (4499, 4000)])
@@ -143,6 +144,26 @@ def test_the_largest_size_is_proposed_that_the_minutes_allow_and_the_others_are_
         sizes.append(chosen.params.data.size)
         assert {one.params.data.size for one in (chosen, *others)} == {16, 32, 64, 128}
     assert sizes == sorted(sizes) and sizes[-1] == 128 and sizes[0] == 16 and 64 in sizes
+
+
+@pytest.mark.parametrize("side", [28, 32, 48, 64, 128, 256])
+def test_no_photograph_is_in_a_release_that_nobody_asked_for(side):
+    """The recipe of small colour images takes edges from two photographs, of a palace and of a flower."""
+    found = propose(replace(COLOUR, side=side), lambda asked: seconds(asked, 32)).params
+    assert found.public.source == "procedural" if found.runs("covariance") else not found.auxiliary.details
+
+
+def test_a_size_at_which_nothing_was_measured_is_proposed_only_if_it_is_asked_for():
+    large, small = (128, 96), (64, 48)
+    at_once = [one.params.data.size for one in proposals(CELLS, (large, small, 32), lambda asked: seconds(asked, 32))]
+    assert at_once == [small, 32]
+    assert proposals(CELLS, (large,), lambda asked: seconds(asked, 32))[0].params.data.size == large
+
+
+@pytest.mark.parametrize("side", [48, 64, 128, 200])
+def test_every_level_of_a_generator_of_large_colour_images_has_features_that_see_it(side):
+    features = propose(replace(COLOUR, side=side), lambda asked: seconds(asked, 32)).params.frequency.features
+    assert {1} < {feature.block for feature in features} >= {*Generator(side, 3, 4).blocks} - {2}
 
 
 @pytest.mark.parametrize("side", [48, 64, 100, 128, 224])

@@ -329,7 +329,8 @@ def test_pictures_far_from_square_are_stored_in_their_proportion_unless_they_lie
     assert own()["data"]["size"] == [24, 32]
     init("--size 16 --force", "proposed 16")
     assert own()["data"]["size"] == 16
-    init("--size 30x40 --force", "no recipe is known for colour images of 30×40", code=4)
+    init("--size 30x40 --force", "proposed 30×40")
+    assert own()["recipe"] == "teacher-generator"
     init("--size 40x48 --force", "--size=40x48 is more than most images have", code=4)
     for wrong in ("7", "32x", "24,32", "24x7", "0x32", "wide"):
         init(f"--size {wrong} --force", f"--size={wrong}: give 8 pixels a side or more, as in 64 or 192x256", code=2)

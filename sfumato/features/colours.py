@@ -1,0 +1,38 @@
+"""Which colours an image has, wherever they are: a public map that nothing was learned for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.data.images import Shape
+from sfumato.features.scattering import averaged, block_of
+
+LEVELS = 6  # of each channel
+FAINT = 1e-3  # share of the pixels below which a colour counts for little
+
+
+class Colours(nn.Module):
+    """The roots of the shares that LEVELS^C colours have of an image, so that a small nucleus counts as its surface.
+
+    (B, C, H, W) -> (B, LEVELS^C), of norm √LEVELS^C about: a pixel counts for the colours around its own, by how near
+    they are. Of means of blocks, which colours come in patches that large. Images above LARGEST are averaged first.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.block = block_of(shape)
+        self.register_buffer("levels", torch.linspace(0, 1, LEVELS), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        pixels = averaged(images, self.block).flatten(2)  # (B, C, P)
+        near = 1 - (pixels[..., None] - self.levels).abs() * (LEVELS - 1)
+        first, *others = near.clamp(min=0).unbind(1)  # (B, P, LEVELS) each
+        for other in others[:-1]:
+            first = (first[..., None] * other[:, :, None]).flatten(2)
+        if others:
+            shares = (first.transpose(1, 2) @ others[-1]).flatten(1)
+        else:
+            shares = first.sum(1)
+        shares = shares / pixels.shape[2]
+        return ((shares + FAINT).sqrt() - FAINT**0.5) * shares.shape[1] ** 0.5
