@@ -38,6 +38,7 @@ QUESTIONS = {  # by the option that the answer is of
     "label": "The column of the labels",
     "span": "Values shown as black and white, such as 0,4095",
 }
+OFFICER = ("controller", "purpose", "legal_basis", "recipients", "retention")  # of `release`, which the pages show
 NAMED = "the names of files repeat their beginnings, as several pictures of one person do"
 FOLDER_HELP = (
     "Folder of images: one folder a class, or train/, val/ (joins train/) and test/, each laid out so; or a table "
@@ -150,7 +151,8 @@ def init(
     show_sizes(known, proposed, others)
     if not ask.agreed("Write the project?"):
         raise typer.Exit(1)
-    write(project_files(proposed.own, notes(size_hint is None), proposed.seconds / 60, __version__), out, force)
+    own = proposed.own | officers_words(ask)
+    write(project_files(own, notes(size_hint is None), proposed.seconds / 60, __version__), out, force)
     begin_repository(out)
     say(f"\nwritten to {out}. Next: {'' if out == Path.cwd() else f'cd {out} && '}dvc repro")
 
@@ -208,6 +210,17 @@ class Questions:
 
     def agreed(self, question: str, default: bool = True) -> bool:
         return default if self.yes else self.answer(typer.confirm, question, default=default)
+
+
+def officers_words(ask: Questions) -> dict[str, Any]:
+    """The section `release` in the words of a data protection officer: on a terminal only, and one Enter skips it."""
+    from sfumato.release.card import WORDS
+
+    question = f"Say for the pages: {', '.join(WORDS['about'][key] for key in OFFICER)}? (or later, in params.yaml)"
+    if ask.yes or not sys.stdin.isatty() or not ask.agreed(question, False):
+        return {}
+    texts = {key: ask.answer(typer.prompt, WORDS["about"][key], default="", show_default=False) for key in OFFICER}
+    return {"release": {key: text.strip() for key, text in texts.items() if text.strip()}}
 
 
 def named_before(folder: Path) -> str | None:
