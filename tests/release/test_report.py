@@ -3,9 +3,7 @@
 The public edition holds the release and the ledger and nothing else; the owner's says that it is local.
 """
 
-import base64
 import hashlib
-import io
 import json
 import math
 import re
@@ -18,7 +16,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import typer
-from PIL import Image
 from small_record import small_record
 from typer.testing import CliRunner
 
@@ -30,7 +27,7 @@ from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.events import UNITS, Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
 from sfumato.privacy.profile import bound_text, percent_up
-from sfumato.release.report import Local, picture, report_page, scientific, what_was_released
+from sfumato.release.report import Local, report_page, scientific, what_was_released
 from sfumato.storage.artifacts import PRIVACY, read_artifact, writing
 from sfumato.storage.digest import digest_of
 from sfumato.storage.png import save_png
