@@ -35,7 +35,7 @@ from sfumato.storage.digest import digest_of_file
 from sfumato.storage.files import check_writable, copy_directory
 from stages import launch
 from stages.dvc_lock import keep_copy
-from stages.screen import progress, say, show_preview
+from stages.screen import progress, say
 from stages.state import ARTIFACTS, CARD, PLAN, PREVIEW, PUBLIC, read_policy, seen_in_ledgers, state_dir
 
 if TYPE_CHECKING:
@@ -104,7 +104,11 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
         with remembered:
             work(kind(plan=plan, inputs=inputs, out=out))  # type: ignore[arg-type]
         if stage.name in DRAWING:
-            show_preview(out, plan.classes)
+            from sfumato.data.images import load_images
+            from sfumato.release.release import save_preview
+
+            save_preview(PREVIEW, load_images(out, plan.classes), stage.name)
+            say(f"{stage.name}: first pictures in {PREVIEW}")
     except TakenOver as found:
         say(f"{stage.name}: {found}")
     finally:

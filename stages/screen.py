@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -19,12 +19,11 @@ from rich.table import Table
 
 from sfumato.storage.files import open_private
 from stages import launch
-from stages.state import PREVIEW, state_dir
+from stages.state import state_dir
 
 if TYPE_CHECKING:
     from sfumato.release.report import Table as LocalTable
 
-FIRST, LOOKED_AT = 8, 1000  # pictures of a preview, chosen among so many
 Report = Callable[[int, int], None]  # done, of how many
 named: dict[str, IO[str]] = {}  # the streams of what is shown by name, once all else is held back
 
@@ -107,25 +106,6 @@ def progress(name: str, *, clock: bool = True, log: bool = True) -> Iterator[Rep
             say(f"{name}: {done}/{total}")
 
     yield line
-
-
-def show_preview(drawn: Path, classes: Sequence[str]) -> None:
-    """Write the first pictures of a generator, some of each class, and say where: as free and public as `drawn`."""
-    import numpy as np
-    import torch
-
-    from sfumato.data.images import load_images
-    from sfumato.release.exports import mark_of
-    from sfumato.release.release import ENLARGED
-    from sfumato.release.synthesis import sorted_examples
-    from sfumato.storage.png import named_grid, save_png
-
-    found, columns = load_images(drawn, classes), max(1, FIRST // len(classes))
-    first = found.take(np.arange(min(len(found), LOOKED_AT)))
-    images, names = torch.from_numpy(first.images).permute(0, 3, 1, 2), classes[:FIRST]
-    shown = sorted_examples(images, torch.from_numpy(first.labels), len(names), columns)
-    save_png(PREVIEW, named_grid(shown, names, columns, ENLARGED), mark_of([drawn.name]).xmp)
-    say(f"{drawn.name}: first pictures in {PREVIEW}")
 
 
 def show_local(tables: Iterable[LocalTable], file: Path, last: str = "") -> None:

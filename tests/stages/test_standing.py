@@ -10,12 +10,11 @@ import pytest
 from PIL import Image
 from test_recipes import SMALL
 
-from sfumato.data.images import ImageSet, save_images
+from sfumato.data.images import ImageSet
 from sfumato.planning import estimate
 from sfumato.planning.project import dvc_content
-from sfumato.release.release import ENLARGED
+from sfumato.release.release import ENLARGED, FIRST, save_preview
 from sfumato.settings.stages import STAGES
-from stages.screen import FIRST, show_preview
 from stages.state import PREVIEW
 
 RUN = ["count", "frequency", "auxiliary", "synthesize"]
@@ -60,10 +59,8 @@ def test_the_preview_shows_eight_pictures_in_rows_of_their_class(classes, tmp_pa
     monkeypatch.chdir(tmp_path)
     names, labels = tuple(f"class {label}" for label in range(classes)), np.arange(100) % classes
     images = np.broadcast_to((20 * labels).astype(np.uint8)[:, None, None, None], (100, 8, 8, 1))
-    save_images(Path("auxiliary"), ImageSet(images, labels, names))
-    Path("artifacts").mkdir()
-    show_preview(Path("auxiliary"), names)
-    pixels = np.asarray(Image.open("artifacts/preview.png"))
+    save_preview(Path("preview.png"), ImageSet(images, labels, names), "auxiliary")
+    pixels = np.asarray(Image.open("preview.png"))
     rows, columns = min(classes, FIRST), max(1, FIRST // classes)
     side = ENLARGED + 2
     assert pixels.shape[0] == rows * side + 2
