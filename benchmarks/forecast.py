@@ -64,10 +64,15 @@ def left_out(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def fitted(table: pd.DataFrame) -> dict[str, Any]:
-    """The line, and `spread`: two of three forecasts of sets that were left out are wrong by less, as a logit."""
+    """The line, `spread`: two of three forecasts of sets that were left out are wrong by less, as a logit; the runs."""
     found = left_out(table)
     wrong = (found.height - logit(found.learned)).abs()
-    return line_of(table) | {"spread": math.ceil(100 * wrong.quantile(2 / 3)) / 100}
+    rows = zip(table.set, table.epsilon, table.kind, table["product"], table.learned, strict=True)
+    runs = [
+        {"name": f"{name}, ε = {epsilon:g}", "kind": kind, "product": float(product), "learned": round(float(part), 3)}
+        for name, epsilon, kind, product, part in rows
+    ]
+    return line_of(table) | {"spread": math.ceil(100 * wrong.quantile(2 / 3)) / 100, "runs": runs}
 
 
 def draw(table: pd.DataFrame, line: dict[str, Any]) -> None:
@@ -98,9 +103,10 @@ def draw(table: pd.DataFrame, line: dict[str, Any]) -> None:
 def main() -> None:
     table = runs()
     line = fitted(table)
-    FITTED.write_text(HEADER + yaml.safe_dump(line, sort_keys=False), encoding="utf-8")
+    text = yaml.safe_dump(line, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+    FITTED.write_text(HEADER + text, encoding="utf-8")
     draw(table, line)
-    print(line)
+    print({name: value for name, value in line.items() if name != "runs"})
     print(left_out(table).drop(columns="height").round(2).to_string(index=False))
 
 

@@ -19,8 +19,9 @@ from stages.screen import numbers_table, say, table_console, tell
 from stages.state import state_dir
 
 if TYPE_CHECKING:
-    from sfumato.planning.create import Proposed
+    from sfumato.planning.create import Owner, Proposed
 
+OFFICER = ("controller", "purpose", "legal_basis", "recipients", "retention")  # of `release`, which the pages show
 FOLDER_HELP = (
     "Folder of images: one folder a class, or train/, val/ (joins train/) and test/, each laid out so; or a table "
     "labels.csv, metadata.csv, .jsonl or .parquet beside them; or tar files (WebDataset); or an .npz, as MedMNIST's; "
@@ -86,7 +87,7 @@ def init(
     show_sizes(made)
     if not owner.answer("Write the project?", True, None):
         raise typer.Exit(1)
-    made.write(say, force=force)
+    made.write(say, force=force, more=officers_words(owner))
     out = made.out
     say(f"\nwritten to {out}. Next: {'' if out == Path.cwd() else f'cd {out} && '}dvc repro")
 
@@ -102,6 +103,17 @@ def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
             text = f"nobody answers here: give {lacking}, or --yes for the defaults"
             raise errors.public(ConfigError(text)) from abort
         raise
+
+
+def officers_words(owner: Owner) -> dict[str, Any]:
+    """The section `release` in the words of a data protection officer: on a terminal only, and one Enter skips it."""
+    from sfumato.release.card import WORDS
+
+    question = f"Say for the pages: {', '.join(WORDS['about'][key] for key in OFFICER)}? (or later, in params.yaml)"
+    if owner.ask is None or not sys.stdin.isatty() or not owner.answer(question, False, None):
+        return {}
+    texts = {key: typer.prompt(WORDS["about"][key], err=True, default="", show_default=False) for key in OFFICER}
+    return {"release": {key: text.strip() for key, text in texts.items() if text.strip()}}
 
 
 def show_sizes(made: Proposed) -> None:

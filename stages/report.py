@@ -41,6 +41,7 @@ def report(
         typer.echo(f"writes  {page} ({'may be shared' if public else 'local: not to be shared'})\ncharges nothing")
         return
     from sfumato.evaluation.tables import read_local
+    from sfumato.planning.forecast import curve
     from sfumato.release.report import report_page
     from sfumato.release.statements import write_statements
 
@@ -56,7 +57,7 @@ def report(
             say(f"no entry for the Deployments Registry: params.yaml does not say {', '.join(unsaid)}")
     else:
         check_local("--out", page)
-        local = read_local(METRICS, EVALUATION, ARTIFACTS)
+        local = read_local(METRICS, EVALUATION, ARTIFACTS)._replace(curve=curve)
         write_local(page, report_page(release, LEDGER, local).encode())
     typer.echo(f"{page}: {'may be shared with the release' if public else 'local: not to be shared'}")
     if not public:  # the last command of `dvc repro`

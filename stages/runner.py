@@ -36,7 +36,7 @@ from sfumato.storage.files import check_writable, copy_directory
 from stages import launch
 from stages.dvc_lock import keep_copy
 from stages.screen import progress, say
-from stages.state import ARTIFACTS, CARD, PLAN, PUBLIC, read_policy, state_dir
+from stages.state import ARTIFACTS, CARD, PLAN, PREVIEW, PUBLIC, read_policy, state_dir
 
 if TYPE_CHECKING:
     from sfumato.data.store import Encode
@@ -48,7 +48,7 @@ OutPath = Annotated[Path | None, typer.Option("--out", help="Directory to write.
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be read, written and charged, and stop.")]
 CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
 PublicPath = Annotated[Path, typer.Option("--public", help="Public image set, which `stage prepare public` writes.")]
-DRAWING = ("auxiliary", "refine", "adversarial", "synthesize")  # stages whose grid.png shows first images
+DRAWING = ("auxiliary", "refine", "adversarial")  # stages of generators, of whose images a preview is shown
 COPYING = "copying.lock"  # in a run's directory: its release is being copied to an artifact
 S = TypeVar("S")
 
@@ -103,6 +103,12 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
     try:
         with remembered:
             work(kind(plan=plan, inputs=inputs, out=out))  # type: ignore[arg-type]
+        if stage.name in DRAWING:
+            from sfumato.data.images import load_images
+            from sfumato.release.release import save_preview
+
+            save_preview(PREVIEW, load_images(out, plan.classes), stage.name)
+            say(f"{stage.name}: first pictures in {PREVIEW}")
     except TakenOver as found:
         say(f"{stage.name}: {found}")
     finally:
@@ -139,7 +145,8 @@ def show_standing(name: str, enabled: bool = True) -> None:
     seconds = expected_seconds(params, card.shape, len(card.classes), state_dir())
     passed, together = (sum(seconds[one] or 0.0 for one in some) / 60 for some in (before, names))
     time_and_cost = f"{passed:.0f} of about {together:.0f} minutes, ε = {spent:.2f} of {budget['target']:g} so far"
-    look = f"; look at {ARTIFACTS / before[-1] / 'grid.png'}" if before and before[-1] in DRAWING else ""
+    picture = ARTIFACTS / "synthesize" / "grid.png" if "synthesize" in before else PREVIEW
+    look = f"; look at {picture}" if picture.exists() and {*before} & {*DRAWING, "synthesize"} else ""
     say(f"stage {len(before) + 1} of {len(names)}, {name}: {time_and_cost}{look}")
 
 

@@ -63,7 +63,7 @@ def hold_back() -> None:
 
 def numbers_table(title: str, *headings: str, words: tuple[str, ...] = ("stage",)) -> Table:
     """An empty table of numbers. words: the columns that hold text."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", min_width=len(title))
     for heading in headings:
         table.add_column(heading, justify="left" if heading in words else "right", overflow="fold")
     return table

@@ -11,6 +11,7 @@ from sfumato.storage.state_directory import state_dir as state_dir  # for the co
 
 ARTIFACTS, PLAN = Path(stages.ARTIFACTS), Path(stages.PLAN)
 CARD, PUBLIC, LEDGER = Path(stages.CARD), Path(stages.PUBLIC), Path(stages.LEDGER)
+PREVIEW = ARTIFACTS / "preview.png"  # no stage's output: nothing depends on it
 EVALUATION = Path("evaluation")  # numbers from real images, which neither DVC nor git tracks
 PERMISSION = "permission.json"  # beside the plan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,10 +84,13 @@ class Proposed:
     plan: Plan
     counted: bool
 
-    def write(self, say: Say, *, force: bool = False) -> None:
-        """Write the files of the project, and begin its repository. force: replace those of an earlier one."""
+    def write(self, say: Say, *, force: bool = False, more: Mapping[str, Any] | None = None) -> None:
+        """Write the files of the project, and begin its repository.
+
+        force: replace those of an earlier one; more: sections of `params.yaml` beside the proposed ones.
+        """
         notes = NOTES | ({"privacy": PUBLISHED + NOTES["privacy"]} if self.counted else {})
-        files = project_files(self.chosen.own, notes, self.chosen.seconds / 60, __version__)
+        files = project_files({**self.chosen.own, **(more or {})}, notes, self.chosen.seconds / 60, __version__)
         write_project(self.out, files, say, force=force)
 
 

@@ -51,3 +51,15 @@ def advice(kind: str, units: int, epsilon: float, what: str) -> str:
     needed = 10 ** ((logit(LEVELS[better[-1]][0]) - LINE["offsets"][kind]) / LINE["slope"])
     more = f"{int(round_up(needed / epsilon, 1)):,} {what}, or ε = {round_up(needed / units, 2):g}"
     return f"{same}; {more}, would make it {better[-1]}"
+
+
+def curve(kind: str, product: float) -> dict[str, Any]:
+    """The forecast for a drawing: points (log10(units · ε), part) of "line" and its "band"; "runs": (name, point).
+
+    kind: one of the offsets, of which the public runs are; product: units · ε of a project, whose point is "here".
+    """
+    powers = [step / 10 for step in range(15, 66)]
+    low, line, high = ([(x, expected_part(kind, 10**x, sure=sure)) for x in powers] for sure in (-1, 0, 1))
+    here = (math.log10(product), expected_part(kind, product))
+    runs = [(run["name"], (math.log10(run["product"]), run["learned"])) for run in LINE["runs"] if run["kind"] == kind]
+    return {"line": line, "band": high + low[::-1], "runs": runs, "here": here, "levels": LEVELS}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from sfumato.data.images import ImageSet, load_array, per_class, save_images
 from sfumato.privacy.resolved import StagePlan
@@ -22,6 +23,7 @@ from sfumato.storage.png import named_grid, save_png, to_grid
 PRIVACY = "differentially private; privacy.json holds every mechanism that was paid for, ledger.json composes them"
 ENLARGED = 96  # pixels of a side that images are magnified to in the grid, and to twice as many in that of a class
 SHOWN = 10  # images of each class in the pictures
+FIRST, LOOKED_AT = 8, 1000  # pictures of a preview, chosen among so many
 
 
 def save_release(
@@ -75,6 +77,15 @@ def save_release(
     text = dataset_card(plan, counts, drawn, kinds, records, apart)
     (directory / "README.md").write_text(text, encoding="utf-8")
     (directory / ATTRIBUTES).write_text(UNTOUCHED, encoding="utf-8")
+
+
+def save_preview(path: Path, drawn: ImageSet, source: str) -> None:
+    """The first pictures of a generator, in rows of a class: as public as `drawn`, of which it is a part."""
+    names, columns = drawn.classes[:FIRST], max(1, FIRST // len(drawn.classes))
+    first = drawn.take(np.arange(min(len(drawn), LOOKED_AT)))
+    images, labels = torch.from_numpy(first.images).permute(0, 3, 1, 2), torch.from_numpy(first.labels)
+    shown = sorted_examples(images, labels, len(names), columns)
+    save_png(path, named_grid(shown, names, columns, ENLARGED), mark_of([source]).xmp)
 
 
 def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:

@@ -6,9 +6,8 @@ The public edition reads the release and the ledger only. The owner's edition ad
 from __future__ import annotations
 
 import base64
-import io
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,8 +27,6 @@ from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
 
 FALSE_ALARMS = 0.01
-LARGEST_PICTURE = 1_500_000  # bytes of a PNG in the page; it shrinks larger ones
-WIDEST = 1200  # pixels, of a picture after shrinking
 LISTED_CLASSES = 100
 ACCOUNTANTS = {"rdp": "Rényi", "rdp_classic": "Rényi, older conversion", "pld": "privacy-loss distribution"}
 LARGEST_FACTOR = 10.0  # of e^ε in words
@@ -60,6 +57,7 @@ class Local(NamedTuple):
     warnings: tuple[str, ...] = ()
     plots: tuple[Picture, ...] = ()
     pictures: tuple[Picture, ...] = ()  # what the models learned from
+    curve: Callable[[str, float], Mapping] | None = None  # of the forecast, for a kind of images and units · ε
 
 
 def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
@@ -127,6 +125,7 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
             "colour": "grey" if channels == 1 else "colour",
             "classes": classes[:LISTED_CLASSES],
             "class_count": (number := grouped(len(card["classes"]))),
+            "several": labels.ndim == 2,
             "in_classes": f"in {number} classes" if labels.ndim == 1 else f"with any number of {number} labels each",
             "sources": [(name, grouped(number)) for name, number in sorted(card["sources"].items())],
             "public_images": some,
@@ -179,6 +178,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "factor": bound_text(math.exp(spent), 3) if spent <= math.log(LARGEST_FACTOR) else "",
         "target": f"{ledger['target']:g}",
         "size_hint": grouped(ledger["size_hint"]),
+        "product": ledger["size_hint"] * ledger["target"],
         "accountant": ACCOUNTANTS.get(by, by),
         "accountants": [(name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())],
         "stages": rows,
@@ -250,17 +250,9 @@ def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, track
 
 
 def picture(path: Path, title: str, caption: str) -> Picture:
-    """A PNG file for the page. It shrinks one that is too large."""
+    """A PNG file for the page."""
     with explained(DataError, lambda error: f"{path} cannot be shown ({error}): run the stage that writes it again"):
-        content = path.read_bytes()
-        if len(content) > LARGEST_PICTURE:
-            from PIL import Image
-
-            with Image.open(io.BytesIO(content)) as opened:
-                opened.thumbnail((WIDEST, WIDEST * 4))
-                opened.save(shrunk := io.BytesIO(), format="PNG", optimize=True)
-            content = shrunk.getvalue()
-    return Picture(title, caption, f"data:image/png;base64,{base64.b64encode(content).decode()}")
+        return Picture(title, caption, f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}")
 
 
 def grouped(value: int) -> str:

@@ -7,7 +7,7 @@ import pytest
 from scipy.special import logit
 
 from sfumato.evaluation.verdict import LEVELS, level_of
-from sfumato.planning.forecast import LINE, advice, expected_part, forecast
+from sfumato.planning.forecast import LINE, advice, curve, expected_part, forecast
 
 KINDS = tuple(LINE["offsets"])
 
@@ -49,3 +49,16 @@ def test_public_sets_come_out_as_the_others_forecast_them():
     assert len(found) >= 12 and (wrong <= LINE["spread"]).mean() >= 2 / 3
     away = [order.index(one) - order.index(other) for one, other in zip(found.expected, found.level, strict=True)]
     assert max(map(abs, away)) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_curve_rises_within_its_band_and_holds_the_public_runs_of_the_kind(kind):
+    found = curve(kind, 500)
+    parts = [part for _, part in found["line"]]
+    assert parts == sorted(parts) and found["here"] == (pytest.approx(2.699, abs=1e-3), expected_part(kind, 500))
+    high, low = found["band"][: len(parts)], found["band"][: len(parts) - 1 : -1]
+    for (x, part), (left, above), (right, below) in zip(found["line"], high, low, strict=True):
+        assert x == left == right and below < part < above
+    names = [name for name, _ in found["runs"]]
+    assert names == [run["name"] for run in LINE["runs"] if run["kind"] == kind] != []
+    assert all(1.5 < x < 6.5 and 0 < part < 1 for _, (x, part) in found["runs"])

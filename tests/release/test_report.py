@@ -3,10 +3,9 @@
 The public edition holds the release and the ledger and nothing else; the owner's says that it is local.
 """
 
-import base64
 import hashlib
-import io
 import json
+import math
 import re
 import shutil
 import sys
@@ -17,18 +16,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import typer
-from PIL import Image
 from small_record import small_record
 from typer.testing import CliRunner
 
 from sfumato.data.images import ImageSet, save_images
 from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.evaluation.tables import read_local, tables_of
+from sfumato.planning.forecast import curve, expected_part
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.events import UNITS, Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
 from sfumato.privacy.profile import bound_text, percent_up
-from sfumato.release.report import Local, picture, report_page, scientific, what_was_released
+from sfumato.release.report import Local, report_page, scientific, what_was_released
 from sfumato.storage.artifacts import PRIVACY, read_artifact, writing
 from sfumato.storage.digest import digest_of
 from sfumato.storage.png import save_png
@@ -133,13 +132,14 @@ def pages(tmp_path_factory) -> dict[str, str]:
     release, ledger = write_release(path / "artifacts" / "synthesize"), write_ledger(path / "ledger.json")
     write_evaluation(path, 0)
     local = read_local(path / "metrics.json", path / "evaluation", path / "artifacts")
+    local = local._replace(curve=curve)
     return {"public": report_page(release, ledger), "owner": report_page(release, ledger, local)}
 
 
 class Elements(HTMLParser):
     """Every element with its attributes; an error where tags do not nest."""
 
-    VOID = frozenset({"meta", "img", "br", "rect", "input"})
+    VOID = frozenset({"meta", "img", "br", "rect", "input", "line", "circle", "polyline", "polygon"})
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -265,6 +265,19 @@ def test_the_owners_edition_shows_the_evaluation_and_is_no_artifact(desk, tmp_pa
     assert text.index("The verdict: fair") < text.index("<section"), "before all else"
     assert text.count("data:image/png") == 2
     assert not (tmp_path / "evaluation" / PRIVACY).exists() and not (tmp_path / "artifacts" / "report").exists()
+
+
+def test_the_owners_edition_marks_the_project_on_the_curve_of_public_runs(desk, tmp_path):
+    """At size_hint · ε across and what that lets expect up, among the grey sets."""
+    desk()
+    assert "this project" not in (tmp_path / "artifacts" / "report" / "index.html").read_text()
+    desk("--audience", "owner")
+    elements = Elements((tmp_path / "evaluation" / "report.html").read_text()).found
+    places = [(words["class"], float(words["cx"]), float(words["cy"])) for tag, words in elements if tag == "circle"]
+    (_, x, y) = places.pop()
+    assert x == pytest.approx(112 * (math.log10(10 * HINT) - 1.5), abs=0.06)
+    assert y == pytest.approx(200 * (1 - expected_part("grey", 10 * HINT)), abs=0.06)
+    assert len(places) == len(curve("grey", 1)["runs"]) and all(0 <= x <= 560 and 0 <= y <= 200 for _, x, y in places)
 
 
 def test_the_last_page_says_what_was_released_what_it_cost_and_what_may_be_shared(desk, monkeypatch):
@@ -412,16 +425,6 @@ def test_interval_worst_class_gap_and_calibration_are_a_row_of_each_classifier_a
     _, _, reliable, *_ = tables_of(METRICS | {"release": release, "teacher": found | {"accuracy": 0.8}})
     cells = ("78.1 to 83.9", "other", "70.0", "10.0", "4.6")
     assert reliable.rows == (("release: cnn", *cells), ("teacher", *cells))
-
-
-def test_a_picture_that_is_too_large_for_a_page_is_shrunk(tmp_path):
-    noise = np.random.default_rng(0).integers(0, 256, (1500, 1500), dtype=np.uint8)
-    save_png(tmp_path / "large.png", noise)
-    save_png(tmp_path / "small.png", noise[:10, :10])
-    uris = [picture(tmp_path / f"{name}.png", "t", "c").uri for name in ("large", "small")]
-    large, small = (base64.b64decode(uri.removeprefix("data:image/png;base64,")) for uri in uris)
-    assert max(Image.open(io.BytesIO(large)).size) == 1200 and len(large) < (tmp_path / "large.png").stat().st_size
-    assert small == (tmp_path / "small.png").read_bytes()
 
 
 def of_persons(stage: str, number: int, mechanism: Mechanism) -> dict:

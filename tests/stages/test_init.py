@@ -1,5 +1,6 @@
 """`stage init`: what it refuses, what it asks, what it writes, and a project of its own from a folder to a release."""
 
+import io
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +22,12 @@ from sfumato.data.sources import imagefolder
 from sfumato.data.survey import survey
 from sfumato.planning import estimate
 from sfumato.planning import project as project_module
-from sfumato.planning.create import understood
+from sfumato.planning.create import Owner, understood
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.odometer import Odometer
 from sfumato.settings.data import Groups
+from sfumato.settings.release import Release
+from stages.init import ask, officers_words
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDE, EACH = 10, 60
@@ -166,6 +170,30 @@ def test_what_is_not_given_is_asked_and_whose_the_images_are(desk, quick, projec
     desk.run(f"init {root}", *(["repeat their beginnings", r"^([A-Za-z]+-?\d+)_\d+\."] if named else []))
     assert own()["data"]["dataset_id"] == "clinic" and own()["data"].get("groups") == groups
     assert own()["privacy"] == {"epsilon": 2.0, "accountant": "exact", **privacy}
+
+
+WORDS = {"controller": "The hospital", "purpose": "teaching", "legal_basis": "Article 6", "recipients": "partners"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "terminal", "yes", "section"),
+    [
+        ("\n", True, False, {}),
+        ("y\n\n\n\n\n\n", True, False, {"release": {}}),
+        ("y\nThe hospital\nteaching\nArticle 6\npartners\n\n", True, False, {"release": WORDS}),
+        ("", True, True, {}),
+        ("", False, False, {}),
+    ],
+    ids=["one Enter", "nothing known", "all but one", "--yes", "a script"],
+)
+def test_the_words_of_an_officer_are_asked_on_a_terminal_and_skipped_by_one_enter(
+    answers, terminal, yes, section, monkeypatch
+):
+    stdin = io.StringIO(answers)
+    stdin.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert officers_words(Owner(None if yes else partial(ask, ""))) == section and stdin.read() == ""
+    Release(**section.get("release", {}))
 
 
 @pytest.mark.parametrize(

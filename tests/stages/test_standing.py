@@ -7,10 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from test_recipes import SMALL
 
+from sfumato.data.images import ImageSet
 from sfumato.planning import estimate
+from sfumato.planning.project import dvc_content
+from sfumato.release.release import ENLARGED, FIRST, save_preview
 from sfumato.settings.stages import STAGES
+from stages.state import PREVIEW
 
 RUN = ["count", "frequency", "auxiliary", "synthesize"]
 ERASED = re.compile(r"\x1b\[(\d)A\x1b\[J")
@@ -39,7 +44,28 @@ def test_each_stage_says_its_place_the_minutes_and_epsilon_so_far(desk):
     assert places == {name: (f"{i + 1} of 4", f"{i} of about 4 minutes") for i, name in enumerate(RUN)}
     spent = [float(found[3]) for found in shown.values()]
     assert spent[0] == 0 < spent[1] < spent[2] == spent[3] == pytest.approx(10, abs=0.05)
-    assert "look at artifacts/auxiliary/grid.png" in said["synthesize"] and "look at" not in said["auxiliary"]
+    assert "look at artifacts/preview.png" in said["synthesize"] and "look at" not in said["auxiliary"]
+    assert "auxiliary: first pictures in artifacts/preview.png" in said["auxiliary"]
+    with Image.open("artifacts/preview.png") as preview:
+        assert preview.height > FIRST * ENLARGED and preview.width > ENLARGED, "a row with a name for each of 8 classes"
+    written = {out if isinstance(out, str) else next(iter(out))
+               for entry in dvc_content()["stages"].values() for out in entry.get("outs", [])}  # fmt: skip
+    assert not written & {str(path) for path in (PREVIEW, *PREVIEW.parents)}, "DVC would miss it in older projects"
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_the_preview_shows_eight_pictures_in_rows_of_their_class(classes, tmp_path, monkeypatch):
+    """Class m has the grey 20 · m: in the row of a name are pictures of its class only."""
+    monkeypatch.chdir(tmp_path)
+    names, labels = tuple(f"class {label}" for label in range(classes)), np.arange(100) % classes
+    images = np.broadcast_to((20 * labels).astype(np.uint8)[:, None, None, None], (100, 8, 8, 1))
+    save_preview(Path("preview.png"), ImageSet(images, labels, names), "auxiliary")
+    pixels = np.asarray(Image.open("preview.png"))
+    rows, columns = min(classes, FIRST), max(1, FIRST // classes)
+    side = ENLARGED + 2
+    assert pixels.shape[0] == rows * side + 2
+    shown = [[int(pixels[2 + row * side, -1 - place * side - 2]) for place in range(columns)] for row in range(rows)]
+    assert shown == [[20 * row] * columns for row in range(rows)]
 
 
 def test_only_what_dvc_has_just_said_is_taken_back(desk):
