@@ -57,7 +57,7 @@ class Project:
 
         folder: of the project; images: one folder a class, elsewhere; epsilon: of the whole project; options: those of
         `stage init`, with underscores: minutes, groups, one_image_each=True, size_hint, dataset_id, range=(0, 4095),
-        public, force=True, …. It prints what was chosen, and what becomes public. Raises ConfigError or DataError, as `stage init` does.
+        …. It prints what was chosen, and what becomes public. Raises ConfigError or DataError, as `stage init` does.
         """
         from sfumato.planning.create import Owner, propose_project, summary, warnings
 
