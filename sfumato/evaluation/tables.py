@@ -36,25 +36,6 @@ def measure_of(found: Mapping) -> str:
     return str(found.get("measure", "accuracy"))
 
 
-def accuracy_table(found: dict) -> pd.DataFrame:
-    rows = [
-        {"model": f"{name}: {model}", "trained_on": name, measure_of(found): row["mean"], "std": row["std"]}
-        for name, values in scored(found).items()
-        for model, row in values.items()
-    ]
-    return pd.DataFrame(rows)
-
-
-def class_table(found: dict) -> pd.DataFrame:
-    rows = [
-        {"trained_on": name, "classifier": model, **one}
-        for name, values in scored(found).items()
-        for model, row in values.items()
-        for one in row["per_class"]
-    ]
-    return pd.DataFrame(rows).rename(columns={"mean": measure_of(found)})
-
-
 def tables_of(found: Mapping, attacks: Sequence[Attack] = ()) -> Iterator[Table]:
     """What terminal and page show of metrics.json: accuracy by training set and class, fidelity, attacks, verdict."""
     sets, measure = scored(found), measure_of(found)

@@ -12,9 +12,11 @@ import yaml
 
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.store import read_card
-from sfumato.evaluation import downstream, extractors, scores
+from sfumato.evaluation import downstream, extractors
+from sfumato.evaluation import evaluate as library
 from sfumato.evaluation.tables import read_local
 from sfumato.privacy.ledger import build_ledger, ledger_text
+from sfumato.privacy.resolved import read_stage_plan
 from sfumato.storage.artifacts import writing
 from stages.state import in_git
 
@@ -87,10 +89,8 @@ def test_numbers_and_pictures_are_written_and_features_are_kept_privately(desk, 
     found = measured()
     assert found["scope"] == "local" and "frechet" in found["real"]["fidelity"]
     assert found["release"]["fidelity"]["space"] == "cnn-glyphs-128"
-    names = {"accuracy.png", "accuracy.csv", "per_class.csv", "neighbours.png", "detected.png"}
+    names = {"accuracy.png", "neighbours.png", "detected.png"}
     assert {path.name for path in Path("evaluation").iterdir()} == names
-    first = "model,trained_on,accuracy,std\nrelease: lr,release,0."
-    assert Path("evaluation/accuracy.csv").read_text().startswith(first)
     local = Path("metrics.json"), *Path("evaluation").iterdir()
     assert {stat.S_IMODE(path.stat().st_mode) for path in local} == {0o600}
     assert not Path("state/cache/features").exists()  # features of real images are not kept on disk
@@ -123,6 +123,14 @@ def test_the_test_for_copies_is_of_the_release_and_shown_on_a_terminal_only(desk
         save_images(directory, ImageSet(train, np.load("state/data/digits/sensitive/labels.npy"), digits.classes))
     desk.terminal = True
     evaluate("", "A SIGN OF COPYING", fidelity=["disclosure"])
+
+
+def test_the_library_measures_what_the_stage_does(evaluate):
+    evaluate(fidelity=["frechet"])
+    plan, state = read_stage_plan(Path("artifacts/plan/evaluate.yaml"), "evaluate"), Path("state")
+    folders = Path("artifacts/synthesize"), Path("artifacts/teacher")
+    found = library.evaluate_folder(plan, *folders, state, read_card(CARD))
+    assert found.metrics == measured() and found.measured and found.attacks == []
 
 
 def git_repository(*ignored: str) -> None:
@@ -267,15 +275,14 @@ def test_without_fidelity_there_are_accuracies_of_the_classes_and_no_features(ev
     monkeypatch.setenv("TERM", "dumb")  # no codes of style in the text
     text = evaluate("", "release: lr", "The release, class by class", fidelity=[], seeds=[0, 1])
     assert "feature network" not in text
-    assert {path.name for path in Path("evaluation").iterdir()} == {"accuracy.png", "accuracy.csv", "per_class.csv"}
-    lines = Path("evaluation/per_class.csv").read_text().splitlines()
-    assert lines[0] == "trained_on,classifier,class,accuracy,std" and len(lines) == 1 + 2 * 10
+    assert {path.name for path in Path("evaluation").iterdir()} == {"accuracy.png"}
+    assert [len(measured()[name]["lr"]["per_class"]) for name in ("release", "real")] == [10, 10]
 
 
 def test_a_log_does_not_say_whether_there_are_warnings(evaluate, monkeypatch):
     """That there are some is a bit on the real images, and the log leaves the machine."""
-    real, said = scores.evaluate_release, set()
+    real, said = library.evaluate_release, set()
     for found in ([], ["real: few images"]):
-        monkeypatch.setattr(scores, "evaluate_release", lambda *given, f=found: {**real(*given), "warnings": f})
+        monkeypatch.setattr(library, "evaluate_release", lambda *given, f=found: {**real(*given), "warnings": f})
         said.add(evaluate(fidelity=[]))
     assert len(said) == 1
