@@ -1,4 +1,4 @@
-"""A release in a folder, judged by the real images behind it: its numbers, and the files for its owner. All is local."""
+"""A release in a folder, judged by the real images behind it: its numbers and the files for its owner, all local."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def evaluate_folder(
 def detect_all(
     metrics: dict[str, Any], synthetic: Mapping[str, ImageSet], train: ImageSet, holdout: ImageSet
 ) -> Detected | None:
-    """Add a detector's accuracy to the fidelity of each set in `metrics`. Returns that of the release, for a picture."""
+    """Add a detector's accuracy to the fidelity of each set in `metrics`. Returns that of the release."""
     detected_by_set = detections(looked_at(synthetic), train, holdout)
     for name, detected in detected_by_set.items():
         metrics[name]["fidelity"]["detector"] = detected.accuracy

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import tarfile
+import zipfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,40 +37,54 @@ GROUP = 1000  # rows per group: in memory at a time here, and read at a time by 
 
 @dataclass(frozen=True)
 class Mark:
-    """What the files of a release say. source_type: of IPTC's vocabulary, its address; None: not generated."""
+    """What the files of a release say. source_type: of IPTC's vocabulary, its address; None: not generated.
+
+    everywhere: not only pictures and Parquet say it.
+    """
 
     source_type: str | None
     description: str
+    everywhere: bool = False
 
     @property
     def xmp(self) -> str:
         element = f"<{SOURCE_TYPE}>{self.source_type}</{SOURCE_TYPE}>" if self.source_type else ""
         return XMP.format(source_type=element, description=escape(self.description))
 
+    @property
+    def elsewhere(self) -> str:
+        """The packet for the end of an .npy file and the comments of archives, where it can be found by its marks."""
+        return self.xmp * self.everywhere
 
-def mark_of(sources: Collection[str]) -> Mark:
+
+def mark_of(sources: Collection[str], everywhere: bool = False) -> Mark:
     """The mark of images that were drawn by these sources. All files of a mixture have that of a mixture."""
     if set(sources) == {PUBLIC_SOURCE}:
-        return Mark(None, "A public image, privately selected and labelled. Not generated.")
+        return Mark(None, "A public image, privately selected and labelled. Not generated.", everywhere)
     if PUBLIC_SOURCE in sources:
         return Mark(
             f"{VOCABULARY}compositeWithTrainedAlgorithmicMedia",
             "From a set of AI-generated images and of public images, privately selected and labelled.",
+            everywhere,
         )
     return Mark(
         f"{VOCABULARY}trainedAlgorithmicMedia",
         "AI-generated image. Drawn by a model that was trained with differential privacy.",
+        everywhere,
     )
 
 
 def save_npz(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
     """Write one compressed archive: `images` (N, H, W, C) uint8, `labels` (N,) int64, `classes` (M,) strings, `kinds`.
 
-    It has no place for a mark. The same set always gives the same bytes.
+    The mark is its comment. The same set always gives the same bytes.
     """
     archive = io.BytesIO()
     classes = np.array(image_set.classes, dtype=np.str_)
     np.savez_compressed(archive, images=image_set.images, labels=image_set.labels, classes=classes, kinds=kinds)
+    if mark.elsewhere:
+        with zipfile.ZipFile(archive, "a") as opened:
+            opened.comment = mark.elsewhere.encode()
     replace_file(directory / NPZ, archive.getvalue())
 
 
@@ -86,8 +101,10 @@ def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mar
     Several labels are `labels`, the list of the names of those that an image has.
     """
     (directory / SAMPLES).mkdir(parents=True, exist_ok=True)
+    comment = {"comment": mark.elsewhere} if mark.elsewhere else {}
     for shard, rows in enumerate(shards(image_set)):
-        with tarfile.open(directory / SAMPLES / f"train-{shard:05d}.tar", "w") as file:
+        path = directory / SAMPLES / f"train-{shard:05d}.tar"
+        with tarfile.open(path, "w", pax_headers=comment) as file:
             for i in rows:
                 label, names = image_set.labels[i], image_set.classes
                 about: dict[str, Any] = {"kind": str(kinds[i])}
