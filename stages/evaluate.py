@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from sfumato.errors import BudgetError
+from sfumato.storage.files import write_local
 from stages import launch
 from stages.runner import DryRun, describe, load_plan, ready_processor, show_standing
 from stages.screen import say, show_local
 from stages.state import ARTIFACTS, CARD, EVALUATION, LEDGER, check_local, state_dir
-
-MEMBERSHIP_HELP = "Also attack the release: can members of the sensitive set be told from the hold-out?"
 
 
 def evaluate(
     *,
     out: Annotated[Path, typer.Option(help="Directory for the plots.")] = EVALUATION,
     metrics: Annotated[Path, typer.Option(help="File for the numbers.")] = Path("metrics.json"),
-    membership: Annotated[bool, typer.Option("--membership", help=MEMBERSHIP_HELP)] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Local: train classifiers on synthetic images, test them on the real hold-out, compare features."""
@@ -34,27 +35,28 @@ def evaluate(
     if not plan.enabled:
         return metrics.unlink(missing_ok=True)
     check_local("--metrics", metrics)
-    check_local("--out", out / "accuracy.png")
+    check_local("--out", out / "neighbours.png")
     from sfumato.runtime.distributed import join, launched
 
     if launch.asked() and not launched():
         raise SystemExit(launch.again())
     from sfumato.data.store import read_card
-    from sfumato.evaluation.evaluate import evaluate_folder, save_evaluation
+    from sfumato.evaluation.comparison import keep_evaluation
+    from sfumato.evaluation.evaluate import evaluate_folder
     from sfumato.evaluation.tables import tables_of
+    from sfumato.privacy.ledger import read_ledger
 
     join()
     ready_processor("evaluate")
-    card, state = read_card(CARD), state_dir()
-    evaluation = evaluate_folder(plan, synthesize, teacher, state, card, attack=membership, progress=log)
-    if evaluation is None:  # another process has it
+    numbers = evaluate_folder(plan, synthesize, teacher, state_dir(), read_card(CARD), out, log)
+    if numbers is None:  # another process has it
         return
-    log("plots")
-    save_evaluation(evaluation, out, metrics, state, LEDGER)
-    for warning in evaluation.metrics["warnings"]:
+    write_local(metrics, (json.dumps(numbers, indent=1) + "\n").encode())
+    with suppress(BudgetError):  # without a ledger; other runs replace metrics.json
+        keep_evaluation(state_dir(), numbers | {"ledger": read_ledger(LEDGER)})
+    for warning in numbers["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)  # not by `say`: they hold numbers of real images
-    sentence = evaluation.metrics["verdict"]["sentence"]
-    show_local(tables_of(evaluation.metrics, evaluation.attacks), metrics, f"Verdict: {sentence}")
+    show_local(tables_of(numbers), metrics, f"Verdict: {numbers['verdict']['sentence']}")
 
 
 def log(what: str) -> None:

@@ -1,13 +1,12 @@
 """The numbers of an evaluation as tables: CSV files, the screen and the owner's report. All of it is local."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
-from sfumato.evaluation.membership import Attack
 from sfumato.evaluation.plots import scored
 from sfumato.release.report import Local, Table, picture
 from sfumato.storage.artifacts import read_artifact
@@ -36,8 +35,8 @@ def measure_of(found: Mapping) -> str:
     return str(found.get("measure", "accuracy"))
 
 
-def tables_of(found: Mapping, attacks: Sequence[Attack] = ()) -> Iterator[Table]:
-    """What terminal and page show of metrics.json: accuracy by training set and class, fidelity, attacks, verdict."""
+def tables_of(found: Mapping) -> Iterator[Table]:
+    """What terminal and page show of metrics.json: accuracy by training set and class, fidelity, verdict."""
     sets, measure = scored(found), measure_of(found)
     if not sets:  # the hold-out could not judge
         return
@@ -74,13 +73,6 @@ def tables_of(found: Mapping, attacks: Sequence[Attack] = ()) -> Iterator[Table]
         cells = (map(number, compared.loc[key], spreads.loc[f"{key}_std"]) for key in keys)
         rows = ([key.replace("_", " "), *own] for key, own in zip(keys, cells, strict=True))
         yield table_of(title, ["metric", *compared.columns], rows)
-    if attacks:
-        rows = (
-            [one.name, f"{one.auc:.3f}", f"{one.low:.3f} to {one.high:.3f}", f"{100 * one.hits:.1f} %", one.outcome]
-            for one in attacks
-        )
-        columns = ["attack", "AUC", "interval, 95 %", "found at 1 % false", ""]
-        yield table_of("Membership inference (local)", columns, rows)
     shares, balanced = (found["verdict"][key] for key in ("accuracy", "balanced_accuracy"))
     rows = ([name, f"{100 * share:.1f}", f"{100 * balanced[name]:.1f}"] for name, share in shares.items())
     yield table_of("What a classifier can do, % (local)", ["what is used", measure, "mean over classes"], rows)

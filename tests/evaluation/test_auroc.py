@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from membership import membership
 from sklearn.metrics import roc_auc_score
 
 from sfumato.data.images import ImageSet
 from sfumato.errors import DataError
 from sfumato.evaluation.downstream import Scored, aggregate, auroc, mean_of
-from sfumato.evaluation.membership import membership
 from sfumato.evaluation.scores import absent_classes, check_fits
 from sfumato.evaluation.tables import tables_of
 from sfumato.evaluation.verdict import auroc_error, verdict

@@ -121,7 +121,7 @@ def after_jpeg(images: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("side", "size"), [(28, 10), (64, 1)])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_pattern_is_found_after_jpeg_in_99_of_100_and_moves_no_pixel_by_more_than_one(digits, side, size, channels):
-    """Unmarked sets: none of 100 keys, where each passes with 1/24 900 at most: this test fails by chance in 1 of 60 at most, all four."""
+    """Unmarked sets: no key of 100, each with 1/24 900 at most: all four fail by chance once in 60 at most."""
     images = np.tile(larger(digits, side), channels)
     images[..., 1:] //= 2
     key = pattern_key("clinic", 0)
