@@ -62,6 +62,7 @@ SHOWN = (
 )
 LOST = 3  # the class that one of the sets lacks
 SHUFFLES = 20_000
+MARKED_STEPS = 200  # of a student on marked images
 
 
 def sets_of_known_quality(
@@ -191,7 +192,7 @@ def rates_of_marks(images: np.ndarray, draws: int = 1000) -> None:
 def accuracy_of_marks(name: str, train: ImageSet, holdout: ImageSet, seeds: int) -> None:
     """Print the accuracy of `student` trained on images with and without the pattern, the same seeds."""
     marked = ImageSet(add_pattern(train.images, pattern_key("sanity", 0)), train.labels, train.classes)
-    schedule = schedule_of("student", len(train), 12)
+    schedule = schedule_of("student", len(train), 1, MARKED_STEPS)
     rows = [
         [evaluate_classifier("student", part, holdout, schedule, {}, seed).accuracy for part in (train, marked)]
         for seed in range(seeds)
@@ -203,16 +204,16 @@ def accuracy_of_marks(name: str, train: ImageSet, holdout: ImageSet, seeds: int)
 
 
 def measure_marks(seeds: int, folder: Path, images: int) -> None:
-    """Print what the pattern costs and how surely it is found. Digits are those of scikit-learn, at 32 pixels."""
+    """Print what the pattern costs and how surely it is found. Digits are those of scikit-learn, at 16 pixels."""
     whole, _ = real_images(False, folder, images)
     train, holdout = (whole.take(np.arange(i * images, (i + 1) * images)) for i in range(2))
     rates_of_marks(holdout.images[:1000])
     bunch = load_digits()
-    small = np.repeat(np.repeat(bunch.images * 255 / 16, 4, axis=1), 4, axis=2).astype(np.uint8)[..., None]
+    small = np.repeat(np.repeat(bunch.images * 255 / 16, 2, axis=1), 2, axis=2).astype(np.uint8)[..., None]
     digits = shuffled(ImageSet(small, bunch.target.astype(np.int64), tuple("0123456789")), len(small))
     half = len(digits) // 2
     parts = digits.take(np.arange(half)), digits.take(np.arange(half, len(digits)))
-    accuracy_of_marks("digits", *parts, seeds)
+    accuracy_of_marks("digits", *parts, 2 * seeds)
     accuracy_of_marks("Fashion-MNIST", train, holdout, seeds)
 
 

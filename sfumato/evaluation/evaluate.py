@@ -16,6 +16,7 @@ from sfumato.evaluation.extractors import build_extractor
 from sfumato.evaluation.holdout import without_copies
 from sfumato.evaluation.metrics.fidelity import chosen_metrics
 from sfumato.evaluation.plots import accuracies, plot_detected, plot_neighbours
+from sfumato.evaluation.public_student import public_extractor, score_students
 from sfumato.evaluation.scores import PLAIN, RELEASE, evaluate_release, looked_at, teacher_accuracy
 from sfumato.evaluation.verdict import verdict
 from sfumato.features.teacher_network import load_teacher
@@ -51,14 +52,16 @@ def evaluate_folder(
     plain = plain_images(released, release)
     synthetic = {RELEASE: released} if plain is None else {RELEASE: released, PLAIN: plain}
     extractor = build_extractor(plan.settings, plan.shape, progress)  # before anything slow: a file may be missing
+    limits: list[str] = []
+    public = public_extractor(plan.settings, plan.shape, limits)
     train, holdout = open_local(state, card, "evaluate", everywhere=True)
-    holdout, limits = without_copies(holdout, train)
+    holdout, copied = without_copies(holdout, train)
     metrics = evaluate_release(synthetic, train, holdout, plan.settings, extractor, progress)
     leads = distributed.is_main()
     distributed.leave()
     if not leads:
         return None
-    metrics["warnings"] = limits + metrics["warnings"]
+    metrics["warnings"] = copied + limits + metrics["warnings"]
     key = secret_key(state, plan.dataset_id)
     metrics["identity"] = identity(plan, key, card.version, train, holdout, extractor, release)
     measured = bool(accuracies(metrics[RELEASE]))  # else the hold-out cannot judge
@@ -66,6 +69,10 @@ def evaluate_folder(
     if taught and measured:
         progress("teacher")
         metrics["teacher"] = teacher_accuracy(load_teacher(teacher).to(device()), holdout)
+    if public is not None and measured:
+        progress("student on a public network")
+        sets = {RELEASE: released} | ({"real": train} if plan.settings.bound else {})
+        metrics["public_student"] = score_students(public, sets, holdout, plan.settings.seeds)
     if extractor is not None and "disclosure" in chosen:
         progress("copies of training images")
         metrics["disclosure"] = disclosure(generated_images(released, release), train, holdout, extractor)

@@ -73,6 +73,11 @@ def tables_of(found: Mapping) -> Iterator[Table]:
         cells = (map(number, compared.loc[key], spreads.loc[f"{key}_std"]) for key in keys)
         rows = ([key.replace("_", " "), *own] for key, own in zip(keys, cells, strict=True))
         yield table_of(title, ["metric", *compared.columns], rows)
+    if "public_student" in found:
+        title = f"A second student, linear on the public network {found['public_student']['network']}, % (local)"
+        note = "It knows public pictures. Compare these rows with each other, and with nothing above."
+        rows = ([name, percent(row), *reliability(row)] for name, row in found["public_student"]["trained_on"].items())
+        yield table_of(title, ["trained on", measure, *heads[1:3], f"its {measure}", *heads[4:]], rows, note)
     shares, balanced = (found["verdict"][key] for key in ("accuracy", "balanced_accuracy"))
     rows = ([name, f"{100 * share:.1f}", f"{100 * balanced[name]:.1f}"] for name, share in shares.items())
     yield table_of("What a classifier can do, % (local)", ["what is used", measure, "mean over classes"], rows)

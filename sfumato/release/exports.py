@@ -57,20 +57,18 @@ class Mark:
         return self.xmp * self.everywhere
 
 
-def mark_of(sources: Collection[str], everywhere: bool = False) -> Mark:
+def mark_of(sources: Collection[str]) -> Mark:
     """The mark of images that were drawn by these sources. All files of a mixture have that of a mixture."""
     if set(sources) == {PUBLIC_SOURCE}:
-        return Mark(None, "A public image, privately selected and labelled. Not generated.", everywhere)
+        return Mark(None, "A public image, privately selected and labelled. Not generated.")
     if PUBLIC_SOURCE in sources:
         return Mark(
             f"{VOCABULARY}compositeWithTrainedAlgorithmicMedia",
             "From a set of AI-generated images and of public images, privately selected and labelled.",
-            everywhere,
         )
     return Mark(
         f"{VOCABULARY}trainedAlgorithmicMedia",
         "AI-generated image. Drawn by a model that was trained with differential privacy.",
-        everywhere,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def save_release(
     """
     images, labels, drawn = varied.images, varied.labels, dict(sorted(Counter(sources.tolist()).items()))
     released = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), plan.classes)
-    mark = mark_of(drawn, everywhere=plan.settings.mark != "pictures")
+    mark = replace(mark_of(drawn), everywhere=plan.settings.mark != "pictures")
     pattern = mark_pixels(released, varied.kinds, plan)
     save_images(directory, released)
     with (directory / IMAGES).open("ab") as file:
