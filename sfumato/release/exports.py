@@ -37,24 +37,16 @@ GROUP = 1000  # rows per group: in memory at a time here, and read at a time by 
 
 @dataclass(frozen=True)
 class Mark:
-    """What the files of a release say. source_type: of IPTC's vocabulary, its address; None: not generated.
-
-    everywhere: not only pictures and Parquet say it.
-    """
+    """What the files of a release say. source_type: of IPTC's vocabulary, its address; None: not generated."""
 
     source_type: str | None
     description: str
-    everywhere: bool = False
+    everywhere: bool = False  # not only pictures and Parquet say it
 
     @property
     def xmp(self) -> str:
         element = f"<{SOURCE_TYPE}>{self.source_type}</{SOURCE_TYPE}>" if self.source_type else ""
         return XMP.format(source_type=element, description=escape(self.description))
-
-    @property
-    def elsewhere(self) -> str:
-        """The packet for the end of an .npy file and the comments of archives, where it can be found by its marks."""
-        return self.xmp * self.everywhere
 
 
 def mark_of(sources: Collection[str]) -> Mark:
@@ -80,9 +72,9 @@ def save_npz(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark
     archive = io.BytesIO()
     classes = np.array(image_set.classes, dtype=np.str_)
     np.savez_compressed(archive, images=image_set.images, labels=image_set.labels, classes=classes, kinds=kinds)
-    if mark.elsewhere:
+    if mark.everywhere:
         with zipfile.ZipFile(archive, "a") as opened:
-            opened.comment = mark.elsewhere.encode()
+            opened.comment = mark.xmp.encode()
     replace_file(directory / NPZ, archive.getvalue())
 
 
@@ -99,7 +91,7 @@ def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mar
     Several labels are `labels`, the list of the names of those that an image has.
     """
     (directory / SAMPLES).mkdir(parents=True, exist_ok=True)
-    comment = {"comment": mark.elsewhere} if mark.elsewhere else {}
+    comment = {"comment": mark.xmp} if mark.everywhere else {}
     for shard, rows in enumerate(shards(image_set)):
         path = directory / SAMPLES / f"train-{shard:05d}.tar"
         with tarfile.open(path, "w", pax_headers=comment) as file:

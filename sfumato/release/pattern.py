@@ -1,9 +1,8 @@
 """A keyed pattern in released pictures, by which a program finds that they were generated, also after JPEG.
 
-In each block of 8×8 pixels, one coefficient of the middle frequencies becomes an even or an odd multiple of STEP. Which
-of them, the key says for each place of a block and each LEVELS grey levels of its mean. The key is public and depends
-on no image: the pattern costs no privacy, anybody can check it, and anybody can remove it.
-Source: quantization index modulation (Chen and Wornell 2001).
+In each block of 8×8 pixels, a coefficient of the middle frequencies becomes an even or an odd multiple of STEP, as the
+key says for each place and each LEVELS grey levels of the block's mean. The key depends on no image: the pattern costs
+no privacy. It is public: anybody can check the pattern, or remove it. Source: Chen and Wornell 2001.
 """
 
 from __future__ import annotations

@@ -43,8 +43,9 @@ def save_release(
     mark = replace(mark_of(drawn), everywhere=plan.settings.mark != "pictures")
     pattern = mark_pixels(released, varied.kinds, plan)
     save_images(directory, released)
-    with (directory / IMAGES).open("ab") as file:
-        file.write(mark.elsewhere.encode())
+    if mark.everywhere:
+        with (directory / IMAGES).open("ab") as file:
+            file.write(mark.xmp.encode())
     if plan.several:
         rows = [dict(zip(plan.classes, row, strict=True)) for row in released.labels.tolist()]
         (directory / LABEL_TABLE).write_text(csv_text(rows, dict.fromkeys(plan.classes, "")), encoding="utf-8")
