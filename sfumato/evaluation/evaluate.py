@@ -1,7 +1,5 @@
 """A release in a folder, judged by the real images behind it: its numbers and the pictures for its owner, all local."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

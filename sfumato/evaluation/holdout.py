@@ -18,8 +18,8 @@ def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[s
     copied = distributed.broadcast_object(copies(holdout, train))
     if not copied.any():
         return holdout, []
-    groups = None if holdout.groups is None else holdout.groups[~copied]
-    left = ImageSet(holdout.images[~copied], holdout.labels[~copied], holdout.classes, groups)
+    beside = (array if array is None else array[~copied] for array in (holdout.groups, holdout.compared))
+    left = ImageSet(holdout.images[~copied], holdout.labels[~copied], holdout.classes, *beside)
     return left, [
         f"{copied.sum()} of {len(holdout)} hold-out images are copies of training images, as they are or resized: they "
         "are left out of all numbers here. Give other pictures in test/, or join it with train/ for a keyed hold-out"

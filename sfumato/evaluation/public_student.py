@@ -3,8 +3,6 @@
 It knows public pictures, so it compares with itself on another set, and never with a student from scratch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
+from sfumato.evaluation.downstream import FEWEST
 from sfumato.evaluation.plots import scored
 from sfumato.release.report import Local, Table, picture
 from sfumato.storage.artifacts import read_artifact
@@ -63,6 +64,16 @@ def tables_of(found: Mapping) -> Iterator[Table]:
     heads = "classifier", "95 % interval", "worst class", measure, "below the mean", "calibration error"
     note = "Interval: over the hold-out, of persons where it has persons. Mean: over the classes."
     yield table_of("How far these can be relied on, % (local)", heads, rows, note)
+    columns = {name: row["by_column"] for name, row in judged.items() if "by_column" in row}
+    rows = (
+        [name, one["group"], str(one["images"]), f"{100 * one['mean']:.1f}", next(reliability(one)), f"{gap:.1f}"]
+        for name, column in columns.items()
+        for gap, one in ((100 * column["gap"], group) for group in column["groups"])
+    )
+    note = f"Groups of fewer than {FEWEST} images are merged into others, or withheld if these are too few as well."
+    if columns:
+        title = "Group by group, % (local)"
+        yield table_of(title, ["classifier", "group", "images", measure, heads[1], "best to worst"], rows, note)
     measured = {name: values for name, values in found.items() if isinstance(values, dict) and "fidelity" in values}
     compared = pd.DataFrame({name: values["fidelity"] for name, values in measured.items()})
     if len(compared.columns):

@@ -5,8 +5,6 @@ key says for each place and each LEVELS grey levels of the block's mean. The key
 no privacy. It is public: anybody can check the pattern, or remove it. Source: Chen and Wornell 2001.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np
