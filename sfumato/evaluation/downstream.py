@@ -178,14 +178,16 @@ def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
     values, counts = np.unique(compared, return_counts=True)
     merged = np.where(np.isin(compared, values[counts < FEWEST]), OTHERS, compared)
     rows = []
+    withheld = len(right)
     for value in np.unique(merged):
         own = merged == value
         if own.sum() >= FEWEST:
+            withheld -= int(own.sum())
             interval = bootstrap_interval(right[own], groups if groups is None else groups[own])
             about = {"group": str(value), "images": int(own.sum())}
             rows.append(about | {"mean": float(right[own].mean()), "interval": interval})
     gap = float(np.ptp([row["mean"] for row in rows] or [0.0]))
-    return {"groups": rows, "gap": gap, "withheld": len(right) - sum(row["images"] for row in rows)}
+    return {"groups": rows, "gap": gap, "withheld": withheld}
 
 
 def summary(values: Sequence) -> dict[str, float | None]:

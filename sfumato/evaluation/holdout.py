@@ -18,8 +18,9 @@ def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[s
     copied = distributed.broadcast_object(copies(holdout, train))
     if not copied.any():
         return holdout, []
-    beside = (array if array is None else array[~copied] for array in (holdout.groups, holdout.compared))
-    left = ImageSet(holdout.images[~copied], holdout.labels[~copied], holdout.classes, *beside)
+    groups = None if holdout.groups is None else holdout.groups[~copied]
+    compared = None if holdout.compared is None else holdout.compared[~copied]
+    left = ImageSet(holdout.images[~copied], holdout.labels[~copied], holdout.classes, groups, compared)
     return left, [
         f"{copied.sum()} of {len(holdout)} hold-out images are copies of training images, as they are or resized: they "
         "are left out of all numbers here. Give other pictures in test/, or join it with train/ for a keyed hold-out"

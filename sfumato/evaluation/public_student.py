@@ -25,12 +25,14 @@ SCHEDULE = Schedule(steps=600, learning_rate=2e-3, weight_decay=1e-2)
 def public_extractor(settings: Evaluate, shape: Shape, warnings: list[str]) -> Extractor | None:
     """The features of `evaluate.public_student`; None if it names none, or with a warning if they are not installed."""
     network = settings.public_student
+    if network is None:
+        return None
     try:
         network = imagenet_network() if network == "imagenet" else network
     except ConfigError as error:
         warnings.append(f"no student on a public network: {error}")
         return None
-    return network and replace(own_extractor(network, shape), name=network.architecture)
+    return replace(own_extractor(network, shape), name=network.architecture)
 
 
 def score_students(
