@@ -3,6 +3,7 @@
     python benchmarks/metrics_sanity.py [--images 5000] [--folder /usr/share/datasets/fashion-mnist] [--plots DIR]
     python benchmarks/metrics_sanity.py --drawn                        # drawn letters stand for real images
     python benchmarks/metrics_sanity.py --seconds 5000,60000           # of each measure, on random features
+    python benchmarks/metrics_sanity.py --marks 10                     # the pattern in pixels, by so many students
 
 Rows: unseen real images; the same with noise, blurred, of three classes only, without one class; copies of training
 images, all, half, or one in a hundred; blanks; images of another set; uniform noise. A linear classifier is trained on
@@ -11,6 +12,7 @@ each. Above the tables, MIND, p, ε, interval, worst class and calibration error
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +21,13 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from scipy.optimize import brentq
 from scipy.stats import binom, binomtest
 from sklearn.calibration import calibration_curve
+from sklearn.datasets import load_digits
 from sklearn.metrics import recall_score
 
 from sfumato.data.images import ImageSet
@@ -34,6 +38,7 @@ from sfumato.evaluation.downstream import (
     BINS,
     aggregate,
     bootstrap_interval,
+    by_column,
     calibration_error,
     fit,
     schedule_of,
@@ -43,8 +48,11 @@ from sfumato.evaluation.extractors import Extractor, embedded_extractor, feature
 from sfumato.evaluation.metrics.fidelity import METRICS, chosen_metrics, fidelity
 from sfumato.evaluation.metrics.neighbours import nearest
 from sfumato.evaluation.plots import plot_neighbours
+from sfumato.evaluation.public_student import score_students
 from sfumato.evaluation.scores import COMPARED, SEARCHED
+from sfumato.release.pattern import FOUND, add_pattern, pattern_key, pattern_score
 from sfumato.settings.evaluate import Evaluate
+from sfumato.storage.png import png_bytes
 from sfumato.training.supervised import logits
 
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
@@ -64,6 +72,7 @@ SHOWN = (
 )
 LOST = 3  # the class that one of the sets lacks
 SHUFFLES = 20_000
+MARKED_STEPS = 200  # of a student on marked images
 
 
 def sets_of_known_quality(
@@ -169,6 +178,22 @@ def judged(part: ImageSet, holdout: ImageSet) -> tuple[np.ndarray, dict]:
     return scores, aggregate([scored_by(lambda _: scores, holdout, {})], part.classes)
 
 
+def groups_of_known_accuracy() -> None:
+    """Print what `by_column` says where 80 % of 400 images, 50 % of 200, and all of 6 and of 5 are right.
+
+    The intervals beside it are by the normal law; 6 and 5 are merged, and another 5 would be withheld.
+    """
+    parts = {"a": (400, 0.8), "b": (200, 0.5), "c": (6, 1.0), "d": (5, 1.0)}
+    right = np.concatenate([np.arange(count) < count * share for count, share in parts.values()]).astype(float)
+    column = by_column(right, None, np.repeat([*parts], [count for count, _ in parts.values()]))
+    for row in column["groups"]:
+        error = 1.96 * np.sqrt(row["mean"] * (1 - row["mean"]) / row["images"])
+        low, high = row["interval"]
+        normal = f"{row['mean'] - error:.3f} to {row['mean'] + error:.3f}"
+        print(f"{row['group']}: {row['images']} images, {row['mean']:.3f}, {low:.3f} to {high:.3f} (normal: {normal})")
+    print(f"best to worst {column['gap']:.3f}, withheld {column['withheld']}")
+
+
 def seconds_of_measures(sizes: list[int]) -> None:
     """Print the processor's seconds of each measure on so many images, training images and strangers.
 
@@ -199,13 +224,70 @@ def jobs(own: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, C
     }
 
 
+def after_jpeg(images: np.ndarray) -> np.ndarray:
+    """(N, H, W, C) uint8 after PNG → JPEG of quality 90."""
+    pictures = []
+    for image in images:
+        content = io.BytesIO()
+        with Image.open(io.BytesIO(png_bytes(image))) as picture:
+            picture.save(content, format="JPEG", quality=90)
+        with Image.open(content) as picture:
+            pictures.append(np.atleast_3d(np.asarray(picture)))
+    return np.stack(pictures)
+
+
+def rates_of_marks(images: np.ndarray, draws: int = 1000) -> None:
+    """Print how often the pattern is found in so many sets after JPEG, and in unmarked sets by so many keys."""
+    key, random = pattern_key("sanity", 0), np.random.default_rng(0)
+    for side, sizes in ((28, (1, 4, 10)), (64, (1, 4)), (128, (1,))):
+        larger = [Image.fromarray(image[..., 0]).resize((side, side), Image.Resampling.LANCZOS) for image in images]
+        drawn = np.stack([np.asarray(picture) for picture in larger])[..., None]
+        marked, plain = after_jpeg(add_pattern(drawn, key)), after_jpeg(drawn)
+        for size in sizes:
+            sets = [random.permutation(len(images))[:size] for _ in range(draws)]
+            hits = np.mean([pattern_score(marked[rows], key) >= FOUND for rows in sets])
+            alarms = [pattern_score(plain[rows], pattern_key("x", i)) >= FOUND for i, rows in enumerate(sets)]
+            print(f"{side} pixels, {size} pictures: found {100 * hits:.1f} %, unmarked {100 * np.mean(alarms):.2f} %")
+
+
+def accuracy_of_marks(name: str, train: ImageSet, holdout: ImageSet, seeds: int) -> None:
+    """Print the accuracy of `student` trained on images with and without the pattern, the same seeds."""
+    marked = ImageSet(add_pattern(train.images, pattern_key("sanity", 0)), train.labels, train.classes)
+    schedule = schedule_of("student", len(train), 1, MARKED_STEPS)
+    rows = [
+        [evaluate_classifier("student", part, holdout, schedule, {}, seed).accuracy for part in (train, marked)]
+        for seed in range(seeds)
+    ]
+    without, having = 100 * np.array(rows).T
+    error = (having - without).std(ddof=1) / np.sqrt(seeds)
+    change = f"{(having - without).mean():+.2f} ± {error:.2f}"
+    print(f"{name}, {seeds} seeds: {without.mean():.2f} without, {having.mean():.2f} with: {change} points", flush=True)
+
+
+def measure_marks(seeds: int, folder: Path, images: int) -> None:
+    """Print what the pattern costs and how surely it is found. Digits are those of scikit-learn, at 16 pixels."""
+    whole, _ = real_images(False, folder, images)
+    train, holdout = (whole.take(np.arange(i * images, (i + 1) * images)) for i in range(2))
+    rates_of_marks(holdout.images[:1000])
+    bunch = load_digits()
+    small = np.repeat(np.repeat(bunch.images * 255 / 16, 2, axis=1), 2, axis=2).astype(np.uint8)[..., None]
+    digits = shuffled(ImageSet(small, bunch.target.astype(np.int64), tuple("0123456789")), len(small))
+    half = len(digits) // 2
+    parts = digits.take(np.arange(half)), digits.take(np.arange(half, len(digits)))
+    accuracy_of_marks("digits", *parts, 2 * seeds)
+    accuracy_of_marks("Fashion-MNIST", train, holdout, seeds)
+
+
 def main(
     images: Annotated[int, typer.Option(help="Of each of: training, hold-out, synthetic.")] = 5000,
     folder: Annotated[Path, typer.Option(help="Holds the four .gz files.")] = Path("/usr/share/datasets/fashion-mnist"),
     drawn: Annotated[bool, typer.Option("--drawn", help="Drawn letters stand for real images.")] = False,
     plots: Annotated[Path | None, typer.Option(help="Also write neighbours.png for the half copies.")] = None,
     seconds: Annotated[str, typer.Option(help="Only time each measure, at these numbers of images.")] = "",
+    marks: Annotated[int, typer.Option(help="Only measure the pattern in pixels, by so many students a set.")] = 0,
 ) -> None:
+    if marks:
+        return measure_marks(marks, folder, images)
     if seconds:
         return seconds_of_measures([int(size) for size in seconds.split(",")])
     whole, other = real_images(drawn, folder, images)
@@ -218,7 +300,8 @@ def main(
     what = f"{images} images a side, against the hold-out, {extractor.name}"
     table = Table("set", *(name.replace("_", " ") for name in SHOWN), "s", title=what)
     beside = Table(
-        "set", "as near as 1 in 100", "p", "ε ≥", "rings", "accuracy", "interval", "worst class", "gap", "ECE"
+        *("set", "as near as 1 in 100", "p", "ε ≥", "rings", "accuracy", "interval", "worst class", "gap", "ECE"),
+        "on public features",
     )
     chosen = [name for name in chosen_metrics(Evaluate()) if METRICS[name].measure]
     for name, part in sets_of_known_quality(train, fresh, other, random).items():
@@ -236,7 +319,8 @@ def main(
         words = [f"{copies['p']:.2g}", f"{copies['epsilon']:.2g}", "yes" if copies["rings"] else "no"]
         shares = [f"{100 * row['mean']:.1f}", f"{100 * low:.1f} to {100 * high:.1f}"]
         shares += [f"{worst['class']} {100 * worst['mean']:.1f}", f"{100 * gap:.1f}", f"{100 * row['calibration']:.1f}"]
-        beside.add_row(name, near, *words, *shares)
+        second = score_students(extractor, {name: part}, holdout, (0,))["trained_on"][name]
+        beside.add_row(name, near, *words, *shares, f"{100 * second['mean']:.1f}")
         if name in ("real, unseen", "1 % copies of training", "half copies of training"):
             distances = [nearest(real, features)[1] for real in novel[1:]]
             again = p_by_shuffling(distances[0], distances[1], copies["rank"], random)
@@ -253,6 +337,7 @@ def main(
             plot_neighbours(extractor, part, train, plots / "neighbours.png")
     for shown in (table, beside):
         Console(width=200).print(shown)
+    groups_of_known_accuracy()
 
 
 if __name__ == "__main__":

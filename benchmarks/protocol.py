@@ -16,7 +16,7 @@ import torch
 
 from sfumato.data.images import ImageSet
 from sfumato.evaluation.downstream import aggregate, evaluate_classifier, fit, summary
-from sfumato.evaluation.plots import ACCURACY, LEGEND, LOCAL, log_ticks, new_figure, on_a_grid, save
+from sfumato.evaluation.plots import LEGEND, LOCAL, log_ticks, new_figure, on_a_grid, save
 from sfumato.training.supervised import Schedule, accuracy, logits
 
 KEPT = 0.1  # part of the synthetic images by which a third party would rank models
@@ -183,7 +183,7 @@ def draw_sizes(axes, found: Mapping) -> None:
             axes.plot(together["images"], 100 * together["accuracy"], label=label, **star)
     every = {row["images"] for rows in found["sizes"].values() for row in rows}
     log_ticks(axes, {count: f"{count / 1000:g} K" if count >= 1000 else str(count) for count in every})
-    axes.set(xlabel="synthetic images, log scale", ylabel=ACCURACY)
+    axes.set(xlabel="synthetic images, log scale", ylabel="accuracy on real hold-out, %")
     axes.set_title("Accuracy against the number of images", fontsize=10)
 
 
@@ -193,5 +193,5 @@ def draw_selection(axes, found: Mapping) -> None:
         own = [row for row in settings if row["classifier"] == name]
         synthetic, real = ([100 * row[key] for row in own] for key in ("synthetic", "real"))
         axes.scatter(synthetic, real, color=COLOURS[i % 6], s=28, label=name)
-    axes.set(xlabel="accuracy on synthetic images kept apart, %", ylabel=ACCURACY)
+    axes.set(xlabel="accuracy on synthetic images kept apart, %", ylabel="accuracy on real hold-out, %")
     axes.set_title(f"Model selection: rank correlation {found['selection']['spearman']:.2f}", fontsize=10)

@@ -14,7 +14,7 @@ from sfumato.errors import LAST_ERROR, DataError, SfumatoError, watchers
 from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import HIDDEN
 from sfumato.storage.files import replace_private, write_json
-from stages import ledger, prepare, recipe
+from stages import ledger, prepare, recipe, release
 from stages.compare import compare
 from stages.doctor import doctor
 from stages.evaluate import evaluate
@@ -51,6 +51,7 @@ app.command()(merge)
 app.add_typer(ledger.app, name="ledger")
 app.command()(report)
 app.add_typer(recipe.app, name="recipe")
+app.add_typer(release.app, name="release")
 app.command()(doctor)
 app.command()(du)
 app.command()(forget)

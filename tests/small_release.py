@@ -36,6 +36,7 @@ def write_release(
         several=False,
         prepared=prepared or {},
         settings=Synthesize(**settings),
+        seed=0,
     )
     drawn_by = np.array(sources)[np.arange(count) % len(sources)]
     with writing(path, "synthesize", records=[RECORD]) as directory:

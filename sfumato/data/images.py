@@ -24,6 +24,7 @@ from sfumato.storage.files import open_private, replacing
 
 Shape = tuple[int, int, int]  # channels, height, width
 IMAGES, LABELS, GROUPS = "images.npy", "labels.npy", "groups.npy"
+COMPARED = "compared.npy"  # beside a hold-out: the cells of `data.compare_by`
 GROUPS_REFUSED = (
     "holds one id per image (a patient, say), and nothing says to use it: set data.groups: {array: true} and "
     "privacy.unit: group. Remove it only if no two images are of one person"
@@ -36,13 +37,14 @@ class ImageSet:
 
     images: (N, H, W, C) uint8, possibly a memory map; labels: (N,) int64 below len(classes), or (N, classes) uint8 of
     0 and 1; classes: names; groups: (N,) int64, equal for images of one person, and private; None if each image stands
-    for itself.
+    for itself; compared: (N,) text of `data.compare_by`, of a hold-out; local.
     """
 
     images: np.ndarray
     labels: np.ndarray
     classes: tuple[str, ...]
     groups: np.ndarray | None = None
+    compared: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.images)

@@ -16,14 +16,14 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 
 import numpy as np
 from filelock import FileLock
 
 from sfumato.data.groups import GroupIndex, refuse_crowd
-from sfumato.data.images import GROUPS, IMAGES, ImageSet, ImageWriter, load_array, load_images
+from sfumato.data.images import COMPARED, GROUPS, IMAGES, ImageSet, ImageWriter, load_array, load_images
 from sfumato.data.lineage import digests, lineage, recognised, refuse_overlap
 from sfumato.data.listing import listing_of
 from sfumato.data.rendered import DRAWN
@@ -323,6 +323,7 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path, 
     The hold-out is an official test split, or by hashes of images or groups, so that copies stay together.
     """
     writers: dict[str, ImageWriter] = {}
+    parts: list[bool] = []  # of each image: held out?
     grouped, numbers = source.groups is not None, dict[bytes, int]()
     with ExitStack() as stack:
         for held_out, group, (image, label) in progress(assigned(source, key, holdout_fraction), source.size):
@@ -334,12 +335,17 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path, 
                     writers[part] = stack.enter_context(writer)
             number = None if group is None else numbers.setdefault(group, len(numbers))
             writers[HOLDOUT if held_out else SENSITIVE].append(image, label, number)
+            parts.append(held_out)
     wanted = (SENSITIVE, HOLDOUT) if holdout_fraction else (SENSITIVE,)
     if empty := [part for part in wanted if not writers or not writers[part].count]:
         raise DataError(
             f"the split leaves no {empty[0]} image: equal images (of groups, all of a person) stay together. Give more "
             "that differ, or a hold-out of your own in test/."
         )
+    if source.compared:
+        cells = (cell for i, cell in enumerate(source.compared) if i not in source.left_out)
+        with open_private(directory / HOLDOUT / COMPARED) as file:
+            np.save(file, np.array([*compress(cells, parts)], dtype=np.str_))
     return load_images(directory / SENSITIVE, source.classes, grouped=grouped)
 
 

@@ -18,6 +18,8 @@ from sfumato.runtime import compute
 from sfumato.training.supervised import Schedule, logits, to_tensor, train_supervised
 
 MIN_STEPS = 600  # least gradient steps: a small set gets more passes
+Cells = np.ndarray | None  # of each image, or none
+FEWEST, OTHERS = 10, "others"  # images of a group, below which it is merged with others
 RESAMPLES, BINS = 1000, 15  # of the hold-out for an interval; of confidence for calibration
 
 
@@ -130,9 +132,10 @@ def mean_of(by_label: Sequence[float | None]) -> float:
     return float(np.mean(known)) if known else 0.5
 
 
-def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: np.ndarray | None = None) -> dict:
+def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = None, compared: Cells = None) -> dict:
     """The accuracies of classifiers of several seeds, as shares in [0, 1]. groups: as `bootstrap_interval` takes them.
 
+    compared: (N,) text, of each image, by which "by_column" parts them.
     Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted": {distortion: mean}}, and
     of single labels "interval" and "calibration". `std` is the sample standard deviation over the seeds, None for a
     single one. `per_class` leaves out classes not in the hold-out.
@@ -148,6 +151,8 @@ def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: np.ndarr
     if right := [one.right for one in scored if one.right is not None]:
         found["interval"] = bootstrap_interval(np.mean(right, axis=0), groups)
         found["calibration"] = float(np.mean([one.calibration for one in scored]))
+        if compared is not None:
+            found["by_column"] = by_column(np.mean(right, axis=0), groups, compared)
     return found
 
 
@@ -162,6 +167,27 @@ def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> l
     random = np.random.default_rng(0)
     drawn = (random.integers(len(sums), size=len(sums)) for _ in range(RESAMPLES))
     return np.quantile([sums[rows].sum() / sizes[rows].sum() for rows in drawn], [0.025, 0.975]).tolist()
+
+
+def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
+    """Accuracy and interval of each value of a column, the gap of best to worst, and how many images are withheld.
+
+    Values of fewer than FEWEST images are OTHERS, which are withheld if they are too few. right, groups: as
+    `bootstrap_interval` takes them.
+    """
+    values, counts = np.unique(compared, return_counts=True)
+    merged = np.where(np.isin(compared, values[counts < FEWEST]), OTHERS, compared)
+    rows = []
+    withheld = len(right)
+    for value in np.unique(merged):
+        own = merged == value
+        if own.sum() >= FEWEST:
+            withheld -= int(own.sum())
+            interval = bootstrap_interval(right[own], groups if groups is None else groups[own])
+            about = {"group": str(value), "images": int(own.sum())}
+            rows.append(about | {"mean": float(right[own].mean()), "interval": interval})
+    gap = float(np.ptp([row["mean"] for row in rows] or [0.0]))
+    return {"groups": rows, "gap": gap, "withheld": withheld}
 
 
 def summary(values: Sequence) -> dict[str, float | None]:

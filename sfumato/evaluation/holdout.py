@@ -19,7 +19,8 @@ def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[s
     if not copied.any():
         return holdout, []
     groups = None if holdout.groups is None else holdout.groups[~copied]
-    left = ImageSet(holdout.images[~copied], holdout.labels[~copied], holdout.classes, groups)
+    compared = None if holdout.compared is None else holdout.compared[~copied]
+    left = ImageSet(holdout.images[~copied], holdout.labels[~copied], holdout.classes, groups, compared)
     return left, [
         f"{copied.sum()} of {len(holdout)} hold-out images are copies of training images, as they are or resized: they "
         "are left out of all numbers here. Give other pictures in test/, or join it with train/ for a keyed hold-out"

@@ -18,7 +18,6 @@ from sfumato.storage.png import to_grid
 
 LOCAL = "local: not for release"
 SYNTHETIC, REAL = (37, 99, 168), (224, 122, 31)  # the frames of the images, and their names in the title
-ACCURACY = "accuracy on real hold-out, %"
 MOST_CLASSES, PAIRS = 20, 6
 ROWS, COLUMNS = 3, 16  # of pictures of each kind, of the detector
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
@@ -33,35 +32,6 @@ def scored(metrics: Mapping) -> dict[str, dict]:
     """The accuracies of every set of images, by the set's name."""
     found = {name: accuracies(values) for name, values in metrics.items() if isinstance(values, dict)}
     return {name: rows for name, rows in found.items() if rows}
-
-
-def plot_accuracy(metrics: dict, path: Path) -> None:
-    """Draw the accuracies of `evaluate_release`: a group per set, a bar per classifier, ± one standard deviation.
-
-    A dotted line is the teacher's own accuracy, if it was measured.
-    """
-    sets = scored(metrics)
-    classifiers = list(next(iter(sets.values())))
-    width, colours = 0.8 / len(classifiers), ("#9db4c0", "#5c7f9c", "#253d5b", "#f0c08a", "#e07a1f", "#9a4d0c")
-    figure = new_figure(max(5.0, 1.2 + 0.65 * len(classifiers) * len(sets)), 3.6)
-    axes = figure.subplots()
-    for i, classifier in enumerate(classifiers):
-        places = np.arange(len(sets)) + (i - (len(classifiers) - 1) / 2) * width
-        heights, spread = ([100 * (rows[classifier][key] or 0) for rows in sets.values()] for key in ("mean", "std"))
-        style = {"capsize": 3, "color": colours[i % 6], "ecolor": "#444444"}
-        bars = axes.bar(places, heights, width * 0.92, yerr=spread, label=classifier, **style)
-        axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
-    axes.set_xticks(range(len(sets)), sets)
-    axes.set(
-        ylim=(0, 110), yticks=range(0, 101, 20), ylabel=ACCURACY.replace("accuracy", metrics.get("measure", "accuracy"))
-    )
-    axes.set_title(f"Classifiers by what they were trained on ({LOCAL})", fontsize=10)
-    if "teacher" in metrics:
-        share = 100 * metrics["teacher"]["accuracy"]
-        axes.axhline(share, color="#444444", linestyle=":", linewidth=1.2, label=f"the teacher itself, {share:.1f}")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=len(classifiers) + 1, frameon=False)
-    save(figure, path)
 
 
 def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:

@@ -112,8 +112,9 @@ def accuracies(
     seeds = {name: config.seeds[:1] if name == PLAIN else config.seeds for name in trained_on}
     scored = iter(distributed.map_sharded([(*what, seed) for what in schedules for seed in seeds[what[0]]], train))
     for (name, classifier), schedule in schedules.items():
-        own = list(itertools.islice(scored, len(seeds[name])))
-        yield name, classifier, aggregate(own, holdout.classes, holdout.groups) | {"steps": schedule.steps}
+        own = itertools.islice(scored, len(seeds[name]))
+        found = aggregate([*own], holdout.classes, holdout.groups, holdout.compared)
+        yield name, classifier, found | {"steps": schedule.steps}
 
 
 def shifted_sets(holdout: ImageSet) -> dict[str, ImageSet]:
@@ -130,7 +131,7 @@ def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict:
     """
     found = scored_by(lambda part: logits(teacher, part.images), holdout, shifted_sets(holdout))
     shares = {"accuracy": found.accuracy, "balanced_accuracy": mean_of(found.by_class)}
-    return shares | aggregate([found], holdout.classes, holdout.groups)
+    return shares | aggregate([found], holdout.classes, holdout.groups, holdout.compared)
 
 
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:

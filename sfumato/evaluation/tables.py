@@ -1,13 +1,13 @@
 """The numbers of an evaluation as tables: CSV files, the screen and the owner's report. All of it is local."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
-from sfumato.evaluation.membership import Attack
+from sfumato.evaluation.downstream import FEWEST
 from sfumato.evaluation.plots import scored
 from sfumato.release.report import Local, Table, picture
 from sfumato.storage.artifacts import read_artifact
@@ -36,27 +36,8 @@ def measure_of(found: Mapping) -> str:
     return str(found.get("measure", "accuracy"))
 
 
-def accuracy_table(found: dict) -> pd.DataFrame:
-    rows = [
-        {"model": f"{name}: {model}", "trained_on": name, measure_of(found): row["mean"], "std": row["std"]}
-        for name, values in scored(found).items()
-        for model, row in values.items()
-    ]
-    return pd.DataFrame(rows)
-
-
-def class_table(found: dict) -> pd.DataFrame:
-    rows = [
-        {"trained_on": name, "classifier": model, **one}
-        for name, values in scored(found).items()
-        for model, row in values.items()
-        for one in row["per_class"]
-    ]
-    return pd.DataFrame(rows).rename(columns={"mean": measure_of(found)})
-
-
-def tables_of(found: Mapping, attacks: Sequence[Attack] = ()) -> Iterator[Table]:
-    """What terminal and page show of metrics.json: accuracy by training set and class, fidelity, attacks, verdict."""
+def tables_of(found: Mapping) -> Iterator[Table]:
+    """What terminal and page show of metrics.json: accuracy by training set and class, fidelity, verdict."""
     sets, measure = scored(found), measure_of(found)
     if not sets:  # the hold-out could not judge
         return
@@ -83,6 +64,16 @@ def tables_of(found: Mapping, attacks: Sequence[Attack] = ()) -> Iterator[Table]
     heads = "classifier", "95 % interval", "worst class", measure, "below the mean", "calibration error"
     note = "Interval: over the hold-out, of persons where it has persons. Mean: over the classes."
     yield table_of("How far these can be relied on, % (local)", heads, rows, note)
+    columns = {name: row["by_column"] for name, row in judged.items() if "by_column" in row}
+    rows = (
+        [name, one["group"], str(one["images"]), f"{100 * one['mean']:.1f}", next(reliability(one)), f"{gap:.1f}"]
+        for name, column in columns.items()
+        for gap, one in ((100 * column["gap"], group) for group in column["groups"])
+    )
+    note = f"Groups of fewer than {FEWEST} images are merged into others, or withheld if these are too few as well."
+    if columns:
+        title = "Group by group, % (local)"
+        yield table_of(title, ["classifier", "group", "images", measure, heads[1], "best to worst"], rows, note)
     measured = {name: values for name, values in found.items() if isinstance(values, dict) and "fidelity" in values}
     compared = pd.DataFrame({name: values["fidelity"] for name, values in measured.items()})
     if len(compared.columns):
@@ -93,13 +84,11 @@ def tables_of(found: Mapping, attacks: Sequence[Attack] = ()) -> Iterator[Table]
         cells = (map(number, compared.loc[key], spreads.loc[f"{key}_std"]) for key in keys)
         rows = ([key.replace("_", " "), *own] for key, own in zip(keys, cells, strict=True))
         yield table_of(title, ["metric", *compared.columns], rows)
-    if attacks:
-        rows = (
-            [one.name, f"{one.auc:.3f}", f"{one.low:.3f} to {one.high:.3f}", f"{100 * one.hits:.1f} %", one.outcome]
-            for one in attacks
-        )
-        columns = ["attack", "AUC", "interval, 95 %", "found at 1 % false", ""]
-        yield table_of("Membership inference (local)", columns, rows)
+    if "public_student" in found:
+        title = f"A second student, linear on the public network {found['public_student']['network']}, % (local)"
+        note = "It knows public pictures. Compare these rows with each other, and with nothing above."
+        rows = ([name, percent(row), *reliability(row)] for name, row in found["public_student"]["trained_on"].items())
+        yield table_of(title, ["trained on", measure, *heads[1:3], f"its {measure}", *heads[4:]], rows, note)
     shares, balanced = (found["verdict"][key] for key in ("accuracy", "balanced_accuracy"))
     rows = ([name, f"{100 * share:.1f}", f"{100 * balanced[name]:.1f}"] for name, share in shares.items())
     yield table_of("What a classifier can do, % (local)", ["what is used", measure, "mean over classes"], rows)

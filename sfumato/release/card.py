@@ -73,6 +73,7 @@ def dataset_card(
         classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
         about=[(word, plan.about[key]) for key, word in WORDS["about"].items() if key in plan.about],
         export=settings.export,
+        mark=settings.mark,
         prepared=PREPARED | plan.prepared,
         relabel=settings.relabel,
     )

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import tarfile
+import zipfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ class Mark:
 
     source_type: str | None
     description: str
+    everywhere: bool = False  # not only pictures and Parquet say it
 
     @property
     def xmp(self) -> str:
@@ -65,11 +67,14 @@ def mark_of(sources: Collection[str]) -> Mark:
 def save_npz(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
     """Write one compressed archive: `images` (N, H, W, C) uint8, `labels` (N,) int64, `classes` (M,) strings, `kinds`.
 
-    It has no place for a mark. The same set always gives the same bytes.
+    The mark is its comment. The same set always gives the same bytes.
     """
     archive = io.BytesIO()
     classes = np.array(image_set.classes, dtype=np.str_)
     np.savez_compressed(archive, images=image_set.images, labels=image_set.labels, classes=classes, kinds=kinds)
+    if mark.everywhere:
+        with zipfile.ZipFile(archive, "a") as opened:
+            opened.comment = mark.xmp.encode()
     replace_file(directory / NPZ, archive.getvalue())
 
 
@@ -86,8 +91,10 @@ def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mar
     Several labels are `labels`, the list of the names of those that an image has.
     """
     (directory / SAMPLES).mkdir(parents=True, exist_ok=True)
+    comment = {"comment": mark.xmp} if mark.everywhere else {}
     for shard, rows in enumerate(shards(image_set)):
-        with tarfile.open(directory / SAMPLES / f"train-{shard:05d}.tar", "w") as file:
+        path = directory / SAMPLES / f"train-{shard:05d}.tar"
+        with tarfile.open(path, "w", pax_headers=comment) as file:
             for i in rows:
                 label, names = image_set.labels[i], image_set.classes
                 about: dict[str, Any] = {"kind": str(kinds[i])}

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from sfumato.data.images import ImageSet, load_array, per_class, save_images
+from sfumato.data.images import IMAGES, ImageSet, load_array, per_class, save_images
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.card import ASKED, LABEL_TABLE, PREPARED, cost_of, dataset_card
 from sfumato.release.exports import CLASSES, FORMS, PUBLIC_SOURCE, folder_names, mark_of
 from sfumato.release.loading import KINDS_FILE
+from sfumato.release.pattern import add_pattern, pattern_key
 from sfumato.release.synthesis import sorted_examples
-from sfumato.release.variation import KINDS, PLAIN, PUBLIC, Varied
+from sfumato.release.variation import BATCH, KINDS, PLAIN, PUBLIC, Varied
 from sfumato.settings.release import Synthesize
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, csv_text, write_json
 from sfumato.storage.png import named_grid, save_png, to_grid
@@ -40,14 +42,19 @@ def save_release(
     """
     images, labels, drawn = varied.images, varied.labels, dict(sorted(Counter(sources.tolist()).items()))
     released = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), plan.classes)
+    mark = replace(mark_of(drawn), everywhere=plan.settings.mark != "pictures")
+    pattern = mark_pixels(released, varied.kinds, plan)
     save_images(directory, released)
+    if mark.everywhere:
+        with (directory / IMAGES).open("ab") as file:
+            file.write(mark.xmp.encode())
     if plan.several:
         rows = [dict(zip(plan.classes, row, strict=True)) for row in released.labels.tolist()]
         (directory / LABEL_TABLE).write_text(csv_text(rows, dict.fromkeys(plan.classes, "")), encoding="utf-8")
     np.save(directory / KINDS_FILE, varied.kinds)
     if varied.asked is not None:
         np.save(directory / ASKED, varied.asked.numpy(), allow_pickle=False)
-    mark, number = mark_of(drawn), Counter(varied.kinds.tolist())
+    number = Counter(varied.kinds.tolist())
     kinds = {name: number[name] for name in KINDS if number[name]}
     unchanged = np.isin(varied.kinds, (PLAIN, PUBLIC))
     shown = sorted_examples(images, labels, len(plan.classes), SHOWN, unchanged)
@@ -67,6 +74,7 @@ def save_release(
         "labels": "teacher" if plan.settings.relabel else plan.settings.labels,
         "synthetic": PUBLIC_SOURCE not in drawn,
         "digital_source_type": mark.source_type,
+        **pattern,
         **cost_of(plan, records, apart),
         **({"apart": sorted(apart)} if apart else {}),
         "about": dict(plan.about),
@@ -86,6 +94,18 @@ def save_preview(path: Path, drawn: ImageSet, source: str) -> None:
     images, labels = torch.from_numpy(first.images).permute(0, 3, 1, 2), torch.from_numpy(first.labels)
     shown = sorted_examples(images, labels, len(names), columns)
     save_png(path, named_grid(shown, names, columns, ENLARGED), mark_of([source]).xmp)
+
+
+def mark_pixels(released: ImageSet, kinds: np.ndarray, plan: StagePlan[Synthesize]) -> dict[str, str]:
+    """Add the pattern to images that are not public ones, in place, if asked for. Returns what the card says of it."""
+    if plan.settings.mark != "pixels":
+        return {}
+    key = pattern_key(plan.dataset_id, plan.seed)
+    drawn = np.flatnonzero(kinds != PUBLIC)
+    for start in range(0, len(drawn), BATCH):
+        rows = drawn[start : start + BATCH]
+        released.images[rows] = add_pattern(released.images[rows], key)
+    return {"pattern": key}
 
 
 def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:

@@ -82,6 +82,8 @@ class Data(Strict):
     # where labels are: of imagefolder, a column of metadata.csv, .jsonl or .parquet (by file_name), instead of folders;
     # of webdataset, a key of each .json, instead of .cls. With several labels, the column that lists them: "a|b"
     label_column: str | None = None
+    # of imagefolder, a column of metadata.*, such as sex or site, by which `evaluate` compares accuracies; local
+    compare_by: str | None = None
     # labels of an image: one, or any number of them at once, as findings: a table, or a 0/1 matrix in an archive
     labels: Literal["one", "several"] = "one"
     # share of the pictures, such as 1%, that may be broken or no pictures at all: those are left out and listed in the
@@ -110,6 +112,8 @@ class Data(Strict):
             raise ValueError(f"data.groups needs one of the sources {', '.join(OF_THE_OWNER)}, not {self.source}")
         if self.skip and self.source not in ("imagefolder", "webdataset"):
             raise ValueError(f"data.skip is of imagefolder and webdataset, not of {self.source}")
+        if self.compare_by is not None and self.source != "imagefolder":
+            raise ValueError(f"data.compare_by is of imagefolder with a table, not of {self.source}")
         if self.labels == SEVERAL and self.source not in ("imagefolder", "npz"):
             raise ValueError("data.labels: several needs imagefolder, with a table of the labels, or npz")
         if self.labels == SEVERAL and self.groups is not None and self.groups.folder:

@@ -17,6 +17,8 @@ class Evaluate(Settings):
     epochs: Positive = 12  # passes of a training over its images; at least 600 gradient steps
     steps: Positive | None = None  # gradient steps of every training; None: by epochs
     bound: bool = True  # also train on the real training images: the upper bound
+    # a second student, linear on a public network: imagenet (needs sfumato[imagenet]), or one's own; None: none
+    public_student: OwnNetwork | Literal["imagenet"] | None = None
     # feature space of the fidelity metrics: a small network trained on drawn images, or Inception, which is downloaded
     extractor: Literal["embedded", "inception"] = "embedded"
     network: OwnNetwork | None = None  # of the owner's, which gives the feature space instead

@@ -53,6 +53,8 @@ class Synthesize(Settings):
     mixed: Fraction = 0.0  # part that is blended with images of classes that the teacher confuses with their own
     # further forms beside the arrays: a folder of PNGs a class, one archive, Parquet tables, tar files
     export: tuple[Literal["png", "npz", "parquet", "webdataset"], ...] = ()
+    # what says that images are generated: PNG and Parquet; arrays and tar files too; also a pattern in pixels
+    mark: Literal["pictures", "files", "pixels"] = "pictures"
 
     @model_validator(mode="after")
     def some_stay_plain(self) -> Self:

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
+from membership import membership
 from sklearn.metrics import roc_auc_score
 
 from sfumato.data.images import ImageSet
 from sfumato.errors import DataError
 from sfumato.evaluation.downstream import Scored, aggregate, auroc, mean_of
-from sfumato.evaluation.membership import membership
 from sfumato.evaluation.scores import absent_classes, check_fits
-from sfumato.evaluation.tables import accuracy_table, class_table
+from sfumato.evaluation.tables import tables_of
 from sfumato.evaluation.verdict import auroc_error, verdict
 
 NAMES = ("a", "b", "c")
@@ -54,9 +54,11 @@ def test_the_verdict_measures_from_a_half(value, level):
 
 
 def test_tables_call_it_auroc():
-    assert accuracy_table(found_by(0.8))["AUROC"].tolist() == [0.8, 1.0]
-    table = class_table(found_by(0.8))
-    assert table["class"].tolist() == ["a", "c", "a", "c"] and "AUROC" in table
+    found = found_by(0.8)
+    found["verdict"] = verdict(found, made(2000).labels, 3)
+    scores, by_class, *_, usable = tables_of(found)
+    assert scores.title.startswith("AUROC") and scores.rows == (("release", "80.0"), ("real", "100.0"))
+    assert [name for name, _ in by_class.rows] == ["a", "c"] and "AUROC" in usable.columns
 
 
 def test_a_set_of_one_label_is_not_scored_on_images_with_several():

@@ -1,30 +1,18 @@
 import numpy as np
 import pytest
-from PIL import Image
 
 from sfumato.data.images import ImageSet
 from sfumato.evaluation import plots
 from sfumato.evaluation.extractors import Extractor
-from sfumato.evaluation.plots import framed, plot_accuracy, plot_neighbours
+from sfumato.evaluation.plots import framed, plot_neighbours
 
 RNG = np.random.default_rng(0)
 PIXELS = Extractor(name="pixels", digest="pixels", dimension=64, embed=lambda images: images.mean(1).flatten(1))
-SCORED = {name: {"mean": 0.8, "std": 0.01, "per_seed": [0.8]} for name in ("lr", "cnn")}
-METRICS = {"scope": "local", "warnings": [], "release": SCORED | {"fidelity": {"space": "x"}}, "real": SCORED}
 
 
 def image_set(count, classes, channels=1):
     images = RNG.integers(0, 256, size=(count, 8, 8, channels), dtype=np.uint8)
     return ImageSet(images, np.arange(count) % classes, tuple(f"class {i}" for i in range(classes)))
-
-
-def test_the_accuracies_are_drawn_where_asked(tmp_path):
-    plot_accuracy(METRICS, tmp_path / "plots" / "accuracy.png")
-    with Image.open(tmp_path / "plots" / "accuracy.png") as picture:
-        assert picture.width > 700 and picture.height > 500
-    plot_accuracy(METRICS, tmp_path / "accuracy.svg")
-    text = (tmp_path / "accuracy.svg").read_text()
-    assert "release" in text and "local" in text and "fidelity" not in text
 
 
 @pytest.mark.parametrize(("classes", "channels"), [(2, 3), (10, 1), (30, 1)])

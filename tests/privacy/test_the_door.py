@@ -120,8 +120,8 @@ DOORS = {
         *("sfumato/dpsgd/run.py", "sfumato/baselines/dp_gan.py", "sfumato/baselines/private_evolution.py"),
     },
     "open_local": {
-        *("sfumato/privacy/authorize.py", "sfumato/privacy/latents.py"),
-        *("stages/doctor.py", "stages/evaluate.py", "stages/prepare.py"),
+        *("sfumato/privacy/authorize.py", "sfumato/privacy/latents.py", "sfumato/evaluation/evaluate.py"),
+        *("stages/doctor.py", "stages/prepare.py"),
     },
     # data/prepare: to see whether what was prepared is whole
     "load_prepared": {"sfumato/privacy/authorize.py", "sfumato/data/store.py", "sfumato/data/prepare.py"},

@@ -2,6 +2,9 @@
 
 import io
 import json
+import tarfile
+import zipfile
+from hashlib import sha256
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,7 +14,9 @@ import pytest
 from PIL import Image
 from small_release import write_release
 
+import sfumato
 from sfumato.release.exports import PARQUET, PNG, SOURCE_TYPE, mark_of, save_parquet
+from sfumato.release.pattern import FOUND, add_pattern, pattern_key, pattern_score
 
 GENERATED = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
 NAMES = {"ext": "http://iptc.org/std/Iptc4xmpExt/2008-02-29/", "dc": "http://purl.org/dc/elements/1.1/"}
@@ -59,3 +64,82 @@ def test_a_table_says_it_too_and_so_does_each_picture_in_it(digits, tmp_path, so
     assert b"huggingface" in metadata and metadata[b"description"].decode() == mark.description
     for row in table["image"].to_pylist():
         assert said(row["bytes"]) == (mark.source_type, mark.description)
+
+
+# --- files that are no pictures, and the pattern in the pixels --------------------------------------------------------
+
+IMAGES_SHA256 = "09b1ae0a110ef348106e8b65319b22bac9f44cf70bceec715b1e9806097ba812"  # as before there were these marks
+
+
+def packet_in(content: bytes) -> str:
+    """The XMP packet that a scanner finds between its own marks, in any file."""
+    start = content.index(b"<?xpacket begin")
+    return content[start : content.index(b'<?xpacket end="r"?>', start)].decode()
+
+
+@pytest.mark.parametrize("mark", ["files", "pixels"])
+def test_arrays_and_archives_say_that_they_are_generated_and_are_read_as_ever(digits, tmp_path, mark):
+    path = write_release(tmp_path / "release", digits, export=["npz", "webdataset"], mark=mark)
+    for name in ("images.npy", "images.npz", "webdataset/train-00000.tar"):
+        assert GENERATED in packet_in((path / name).read_bytes()), name
+    images = np.load(path / "images.npy", allow_pickle=False)
+    assert np.array_equal(np.load(path / "images.npy", mmap_mode="r"), images)
+    assert np.array_equal(sfumato.load_release(path).images, images)
+    with np.load(path / "images.npz") as archive:
+        assert np.array_equal(archive["images"], images)
+    with tarfile.open(path / "webdataset/train-00000.tar") as archive:
+        assert len(archive.getmembers()) == 80 and "AI-generated" in archive.pax_headers["comment"]
+
+
+def test_a_release_without_these_marks_keeps_its_bytes(digits, tmp_path):
+    path = write_release(tmp_path / "release", digits, export=["npz", "webdataset"])
+    assert sha256((path / "images.npy").read_bytes()).hexdigest() == IMAGES_SHA256
+    with zipfile.ZipFile(path / "images.npz") as archive:
+        assert archive.comment == b""
+    with tarfile.open(path / "webdataset/train-00000.tar") as archive:
+        assert archive.pax_headers == {}
+    assert "pattern" not in json.loads((path / "card.json").read_text())
+
+
+def larger(digits, side: int, count: int = 200) -> np.ndarray:
+    """Digits of so many pixels a side, with grey levels of all kinds."""
+    pictures = [
+        Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC) for image in digits.images[..., 0]
+    ]
+    return np.stack([np.asarray(picture) for picture in pictures[:count]])[..., None]
+
+
+def after_jpeg(images: np.ndarray) -> np.ndarray:
+    found = []
+    for image in images:
+        content = io.BytesIO()
+        Image.fromarray(image.squeeze()).save(content, format="JPEG", quality=90)
+        found.append(np.asarray(Image.open(content)).reshape(image.shape))
+    return np.stack(found)
+
+
+@pytest.mark.parametrize(("side", "size"), [(28, 10), (64, 1)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_pattern_is_found_after_jpeg_in_99_of_100_and_moves_no_pixel_by_more_than_one(digits, side, size, channels):
+    """Unmarked sets: no key of 100, each with 1/24 900 at most: all four fail by chance once in 60 at most."""
+    images = np.tile(larger(digits, side), channels)
+    images[..., 1:] //= 2
+    key = pattern_key("clinic", 0)
+    marked = add_pattern(images, key)
+    assert np.abs(marked.astype(int) - images).max() == 1
+    received, plain = after_jpeg(marked), after_jpeg(images)
+    sets = [np.random.default_rng(i).permutation(len(images))[:size] for i in range(100)]
+    assert sum(pattern_score(received[rows], key) >= FOUND for rows in sets) >= 99
+    assert not any(pattern_score(plain[rows], pattern_key("other", i)) >= FOUND for i, rows in enumerate(sets))
+
+
+def test_the_key_depends_on_no_image_and_public_images_keep_their_pixels(digits, tmp_path):
+    kinds = np.array(["plain"] * 20 + ["public"] * 20)
+    sources = ["finetune"] * 20 + ["select"] * 20
+    path = write_release(tmp_path / "a", digits, sources, kinds=kinds, mark="pixels")
+    release = sfumato.load_release(path)
+    assert np.array_equal(release.images[20:], digits.images[20:40])
+    assert np.array_equal(release.images[:20], add_pattern(digits.images[:20], release.card["pattern"]))
+    assert (release.images[:20] != digits.images[:20]).any()
+    other = write_release(tmp_path / "b", digits.take(np.arange(100, 200)), mark="pixels")
+    assert json.loads((other / "card.json").read_text())["pattern"] == release.card["pattern"]

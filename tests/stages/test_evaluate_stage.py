@@ -12,9 +12,11 @@ import yaml
 
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.store import read_card
-from sfumato.evaluation import downstream, extractors, scores
+from sfumato.evaluation import downstream, extractors
+from sfumato.evaluation import evaluate as library
 from sfumato.evaluation.tables import read_local
 from sfumato.privacy.ledger import build_ledger, ledger_text
+from sfumato.privacy.resolved import read_stage_plan
 from sfumato.storage.artifacts import writing
 from stages.state import in_git
 
@@ -87,10 +89,8 @@ def test_numbers_and_pictures_are_written_and_features_are_kept_privately(desk, 
     found = measured()
     assert found["scope"] == "local" and "frechet" in found["real"]["fidelity"]
     assert found["release"]["fidelity"]["space"] == "cnn-glyphs-128"
-    names = {"accuracy.png", "accuracy.csv", "per_class.csv", "neighbours.png", "detected.png"}
+    names = {"neighbours.png", "detected.png"}
     assert {path.name for path in Path("evaluation").iterdir()} == names
-    first = "model,trained_on,accuracy,std\nrelease: lr,release,0."
-    assert Path("evaluation/accuracy.csv").read_text().startswith(first)
     local = Path("metrics.json"), *Path("evaluation").iterdir()
     assert {stat.S_IMODE(path.stat().st_mode) for path in local} == {0o600}
     assert not Path("state/cache/features").exists()  # features of real images are not kept on disk
@@ -123,6 +123,13 @@ def test_the_test_for_copies_is_of_the_release_and_shown_on_a_terminal_only(desk
         save_images(directory, ImageSet(train, np.load("state/data/digits/sensitive/labels.npy"), digits.classes))
     desk.terminal = True
     evaluate("", "A SIGN OF COPYING", fidelity=["disclosure"])
+
+
+def test_the_library_measures_what_the_stage_does(evaluate):
+    evaluate(fidelity=["frechet"])
+    plan, state = read_stage_plan(Path("artifacts/plan/evaluate.yaml"), "evaluate"), Path("state")
+    folders = Path("artifacts/synthesize"), Path("artifacts/teacher")
+    assert library.evaluate_folder(plan, *folders, state, read_card(CARD), Path("pictures")) == measured()
 
 
 def git_repository(*ignored: str) -> None:
@@ -163,12 +170,6 @@ def test_a_state_directory_that_git_would_take_is_refused(evaluate):
     evaluate(fidelity=[])
 
 
-def test_membership_inference_is_a_table_where_asked_for(evaluate, terminal):
-    evaluate("--membership", "Membership inference", "finds nothing", fidelity=[])
-    lines = Path("evaluation/membership.csv").read_text().splitlines()
-    assert lines[0] == "name,auc,low,high,hits,members,others" and len(lines) == 3
-
-
 def test_a_release_that_lacks_a_class_is_judged_as_it_is(evaluate, digits, terminal):
     """Noisy counts at a small ε leave classes out: the owner needs the verdict then more than ever."""
     release(digits, digits.labels != 6)
@@ -188,7 +189,7 @@ def test_a_release_that_lacks_a_class_is_judged_as_it_is(evaluate, digits, termi
 def test_a_hold_out_that_cannot_judge_leaves_the_numbers_out_and_says_why(desk, evaluate, kind, why):
     """Everything was spent by then: what else there is must be written."""
     Path("evaluation").mkdir()
-    Path("evaluation/accuracy.png").write_bytes(b"of an earlier release")
+    Path("evaluation/detected.png").write_bytes(b"of an earlier release")
     folder = Path("state/data/digits")
     images, labels = (np.load(folder / "holdout" / name) for name in ("images.npy", "labels.npy"))
     rows = {"blank": labels >= 0, "one picture": np.arange(len(labels)) == 0, "one class": labels == labels[0]}
@@ -198,7 +199,7 @@ def test_a_hold_out_that_cannot_judge_leaves_the_numbers_out_and_says_why(desk, 
         images, labels = (np.load(folder / "sensitive" / name) for name in ("images.npy", "labels.npy"))
     np.save(folder / "holdout/images.npy", images)
     np.save(folder / "holdout/labels.npy", labels)
-    assert why not in evaluate("--membership")
+    assert why not in evaluate()
     found = measured()
     assert found["release"] == found["real"] == {} and why in found["verdict"]["sentence"]
     assert ("copies of training images" in found["warnings"][0]) == (kind == "the training images")
@@ -267,15 +268,14 @@ def test_without_fidelity_there_are_accuracies_of_the_classes_and_no_features(ev
     monkeypatch.setenv("TERM", "dumb")  # no codes of style in the text
     text = evaluate("", "release: lr", "The release, class by class", fidelity=[], seeds=[0, 1])
     assert "feature network" not in text
-    assert {path.name for path in Path("evaluation").iterdir()} == {"accuracy.png", "accuracy.csv", "per_class.csv"}
-    lines = Path("evaluation/per_class.csv").read_text().splitlines()
-    assert lines[0] == "trained_on,classifier,class,accuracy,std" and len(lines) == 1 + 2 * 10
+    assert not list(Path("evaluation").iterdir())
+    assert [len(measured()[name]["lr"]["per_class"]) for name in ("release", "real")] == [10, 10]
 
 
 def test_a_log_does_not_say_whether_there_are_warnings(evaluate, monkeypatch):
     """That there are some is a bit on the real images, and the log leaves the machine."""
-    real, said = scores.evaluate_release, set()
+    real, said = library.evaluate_release, set()
     for found in ([], ["real: few images"]):
-        monkeypatch.setattr(scores, "evaluate_release", lambda *given, f=found: {**real(*given), "warnings": f})
+        monkeypatch.setattr(library, "evaluate_release", lambda *given, f=found: {**real(*given), "warnings": f})
         said.add(evaluate(fidelity=[]))
     assert len(said) == 1

@@ -50,7 +50,7 @@ def read_source(data: Data, raw: Path) -> Source:
     Raises ConfigError if `data` is incomplete, DataError if files are missing or unusable.
     """
     size = None if data.size is None else both_sides(data.size)
-    names = ("path", "channels", "groups", "range", "classes", "label_column", "skip")
+    names = ("path", "channels", "groups", "range", "classes", "label_column", "compare_by", "skip")
     asked = {name: getattr(data, name) for name in names}
     several = data.labels == SEVERAL
     outer = data.groups is not None and data.groups.folder == OUTER

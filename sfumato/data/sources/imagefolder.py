@@ -46,7 +46,11 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     test = None if found.test is None else pictures_of(found.test, every, request, shapes, len(found.train))
     labels = [label for _, label in found.files]
     names = [file.name for file in files]
-    return Source(found.classes, train, test, len(files), ids, names, labels, len(found.test or ()))
+    cells: dict[Any, list[str]] = {}
+    if request.compare_by is not None:
+        cells.update(rows_of(path, (FILE, request.compare_by)))
+    compared = [cells[file][0] if file in cells else "" for file in files if cells]
+    return Source(found.classes, train, test, len(files), ids, names, labels, compared, len(found.test or ()))
 
 
 def list_pictures(request: Request) -> Listing:

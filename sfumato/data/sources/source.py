@@ -37,6 +37,7 @@ class Source:
     groups: list[str | None] | None = None
     names: Sequence[str] = ()  # private: they may be ids
     labels: Iterable[int | np.ndarray] = ()
+    compared: Sequence[str] = ()  # private: the cells of `data.compare_by`, in the order of groups
     held_out: int = 0
     converted: Counter[str] = field(default_factory=Counter)
     left_out: dict[Any, str] = field(default_factory=dict)
@@ -76,6 +77,7 @@ class Request:
     pad: bool = False  # images in other proportions get black bars; otherwise their middle is taken
     classes: tuple[str, ...] | None = None  # names by label, for files without names
     label_column: str | None = None  # of a table, or of samples
+    compare_by: str | None = None  # a column of the table
     several: bool = False  # an image has any number of labels
     mixed: bool = False  # images may differ in size and channels
     skip: float = 0.0  # share of the pictures that may be broken

@@ -1,5 +1,8 @@
 """Membership inference on a release: can an attacker tell which real images were in the set? Local, for the owner.
 
+    python benchmarks/membership.py                  # in the folder of a project that made a release
+
+The test for copies, in every evaluation, looks at the nearest images; this looks at all.
 Members are the sensitive images. The others are the hold-out, which nothing released depends on. An attack that finds
 nothing proves nothing; one that finds more than the guarantee allows would refute it.
 """
@@ -7,10 +10,14 @@ nothing proves nothing; one that finds more than the guarantee allows would refu
 from dataclasses import dataclass
 
 import numpy as np
+import typer
 from scipy.stats import norm
 
-from sfumato.data.images import ImageSet, strata
+from sfumato.data.images import ImageSet, load_images, strata
+from sfumato.data.store import read_card
 from sfumato.evaluation.metrics.neighbours import nearest
+from sfumato.privacy.authorize import open_local
+from stages.state import ARTIFACTS, CARD, state_dir
 
 MOST = 5000  # images of each kind
 TRAINED = 20_000  # released images that the attacker's classifier learns from, at most
@@ -89,3 +96,16 @@ def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> lis
             sure.append(np.array([row[column[y]] if y in column else 0.0 for row, y in zip(chances, own, strict=True)]))
         attacks.append(score("a classifier's confidence in its label", *sure))
     return attacks
+
+
+def main() -> None:
+    """Attack the release of the project in the current folder, and print each attack."""
+    card = read_card(CARD)
+    release = load_images(ARTIFACTS / "synthesize", card.classes, shape=card.shape)
+    for one in membership(release, *open_local(state_dir(), card, "membership attack")):
+        interval = f"{one.low:.3f} to {one.high:.3f} at 95 %"
+        print(f"{one.name}: AUC {one.auc:.3f} ({interval}), {100 * one.hits:.1f} % found at 1 % false: {one.outcome}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

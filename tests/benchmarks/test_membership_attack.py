@@ -1,9 +1,9 @@
 """Membership inference finds copies, and finds nothing where there is nothing."""
 
 import numpy as np
+from membership import membership
 
 from sfumato.data.images import ImageSet
-from sfumato.evaluation.membership import membership
 
 
 def sets(seed: int, copied: int) -> tuple[ImageSet, ImageSet, ImageSet]:

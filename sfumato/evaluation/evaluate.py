@@ -1,0 +1,97 @@
+"""A release in a folder, judged by the real images behind it: its numbers and the pictures for its owner, all local."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sfumato.data.images import ImageSet, load_images
+from sfumato.data.prepare import secret_key
+from sfumato.data.store import Card
+from sfumato.evaluation.comparison import identity
+from sfumato.evaluation.detector import detections
+from sfumato.evaluation.disclosure import disclosure
+from sfumato.evaluation.extractors import build_extractor
+from sfumato.evaluation.holdout import without_copies
+from sfumato.evaluation.metrics.fidelity import chosen_metrics
+from sfumato.evaluation.plots import accuracies, plot_detected, plot_neighbours
+from sfumato.evaluation.public_student import public_extractor, score_students
+from sfumato.evaluation.scores import PLAIN, RELEASE, evaluate_release, looked_at, teacher_accuracy
+from sfumato.evaluation.verdict import verdict
+from sfumato.features.teacher_network import load_teacher
+from sfumato.privacy.authorize import open_local
+from sfumato.privacy.resolved import StagePlan
+from sfumato.release.release import generated_images, plain_images
+from sfumato.runtime import distributed
+from sfumato.runtime.compute import device
+from sfumato.settings.evaluate import Evaluate
+from sfumato.storage.artifacts import read_artifact
+from sfumato.storage.files import keep_private
+
+
+def evaluate_folder(
+    plan: StagePlan[Evaluate],
+    release: Path,
+    teacher: Path,
+    state: Path,
+    card: Card,
+    out: Path,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any] | None:
+    """Measure the release in a folder on the real images of `card`, which this opens, as the journal then says.
+
+    A collective call, which ends the group of processes.
+    teacher: its folder, which need not be there; state: the state directory; out: takes the pictures; progress: told
+    of each step. Returns what metrics.json holds; None in all processes but the first. Raises DataError for what is
+    missing or does not fit.
+    """
+    read_artifact(release, "synthesize")
+    taught = teacher.exists() and read_artifact(teacher, "teacher").enabled
+    released = load_images(release, plan.classes, shape=plan.shape)
+    plain = plain_images(released, release)
+    synthetic = {RELEASE: released} if plain is None else {RELEASE: released, PLAIN: plain}
+    extractor = build_extractor(plan.settings, plan.shape, progress)  # before anything slow: a file may be missing
+    limits: list[str] = []
+    public = public_extractor(plan.settings, plan.shape, limits)
+    train, holdout = open_local(state, card, "evaluate", everywhere=True)
+    holdout, copied = without_copies(holdout, train)
+    metrics = evaluate_release(synthetic, train, holdout, plan.settings, extractor, progress)
+    leads = distributed.is_main()
+    distributed.leave()
+    if not leads:
+        return None
+    metrics["warnings"] = copied + limits + metrics["warnings"]
+    key = secret_key(state, plan.dataset_id)
+    metrics["identity"] = identity(plan, key, card.version, train, holdout, extractor, release)
+    measured = bool(accuracies(metrics[RELEASE]))  # else the hold-out cannot judge
+    chosen = chosen_metrics(plan.settings) if measured else ()
+    if taught and measured:
+        progress("teacher")
+        metrics["teacher"] = teacher_accuracy(load_teacher(teacher).to(device()), holdout)
+    if public is not None and measured:
+        progress("student on a public network")
+        sets = {RELEASE: released} | ({"real": train} if plan.settings.bound else {})
+        metrics["public_student"] = score_students(public, sets, holdout, plan.settings.seeds)
+    if extractor is not None and "disclosure" in chosen:
+        progress("copies of training images")
+        metrics["disclosure"] = disclosure(generated_images(released, release), train, holdout, extractor)
+    metrics["verdict"] = verdict(metrics, holdout.labels, len(plan.classes))
+    keep_private(out)
+    for picture in ("accuracy.png", "detected.png"):  # of an earlier release
+        (out / picture).unlink(missing_ok=True)
+    if "detector" in chosen:
+        progress("detector")
+        detect(metrics, synthetic, train, holdout, out / "detected.png")
+    if extractor is not None:
+        progress("plots")
+        plot_neighbours(extractor, synthetic.get(PLAIN, released), train, out / "neighbours.png")
+    return metrics
+
+
+def detect(
+    metrics: dict[str, Any], synthetic: Mapping[str, ImageSet], train: ImageSet, holdout: ImageSet, picture: Path
+) -> None:
+    """Add a detector's accuracy to the fidelity of each set in `metrics`, and draw what it goes by in the release."""
+    for name, detected in detections(looked_at(synthetic), train, holdout).items():
+        metrics[name]["fidelity"]["detector"] = detected.accuracy
+        if name in (RELEASE, PLAIN):
+            plot_detected(detected, picture)

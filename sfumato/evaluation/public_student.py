@@ -1,0 +1,65 @@
+"""A second student: linear on a public network, which whoever receives a release may have, too.
+
+It knows public pictures, so it compares with itself on another set, and never with a student from scratch.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sfumato.data.images import ImageSet, Shape
+from sfumato.errors import ConfigError
+from sfumato.evaluation.downstream import Scored, aggregate, scored_by
+from sfumato.evaluation.extractors import Extractor, features_of, own_extractor
+from sfumato.evaluation.scores import subsample
+from sfumato.features.efficientnet_lite import imagenet_network
+from sfumato.settings.evaluate import Evaluate
+from sfumato.training.supervised import Schedule, train_supervised
+
+SCHEDULE = Schedule(steps=600, learning_rate=2e-3, weight_decay=1e-2)
+
+
+def public_extractor(settings: Evaluate, shape: Shape, warnings: list[str]) -> Extractor | None:
+    """The features of `evaluate.public_student`; None if it names none, or with a warning if they are not installed."""
+    network = settings.public_student
+    if network is None:
+        return None
+    try:
+        network = imagenet_network() if network == "imagenet" else network
+    except ConfigError as error:
+        warnings.append(f"no student on a public network: {error}")
+        return None
+    return replace(own_extractor(network, shape), name=network.architecture)
+
+
+def score_students(
+    extractor: Extractor, trained_on: Mapping[str, ImageSet], holdout: ImageSet, seeds: Sequence[int]
+) -> dict:
+    """{"network", "trained_on": {set: what `aggregate` returns}}. Of a set, `scores.COMPARED` images are learned."""
+    rows = {}
+    for name, image_set in trained_on.items():
+        scored = [score_student(extractor, subsample(image_set), holdout, seed) for seed in seeds]
+        rows[name] = aggregate(scored, holdout.classes, holdout.groups)
+    return {"network": extractor.name, "trained_on": rows}
+
+
+def score_student(extractor: Extractor, train: ImageSet, holdout: ImageSet, seed: int) -> Scored:
+    """Train a linear classifier on features, in units of their spread over `train`. seed: fixes its start and order."""
+    learned, scored = (torch.from_numpy(features_of(extractor, part.images)) for part in (train, holdout))
+    mean, spread = learned.mean(dim=0), learned.std(dim=0) + 1e-6
+    labels = torch.from_numpy(np.array(train.labels, dtype=np.int64))
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            for rows in torch.randperm(len(learned)).split(SCHEDULE.batch):
+                yield (learned[rows] - mean) / spread, labels[rows]
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = nn.Linear(learned.shape[1], len(train.classes))
+        train_supervised(model, batches(), SCHEDULE)
+    answers = model((scored - mean) / spread).detach().numpy()
+    return scored_by(lambda _: answers, holdout, {})

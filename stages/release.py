@@ -1,0 +1,39 @@
+"""`stage release check-mark`: whether pictures bear the pattern of a release."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sfumato.errors import ConfigError, DataError, explained
+from stages.state import ARTIFACTS
+
+app = typer.Typer(no_args_is_help=True, help="What was released, looked at again.")
+
+
+@app.command("check-mark")
+def check_mark(
+    pictures: Annotated[Path, typer.Argument(help="A picture, or a folder of pictures of one release.")],
+    card: Annotated[Path, typer.Option(help="card.json of the release.")] = ARTIFACTS / "synthesize" / "card.json",
+) -> None:
+    """Free: whether pictures bear the pattern of `synthesize.mark: pixels`, together. Exit code 1 if they do not."""
+    import numpy as np
+
+    from sfumato.data.sources.imagefolder import decode
+    from sfumato.data.sources.tabled import pictures_below
+    from sfumato.release.pattern import FOUND, pattern_score
+    from sfumato.storage.documents import read_json
+
+    with explained(DataError, lambda error: f"{card} is not the card of a release ({error!r}): name it by --card"):
+        content = read_json(card)
+        channels, *sides = content["shape"]
+    if "pattern" not in content:
+        raise ConfigError(f"{card} names no pattern: the release was made without synthesize.mark: pixels")
+    files = [pictures] if pictures.is_file() else pictures_below(pictures)
+    images = [image for file in files if (image := decode(file)).shape == (*sides, channels)]
+    if not images:
+        raise DataError(f"{pictures} holds no picture of {sides[0]}×{sides[1]} pixels, as the release has them")
+    score = pattern_score(np.stack(images), content["pattern"])
+    words = "bear the pattern" if score >= FOUND else "do not bear the pattern, or are too few to tell"
+    typer.echo(f"{len(images)} of {len(files)} pictures compared: together they {words} (score {score:.1f} of {FOUND})")
+    raise typer.Exit(int(score < FOUND))
