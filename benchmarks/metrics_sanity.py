@@ -40,6 +40,7 @@ from sfumato.evaluation.downstream import (
     bootstrap_interval,
     by_column,
     calibration_error,
+    evaluate_classifier,
     fit,
     schedule_of,
     scored_by,

@@ -24,7 +24,7 @@ from sfumato.storage.files import open_private, replacing
 
 Shape = tuple[int, int, int]  # channels, height, width
 IMAGES, LABELS, GROUPS = "images.npy", "labels.npy", "groups.npy"
-COMPARED = "compared.npy"  # beside a hold-out: the cells of `data.compare_by`
+COMPARED_FILE = "compared.npy"  # beside a hold-out: the cells of `data.compare_by`
 GROUPS_REFUSED = (
     "holds one id per image (a patient, say), and nothing says to use it: set data.groups: {array: true} and "
     "privacy.unit: group. Remove it only if no two images are of one person"

@@ -23,7 +23,7 @@ import numpy as np
 from filelock import FileLock
 
 from sfumato.data.groups import GroupIndex, refuse_crowd
-from sfumato.data.images import COMPARED, GROUPS, IMAGES, ImageSet, ImageWriter, load_array, load_images
+from sfumato.data.images import COMPARED_FILE, GROUPS, IMAGES, ImageSet, ImageWriter, load_array, load_images
 from sfumato.data.lineage import digests, lineage, recognised, refuse_overlap
 from sfumato.data.listing import listing_of
 from sfumato.data.rendered import DRAWN
@@ -46,7 +46,9 @@ UNNAMED = "unnamed"  # the version that the images have without data.version
 RANDOM = re.compile("[0-9a-f]{16}")  # a version that the owner did not name
 # of resized copies, at least 97 % are above ALIKE; of other slices of the same scanner, 10 %
 ALIKE, COPIED, SAMPLE = 0.995, 1 / 3, 500
-COMPARED = 2**23  # images of a set that are compared by their bytes, in 64 MiB; of more, a part that follows from them
+MOST_COMPARED = (
+    2**23
+)  # images of a set that are compared by their bytes, in 64 MiB; of more, a part that follows from them
 BLOCK = 4096  # images that are compared by their looks at once
 GRID_CLASSES, GRID_COLUMNS = 20, 10  # of the picture of a public set: classes at most, images of each
 
@@ -163,9 +165,9 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
 
 
 def by_content(*homes: Path) -> list[np.ndarray]:
-    """Of each set (n,) uint64, of which images of the same bytes have the same; of COMPARED images at most, about."""
+    """Of each set (n,) uint64, of which images of the same bytes have the same; of MOST_COMPARED images at most, about."""
     images = [[load_array(home / part / IMAGES) for part in (SENSITIVE, HOLDOUT)] for home in homes]
-    below = 2**64 * min(1.0, COMPARED / max(1, *(sum(map(len, parts)) for parts in images)))
+    below = 2**64 * min(1.0, MOST_COMPARED / max(1, *(sum(map(len, parts)) for parts in images)))
     values = [(int.from_bytes(value[:8], "big") for value in chain(*map(digests, parts))) for parts in images]
     return [np.fromiter((value for value in every if value < below), np.uint64) for every in values]
 
@@ -344,7 +346,7 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path, 
         )
     if source.compared:
         cells = (cell for i, cell in enumerate(source.compared) if i not in source.left_out)
-        with open_private(directory / HOLDOUT / COMPARED) as file:
+        with open_private(directory / HOLDOUT / COMPARED_FILE) as file:
             np.save(file, np.array([*compress(cells, parts)], dtype=np.str_))
     return load_images(directory / SENSITIVE, source.classes, grouped=grouped)
 

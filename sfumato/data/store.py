@@ -18,7 +18,7 @@ from filelock import FileLock
 from pydantic import Field
 from torch import Tensor
 
-from sfumato.data.images import COMPARED, ImageSet, load_array, load_images, write_header
+from sfumato.data.images import COMPARED_FILE, ImageSet, load_array, load_images, write_header
 from sfumato.errors import DataError, explained, reading_sensitive
 from sfumato.settings.data import GROUP, IMAGE, SEVERAL, ClassName, DatasetId
 from sfumato.storage.digest import digest_of
@@ -99,8 +99,8 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
     images = load_images(home / part, card.classes, grouped=card.unit == GROUP, shape=card.shape)
     if (images.labels.ndim == 2) != (card.labels == SEVERAL):
         raise DataError(f"{home / part} has other labels than the card, labels: {card.labels}: {AGAIN} again")
-    if (home / part / COMPARED).exists():
-        images = replace(images, compared=load_array(home / part / COMPARED))
+    if (home / part / COMPARED_FILE).exists():
+        images = replace(images, compared=load_array(home / part / COMPARED_FILE))
     return images
 
 

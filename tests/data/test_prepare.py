@@ -526,7 +526,7 @@ def test_equal_images_are_found_in_a_sample_that_follows_from_them(owner, monkey
     homes = [owner.state / "data" / name for name in ("set", "other")]
     every = prepare.by_content(*homes)
     assert [len(one) for one in every] == [300, 200] and len(np.intersect1d(*every)) == 100
-    monkeypatch.setattr(prepare, "COMPARED", 60)
+    monkeypatch.setattr(prepare, "MOST_COMPARED", 60)
     some = prepare.by_content(*homes)
     assert 30 < len(some[0]) < 90 and all(set(part) <= set(whole) for part, whole in zip(some, every, strict=True))
     shared = np.intersect1d(*some)
