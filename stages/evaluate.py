@@ -65,6 +65,7 @@ def evaluate(
     from sfumato.privacy.ledger import read_ledger
     from sfumato.release.release import generated_images, plain_images
     from sfumato.runtime.compute import device
+    from sfumato.storage.documents import read_json
 
     distributed.join()
     ready_processor("evaluate")
@@ -93,7 +94,8 @@ def evaluate(
         log("copies of training images")
         generated = generated_images(synthetic[RELEASE], synthesize)
         found["disclosure"] = disclosure(generated, train, holdout, extractor)
-    found["verdict"] = verdict(found, holdout.labels, len(plan.classes))
+    mixture = read_json(synthesize / "card.json").get("mixture")
+    found["verdict"] = verdict(found | {"mixture": mixture}, holdout.labels, len(plan.classes))
     tables = {"accuracy.csv": accuracy_table(found), "per_class.csv": class_table(found)}
     attacked = []
     if membership and measured:

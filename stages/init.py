@@ -303,6 +303,10 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
         say(f"         {', '.join(joined)}/ joins the training images: nothing is chosen by it")
     say(f"protects {protected(known)}")
     say(f"recipe   {params.recipe}: {proposed.row}")
+    if params.synthesize.choose:
+        say(
+            "         with public images beside the drawn ones, if students of both mixtures then agree with the teacher"
+        )
     public = f"that the dataset exists, its class names ({', '.join(found.classes[:5])}"
     public += f" and {len(found.classes) - 5} more)" if len(found.classes) > 5 else ")"
     public += ", which are the labels that occur" if "classes" in found.data else ""
@@ -344,7 +348,9 @@ def show_sizes(known: Known, proposed: Proposal, others: Sequence[Proposal]) -> 
 
     what = "persons" if known.unit == GROUP else "images"
     several = known.data.get("labels") == SEVERAL  # nothing was measured with these
-    kind = "chosen" if known.public else "colour" if known.channels == 3 else "grey"
+    kind = "colour" if known.channels == 3 else "grey"
+    if known.public and not proposed.params.synthesize.choose:
+        kind = "chosen"
     columns = "pixels a side", "minutes", "more help up to", "usefulness (two of three public sets)"
     table = numbers_table("sizes, of which --size chooses", *columns, words=columns[3:])
     for one in sorted([proposed, *others], key=lambda one: both_sides(one.own["data"]["size"]), reverse=True):

@@ -74,6 +74,19 @@ def vary(
     return Varied(images, labels, kinds, first)
 
 
+def beside_public(varied: Varied, images: Tensor, labels: Tensor, seed: int) -> Varied:
+    """With public images, which keep their labels, among those as drawn. images: (B, C, H, W) uint8; labels: (B,)."""
+    plain = int((varied.kinds == PLAIN).sum())
+    order = torch.randperm(plain + len(images), generator=torch.Generator().manual_seed(seed))
+    first = np.array([PLAIN, PUBLIC]).repeat([plain, len(images)])[order.numpy()]
+    return Varied(
+        torch.cat([torch.cat([varied.images[:plain], images])[order], varied.images[plain:]]),
+        torch.cat([torch.cat([varied.labels[:plain], labels])[order], varied.labels[plain:]]),
+        np.concatenate([first, varied.kinds[plain:]]),
+        None if varied.asked is None else torch.cat([varied.asked, labels])[order],
+    )
+
+
 def vary_parts(
     images: Tensor, plain: int, distorted: int, probabilities: Tensor | None, random: torch.Generator
 ) -> None:

@@ -1,0 +1,107 @@
+"""The mixture that is released is chosen by students of what was released: no real image is looked at, no ε spent."""
+
+import numpy as np
+import pytest
+import torch
+from small_plan import card, params
+from test_golden import PUBLIC, case, computed
+
+from sfumato.errors import ConfigError
+from sfumato.evaluation import mixture
+from sfumato.evaluation.mixture import WITH, WITHOUT, agreement, chosen_mixture, judging, mixtures
+from sfumato.planning.resolve import make_plan
+from sfumato.release.variation import PLAIN, Varied, beside_public
+from sfumato.settings.release import Synthesize
+
+MIXED = {"sources": {"auxiliary": 1.0, "select": 1.0}, "labels": "uniform", "choose": True, "relabel": True}
+
+
+def shaded(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dark and bright noise, two classes: (N, 1, 8, 8) uint8."""
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 2
+    return (torch.rand(count, 1, 8, 8, generator=random) * 100 + 155 * labels[:, None, None, None]).byte(), labels
+
+
+def of(images: torch.Tensor, labels: torch.Tensor) -> Varied:
+    return Varied(images, labels, np.full(len(labels), PLAIN))
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(mixture, "STEPS", 25)
+    monkeypatch.setattr("stages.synthesize.JUDGES", 40)
+
+
+def test_both_mixtures_draw_from_the_same_sources_and_one_adds_all_public_images_at_their_weight():
+    asked = Synthesize(count=900, sources={"refine": 3.0, "select": 1.0}, choose=True)
+    found = mixtures(asked, 100)
+    assert found[WITHOUT].sources == {"refine": 3.0} and found[WITHOUT].count == 900
+    assert found[WITH].sources == asked.sources and found[WITH].count == 400
+    assert mixtures(asked, 5000)[WITH].count == 900
+
+
+def pixels(images: torch.Tensor) -> np.ndarray:
+    return images.permute(0, 2, 3, 1).numpy()
+
+
+def test_a_student_of_right_labels_agrees_and_one_of_wrong_labels_does_not(quick):
+    images, labels = shaded(60, 1)
+    learned, right = shaded(100, 2)
+    for own, low, high in ((right, 0.95, 1.0), (1 - right, 0.0, 0.05)):
+        assert low <= agreement(of(learned, own), {"drawn": (pixels(images), labels.numpy())}, 2, 0)["drawn"] <= high
+
+
+def test_a_student_that_always_names_the_larger_class_has_a_half(quick):
+    images, labels = shaded(100, 1)
+    rows = np.argsort(labels.numpy(), kind="stable")[40:]  # 10 of one class, 50 of the other
+    judged = {"drawn": (pixels(images)[rows], labels.numpy()[rows])}
+    assert agreement(of(images, torch.ones(100, dtype=torch.int64)), judged, 2, 0)["drawn"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("beside", "name"),
+    [
+        ((0.95, 0.8), WITH),
+        ((0.942, 0.8), WITH),
+        ((0.93, 0.99), WITHOUT),
+        ((0.97, 0.55), WITHOUT),
+        ((0.5, 0.5), WITHOUT),
+    ],
+)
+def test_public_images_stay_if_they_cost_no_agreement_on_drawn_images_and_help_on_public_ones(beside, name):
+    found = {WITHOUT: {"drawn": 0.95, "public": 0.6}, WITH: dict(zip(("drawn", "public"), beside, strict=True))}
+    assert chosen_mixture(found) == name
+
+
+def test_students_are_compared_on_public_images_that_no_mixture_holds_if_there_are_some():
+    chosen = np.arange(30)
+    assert set(judging(50, chosen, 0)) == set(range(30, 50))
+    assert set(judging(30, chosen, 0)) == set(range(30))
+
+
+def test_public_images_stand_among_those_as_drawn_and_keep_their_labels():
+    images, labels = shaded(40, 1)
+    drawn = Varied(images, labels, np.repeat(["plain", "distorted"], [10, 30]), labels[:10])
+    public = torch.full((6, 1, 8, 8), 7, dtype=torch.uint8)
+    found = beside_public(drawn, public, torch.ones(6, dtype=torch.int64), 0)
+    first = found.kinds[:16]
+    assert sorted(first) == ["plain"] * 10 + ["public"] * 6 and list(first) != sorted(first)
+    assert (found.images[:16][torch.from_numpy(first == "public")] == 7).all()
+    assert (found.labels[:16][torch.from_numpy(first == "public")] == 1).all()
+    assert torch.equal(found.images[16:], images[10:]) and len(found.asked) == 16
+
+
+@pytest.mark.parametrize("name", [WITH, WITHOUT])
+def test_the_release_is_the_mixture_that_was_chosen(quick, monkeypatch, name):
+    monkeypatch.setattr("stages.synthesize.chosen_mixture", lambda agreements: name)
+    found = computed(case("synthesize", **MIXED, count=60))
+    public = PUBLIC // 2  # of the selection
+    assert len(found["images.npy"]) == (2 * public if name == WITH else 60)
+
+
+@pytest.mark.parametrize("sources", [{"select": 1}, {"auxiliary": 1}])
+def test_a_choice_needs_public_images_and_drawn_ones(sources):
+    made = params(recipe="teacher-mixed", synthesize={"sources": sources, "choose": True})
+    with pytest.raises(ConfigError, match="compares sources with select and without: name both"):
+        make_plan(made, card())
