@@ -304,9 +304,7 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
     say(f"protects {protected(known)}")
     say(f"recipe   {params.recipe}: {proposed.row}")
     if params.synthesize.choose:
-        say(
-            "         with public images beside the drawn ones, if students of both mixtures then agree with the teacher"
-        )
+        say("         public images join the drawn ones, if students of both mixtures then agree with the teacher")
     public = f"that the dataset exists, its class names ({', '.join(found.classes[:5])}"
     public += f" and {len(found.classes) - 5} more)" if len(found.classes) > 5 else ")"
     public += ", which are the labels that occur" if "classes" in found.data else ""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.data.images import ImageSet
+from sfumato.data.images import ImageSet, load_array
 from sfumato.data.store import load_public
 from sfumato.data.tables import check_parquet
-from sfumato.evaluation.mixture import JUDGES, WITHOUT, agreement, chosen_mixture, judges, judging, mixtures
+from sfumato.evaluation.mixture import JUDGES, WITH, WITHOUT, agreement, chosen_mixture, judges
 from sfumato.features.teacher_network import TeacherNetwork, guide_by, load_teacher
 from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.release.release import save_release
@@ -38,34 +38,35 @@ def synthesize(run: StageRun[Synthesize]) -> None:
         with progress("synthesize") as report:
             return draw_mixture(paths, settings, priors, seed, report, plan.shape, guide, run.out.parent)
 
-    mixture = None
     if settings.choose and teacher is not None:
-        varied, sources, mixture = choose(run, drawn, teacher)
+        varied, sources = choose(run, drawn, teacher)
     else:
         images, labels, sources = drawn(settings, plan.seed)
         varied = vary(images, labels, settings, teacher, plan.seed, sources == PUBLIC_SOURCE)
     with run.writing() as directory:
         inputs = list(run.inputs.values())
-        save_release(directory, varied, sources, merge_records(inputs), plan, declared_apart(inputs), mixture)
+        save_release(directory, varied, sources, merge_records(inputs), plan, declared_apart(inputs))
 
 
 def choose(
     run: StageRun[Synthesize], drawn: Callable[..., tuple[Tensor, Tensor, np.ndarray]], teacher: TeacherNetwork
-) -> tuple[Varied, np.ndarray, dict[str, Any]]:
-    """The mixture that is released, the source of each image, and what the card says of the choice."""
-    plan, settings = run.plan, run.settings
+) -> tuple[Varied, np.ndarray]:
+    """The mixture that is released, and the source of each of its images in any order."""
+    plan, weights = run.plan, dict(run.settings.sources)
+    ratio = weights.pop(PUBLIC_SOURCE) / sum(weights.values())
+    alone = run.settings.model_copy(update={"sources": weights})
+    images, labels, sources = drawn(alone, plan.seed)
+    made = {WITHOUT: vary(images, labels, alone, teacher, plan.seed)}
     public = load_public(run.path("public"), plan.shape)
-    selected = np.load(run.path("select") / "indices.npy", allow_pickle=False)
-    compared = mixtures(settings, len(selected))
-    images, labels, _ = drawn(compared[WITHOUT].model_copy(update={"count": JUDGES}), plan.seed + 1)
+    chosen, own = (np.array(load_array(run.path("select") / name)) for name in ("indices.npy", "labels.npy"))
+    every = max(1, round(len(images) * ratio / len(chosen)))
+    added = torch.from_numpy(public.images[chosen]).permute(0, 3, 1, 2)
+    made[WITH] = beside_public(made[WITHOUT], added, torch.from_numpy(own), every, plan.seed)
+    images, labels, _ = drawn(alone.model_copy(update={"count": JUDGES}), plan.seed + 1)
     private = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), plan.classes)
-    judged = judges(teacher, private, public.take(judging(len(public), selected, plan.seed)))
-    made, agreements = {}, {}
-    for name, one in compared.items():
-        images, labels, sources = drawn(one, plan.seed)
-        chosen = torch.from_numpy(sources == PUBLIC_SOURCE)
-        varied = vary(images[~chosen], labels[~chosen], one, teacher, plan.seed)
-        made[name] = beside_public(varied, images[chosen], labels[chosen], plan.seed), sources
-        agreements[name] = agreement(made[name][0], judged, len(plan.classes), plan.seed)
+    judged = judges(teacher, private, public, chosen, plan.seed)
+    agreements = {name: agreement(one, judged, len(plan.classes), plan.seed) for name, one in made.items()}
     name = chosen_mixture(agreements)
-    return *made[name], {"chosen": name, "agreement": agreements}
+    if name == WITH:
+        sources = np.concatenate([sources[::every], np.repeat(PUBLIC_SOURCE, len(chosen))])
+    return replace(made[name], mixture={"chosen": name, "agreement": agreements}), sources

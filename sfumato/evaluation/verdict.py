@@ -31,7 +31,7 @@ BETTER = 0.02  # balanced accuracy by which the teacher must lead to be recommen
 def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
     """The verdict on the release of an evaluation.
 
-    found: what `evaluate_release` returns, perhaps with "teacher", and "mixture" as the card has it; labels: (N,) of the
+    found: what `evaluate_release` returns, perhaps with "teacher", and the "mixture" of its card; labels: (N,) of the
     hold-out; classes: of the plan.
     Returns {"level": one of LEVELS, "unknown" or UNJUDGED, "sentence", "learned": the part, None if unknown,
     "accuracy" and "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.

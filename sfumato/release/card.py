@@ -45,7 +45,7 @@ def dataset_card(
 
     per_class: (M,) number of released images of each label; sources: stage -> images it drew; kinds: plain, distorted,
     blend, public -> number of images; records: every charge behind the release, by id; apart: data sets of several
-    owners, merged, which show different people by declaration; mixture: as for `save_release`.
+    owners, merged, which show different people by declaration; mixture: that of `Varied`.
     """
     settings, facts = plan.settings, privacy_facts(plan, records, apart)
     claims = {record.get("claim", "") for record in records.values()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,12 +31,10 @@ def save_release(
     records: Mapping[str, dict],
     plan: StagePlan[Synthesize],
     apart: Sequence[str] = (),
-    mixture: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the released set. Pictures show unchanged images only: by them people judge what a model draws.
 
-    sources: (N,), the stage that drew each; apart: data sets of merged owners, as `cost_of` takes them;
-    mixture: "chosen", a name, and "agreement", those of the students of each mixture.
+    sources: (N,), the stage that drew each; apart: data sets of merged owners, as `cost_of` takes them.
     """
     images, labels, drawn = varied.images, varied.labels, dict(sorted(Counter(sources.tolist()).items()))
     released = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), plan.classes)
@@ -65,7 +62,7 @@ def save_release(
         "classes": list(plan.classes),
         "sources": drawn,
         "kinds": kinds,
-        **({"mixture": mixture} if mixture else {}),
+        **({"mixture": varied.mixture} if varied.mixture else {}),
         "labels": "teacher" if plan.settings.relabel else plan.settings.labels,
         "synthetic": PUBLIC_SOURCE not in drawn,
         "digital_source_type": mark.source_type,
@@ -76,7 +73,7 @@ def save_release(
     }
     write_json(directory / "card.json", card, ensure_ascii=False)
     counts = per_class(released.labels, len(plan.classes)).tolist()
-    text = dataset_card(plan, counts, drawn, kinds, records, apart, mixture)
+    text = dataset_card(plan, counts, drawn, kinds, records, apart, varied.mixture)
     (directory / "README.md").write_text(text, encoding="utf-8")
     (directory / ATTRIBUTES).write_text(UNTOUCHED, encoding="utf-8")
 

@@ -7,7 +7,9 @@ labels variants around them, and a classifier then learns there too. The distort
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,13 +32,14 @@ class Varied:
     """images: (N, C, H, W) uint8; labels: (N,) int64; kinds: (N,) of KINDS, those as drawn first.
 
     asked: (n,) int64, the classes asked of the models for the first n images, which are as drawn, if `labels` are the
-    teacher's.
+    teacher's; mixture: how it was chosen, "chosen" by name and "agreement" by mixture, for the card.
     """
 
     images: Tensor
     labels: Tensor
     kinds: np.ndarray
     asked: Tensor | None = None
+    mixture: Mapping[str, Any] | None = None
 
 
 def vary(
@@ -74,16 +77,20 @@ def vary(
     return Varied(images, labels, kinds, first)
 
 
-def beside_public(varied: Varied, images: Tensor, labels: Tensor, seed: int) -> Varied:
-    """With public images, which keep their labels, among those as drawn. images: (B, C, H, W) uint8; labels: (B,)."""
-    plain = int((varied.kinds == PLAIN).sum())
-    order = torch.randperm(plain + len(images), generator=torch.Generator().manual_seed(seed))
-    first = np.array([PLAIN, PUBLIC]).repeat([plain, len(images)])[order.numpy()]
+def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, seed: int) -> Varied:
+    """Public images, which keep their labels, among those as drawn.
+
+    images: (B, C, H, W) uint8; labels: (B,) int64; every: of the drawn images and their variants, one in so many stays.
+    """
+    kinds = varied.kinds[::every]
+    plain, added = int((kinds == PLAIN).sum()), len(images)
+    first = torch.randperm(plain + added, generator=torch.Generator().manual_seed(seed))
+    order = torch.cat([first, torch.arange(plain + added, len(kinds) + added)])
     return Varied(
-        torch.cat([torch.cat([varied.images[:plain], images])[order], varied.images[plain:]]),
-        torch.cat([torch.cat([varied.labels[:plain], labels])[order], varied.labels[plain:]]),
-        np.concatenate([first, varied.kinds[plain:]]),
-        None if varied.asked is None else torch.cat([varied.asked, labels])[order],
+        torch.cat([varied.images[::every][:plain], images, varied.images[::every][plain:]])[order],
+        torch.cat([varied.labels[::every][:plain], labels, varied.labels[::every][plain:]])[order],
+        np.concatenate([kinds[:plain], np.repeat(PUBLIC, added), kinds[plain:]])[order.numpy()],
+        None if varied.asked is None else torch.cat([varied.asked[::every], labels])[first],
     )
 
 

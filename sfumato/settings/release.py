@@ -48,8 +48,8 @@ class Synthesize(Settings):
     labels: Literal["prior", "uniform"] = "prior"
     # 0: none; 1: D moves towards its label by Bayes' rule, as the teacher sees it (diffusion models that draw pixels)
     teacher_guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0
-    # public images of `select` stay in the release only if a student of the mixture agrees with the teacher as well as
-    # one of the other sources alone; they join at their weight, all of them, and keep the labels of `select`
+    # all images of `select`, as it labels them, join those of the other sources, of which the weights' part then stays,
+    # if a student of that mixture agrees with the teacher as well as one of the other sources alone
     choose: bool = False
     relabel: bool = False  # released with the teacher's labels, not with those asked of the models
     distorted: Fraction = 0.0  # part of the images that is warped, textured and relit; needs `relabel`

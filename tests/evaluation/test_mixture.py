@@ -1,17 +1,20 @@
 """The mixture that is released is chosen by students of what was released: no real image is looked at, no ε spent."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
 from small_plan import card, params
-from test_golden import PUBLIC, case, computed
+from test_golden import PUBLIC, case, computed, digits
 
+from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError
 from sfumato.evaluation import mixture
-from sfumato.evaluation.mixture import WITH, WITHOUT, agreement, chosen_mixture, judging, mixtures
+from sfumato.evaluation.mixture import WITH, WITHOUT, agreement, chosen_mixture, judges
+from sfumato.features.teacher_network import TeacherNetwork
 from sfumato.planning.resolve import make_plan
 from sfumato.release.variation import PLAIN, Varied, beside_public
-from sfumato.settings.release import Synthesize
 
 MIXED = {"sources": {"auxiliary": 1.0, "select": 1.0}, "labels": "uniform", "choose": True, "relabel": True}
 
@@ -31,14 +34,6 @@ def of(images: torch.Tensor, labels: torch.Tensor) -> Varied:
 def quick(monkeypatch):
     monkeypatch.setattr(mixture, "STEPS", 25)
     monkeypatch.setattr("stages.synthesize.JUDGES", 40)
-
-
-def test_both_mixtures_draw_from_the_same_sources_and_one_adds_all_public_images_at_their_weight():
-    asked = Synthesize(count=900, sources={"refine": 3.0, "select": 1.0}, choose=True)
-    found = mixtures(asked, 100)
-    assert found[WITHOUT].sources == {"refine": 3.0} and found[WITHOUT].count == 900
-    assert found[WITH].sources == asked.sources and found[WITH].count == 400
-    assert mixtures(asked, 5000)[WITH].count == 900
 
 
 def pixels(images: torch.Tensor) -> np.ndarray:
@@ -75,21 +70,26 @@ def test_public_images_stay_if_they_cost_no_agreement_on_drawn_images_and_help_o
 
 
 def test_students_are_compared_on_public_images_that_no_mixture_holds_if_there_are_some():
-    chosen = np.arange(30)
-    assert set(judging(50, chosen, 0)) == set(range(30, 50))
-    assert set(judging(30, chosen, 0)) == set(range(30))
+    images, labels = shaded(50, 1)
+    public = ImageSet(pixels(images), labels.numpy(), ("dark", "bright"))
+    teacher = TeacherNetwork(2, feature="pixels", shape=(1, 8, 8), dimension=4)
+    for chosen, compared in ((30, public.images[30:]), (50, public.images)):
+        shown, _ = judges(teacher, public, public, np.arange(chosen), 0)["public"]
+        assert sorted(map(bytes, shown)) == sorted(map(bytes, compared))
 
 
 def test_public_images_stand_among_those_as_drawn_and_keep_their_labels():
     images, labels = shaded(40, 1)
     drawn = Varied(images, labels, np.repeat(["plain", "distorted"], [10, 30]), labels[:10])
     public = torch.full((6, 1, 8, 8), 7, dtype=torch.uint8)
-    found = beside_public(drawn, public, torch.ones(6, dtype=torch.int64), 0)
+    found = beside_public(drawn, public, torch.ones(6, dtype=torch.int64), 1, 0)
     first = found.kinds[:16]
     assert sorted(first) == ["plain"] * 10 + ["public"] * 6 and list(first) != sorted(first)
     assert (found.images[:16][torch.from_numpy(first == "public")] == 7).all()
     assert (found.labels[:16][torch.from_numpy(first == "public")] == 1).all()
     assert torch.equal(found.images[16:], images[10:]) and len(found.asked) == 16
+    half = beside_public(drawn, public, torch.ones(6, dtype=torch.int64), 2, 0)
+    assert dict(Counter(half.kinds)) == {"plain": 5, "public": 6, "distorted": 15} and len(half.asked) == 11
 
 
 @pytest.mark.parametrize("name", [WITH, WITHOUT])
@@ -98,6 +98,9 @@ def test_the_release_is_the_mixture_that_was_chosen(quick, monkeypatch, name):
     found = computed(case("synthesize", **MIXED, count=60))
     public = PUBLIC // 2  # of the selection
     assert len(found["images.npy"]) == (2 * public if name == WITH else 60)
+    shown = {image.tobytes() for image in found["images.npy"].numpy()}
+    joined = {image.tobytes() for image in digits(4, 8, False)[0][:PUBLIC][1::2, ..., None]}
+    assert (joined <= shown) == (name == WITH)
 
 
 @pytest.mark.parametrize("sources", [{"select": 1}, {"auxiliary": 1}])
