@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,15 +36,14 @@ def synthesize(run: StageRun[Synthesize]) -> None:
     teacher = load_teacher(paths["teacher"]).to(device()) if settings.reads("teacher") else None
     guide = guide_by(teacher, settings.teacher_guidance) if teacher and settings.teacher_guidance else None
 
-    def drawn(settings: Synthesize, seed: int) -> tuple[Tensor, Tensor, np.ndarray]:
-        with progress("synthesize") as report:
-            return draw_mixture(paths, settings, priors, seed, report, plan.shape, guide, run.out.parent)
-
-    if settings.choose and teacher is not None:
-        varied, sources = choose(run, drawn, teacher)
-    else:
-        images, labels, sources = drawn(settings, plan.seed)
-        varied = vary(images, labels, settings, teacher, plan.seed, sources == PUBLIC_SOURCE)
+    with progress("synthesize") as report:
+        given: dict[str, Any] = {"progress": report, "shape": plan.shape, "guide": guide, "folder": run.out.parent}
+        drawn = partial(draw_mixture, paths, priors=priors, **given)
+        if settings.choose and teacher is not None:
+            varied, sources = choose(run, drawn, teacher)
+        else:
+            images, labels, sources = drawn(settings=settings, seed=plan.seed)
+            varied = vary(images, labels, settings, teacher, plan.seed, sources == PUBLIC_SOURCE)
     with run.writing() as directory:
         inputs = list(run.inputs.values())
         save_release(directory, varied, sources, merge_records(inputs), plan, declared_apart(inputs))
@@ -52,19 +53,19 @@ def choose(
     run: StageRun[Synthesize], drawn: Callable[..., tuple[Tensor, Tensor, np.ndarray]], teacher: TeacherNetwork
 ) -> tuple[Varied, np.ndarray]:
     """The mixture that is released, and the source of each of its images in any order."""
-    plan, weights = run.plan, dict(run.settings.sources)
+    plan, weights = run.plan, dict[str, float](run.settings.sources)
     ratio = weights.pop(PUBLIC_SOURCE) / sum(weights.values())
     alone = run.settings.model_copy(update={"sources": weights})
-    images, labels, sources = drawn(alone, plan.seed)
+    images, labels, sources = drawn(settings=alone, seed=plan.seed)
     made = {WITHOUT: vary(images, labels, alone, teacher, plan.seed)}
     public = load_public(run.path("public"), plan.shape)
     chosen, own = (np.array(load_array(run.path("select") / name)) for name in ("indices.npy", "labels.npy"))
     every = max(1, round(len(images) * ratio / len(chosen)))
     added = torch.from_numpy(public.images[chosen]).permute(0, 3, 1, 2)
     made[WITH] = beside_public(made[WITHOUT], added, torch.from_numpy(own), every, plan.seed)
-    images, labels, _ = drawn(alone.model_copy(update={"count": JUDGES}), plan.seed + 1)
+    images, labels, _ = drawn(settings=alone.model_copy(update={"count": JUDGES}), seed=plan.seed + 1)
     private = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), plan.classes)
-    judged = judges(teacher, private, public, chosen, plan.seed)
+    judged = judges(teacher, private, public, plan.seed)
     agreements = {name: agreement(one, judged, len(plan.classes), plan.seed) for name, one in made.items()}
     name = chosen_mixture(agreements)
     if name == WITH:

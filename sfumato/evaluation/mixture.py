@@ -12,26 +12,25 @@ import numpy as np
 
 from sfumato.data.images import ImageSet
 from sfumato.evaluation.downstream import fit, schedule_of
-from sfumato.features.teacher_network import TeacherNetwork, classify, relabelled
+from sfumato.features.teacher_network import TeacherNetwork, relabelled
 from sfumato.release.variation import Varied
 from sfumato.training.supervised import logits
 
-STUDENT, STEPS = "cnn", 300  # the classifier of each mixture, and its gradient steps
-JUDGES = 1000  # drawn images that the students are compared on
-CLOSE = 0.01  # of the agreement on drawn images, that public images may cost
+STUDENT, STEPS = "cnn", 200  # the classifier of each mixture, and its gradient steps
+JUDGES = 2000  # images of each kind that the students are compared on
+CLOSE = 0.02  # of the agreement on drawn images, that public images may cost: two standard errors of so many
 WITH, WITHOUT = "with public images", "without public images"
 Judges = Mapping[str, tuple[np.ndarray, np.ndarray]]  # (N, H, W, C) uint8 images and the teacher's labels, by domain
 
 
-def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, chosen: np.ndarray, seed: int) -> Judges:
-    """The images that students are compared on: new drawn ones, and public ones that `select` did not choose, if any.
+def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, seed: int) -> Judges:
+    """The images that students are compared on: new drawn ones, with the classes asked for, and some public ones.
 
-    drawn: with the classes asked for; chosen: rows of the public images.
+    The teacher gives each class its share of those asked for; of public images, equally many as `select` does.
     """
-    rest = np.setdiff1d(np.arange(len(public)), chosen)
-    shown = public.take(np.random.default_rng(seed).permutation(rest if len(rest) else chosen)[:JUDGES])
-    own = classify(teacher, shown).argmax(dim=1).numpy()
-    return {"drawn": (drawn.images, relabelled(teacher, drawn).labels), "public": (shown.images, own)}
+    some = public.take(np.random.default_rng(seed).permutation(len(public))[:JUDGES])
+    equal = ImageSet(some.images, np.arange(len(some)) % len(drawn.classes), drawn.classes)
+    return {name: (one.images, relabelled(teacher, one).labels) for name, one in (("drawn", drawn), ("public", equal))}
 
 
 def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict[str, float]:
