@@ -53,16 +53,18 @@ def choose(
     run: StageRun[Synthesize], drawn: Callable[..., tuple[Tensor, Tensor, np.ndarray]], teacher: TeacherNetwork
 ) -> tuple[Varied, np.ndarray]:
     """The mixture that is released, and the source of each of its images in any order."""
-    plan, weights = run.plan, dict[str, float](run.settings.sources)
+    plan = run.plan
+    weights: dict[Any, float] = dict(run.settings.sources)
     ratio = weights.pop(PUBLIC_SOURCE) / sum(weights.values())
     alone = run.settings.model_copy(update={"sources": weights})
     images, labels, sources = drawn(settings=alone, seed=plan.seed)
     made = {WITHOUT: vary(images, labels, alone, teacher, plan.seed)}
     public = load_public(run.path("public"), plan.shape)
-    chosen, own = (np.array(load_array(run.path("select") / name)) for name in ("indices.npy", "labels.npy"))
+    chosen = load_array(run.path("select") / "indices.npy")
+    own = torch.from_numpy(np.array(load_array(run.path("select") / "labels.npy")))
     every = max(1, round(len(images) * ratio / len(chosen)))
     added = torch.from_numpy(public.images[chosen]).permute(0, 3, 1, 2)
-    made[WITH] = beside_public(made[WITHOUT], added, torch.from_numpy(own), every, plan.seed)
+    made[WITH] = beside_public(made[WITHOUT], added, own, every, plan.seed)
     images, labels, _ = drawn(settings=alone.model_copy(update={"count": JUDGES}), seed=plan.seed + 1)
     private = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), plan.classes)
     judged = judges(teacher, private, public, plan.seed)

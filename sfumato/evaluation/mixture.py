@@ -16,10 +16,12 @@ from sfumato.features.teacher_network import TeacherNetwork, relabelled
 from sfumato.release.variation import Varied
 from sfumato.training.supervised import logits
 
-STUDENT, STEPS = "cnn", 200  # the classifier of each mixture, and its gradient steps
+STUDENT = "cnn"  # the classifier that learns from each mixture
+STEPS = 200  # of its training
 JUDGES = 2000  # images of each kind that the students are compared on
 CLOSE = 0.02  # of the agreement on drawn images, that public images may cost: two standard errors of so many
-WITH, WITHOUT = "with public images", "without public images"
+WITH = "with public images"
+WITHOUT = "without public images"
 Judges = Mapping[str, tuple[np.ndarray, np.ndarray]]  # (N, H, W, C) uint8 images and the teacher's labels, by domain
 
 
@@ -35,8 +37,9 @@ def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, seed: int
 
 def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict[str, float]:
     """How often a student of the release has the teacher's label, as the mean over these, for each of the judges."""
-    images, labels = released.images.permute(0, 2, 3, 1).numpy(), released.labels.numpy()
-    student = fit(STUDENT, images, labels, classes, schedule_of(STUDENT, len(images), 1, STEPS), seed)
+    images = released.images.permute(0, 2, 3, 1).numpy()
+    schedule = schedule_of(STUDENT, len(images), 1, STEPS)
+    student = fit(STUDENT, images, released.labels.numpy(), classes, schedule, seed)
     found = {}
     for name, (shown, given) in judged.items():
         right = logits(student, shown).argmax(axis=1) == given
@@ -46,6 +49,6 @@ def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict
 
 def chosen_mixture(agreements: Mapping[str, Mapping[str, float]]) -> str:
     """WITH, if its student is CLOSE on drawn images to that of WITHOUT, and not behind it on public ones."""
-    alone, beside = agreements[WITHOUT], agreements[WITH]
-    good = beside["drawn"] >= alone["drawn"] - CLOSE and beside["public"] >= alone["public"]
+    gained = {judge: agreements[WITH][judge] - agreements[WITHOUT][judge] for judge in ("drawn", "public")}
+    good = gained["drawn"] >= -CLOSE and gained["public"] >= 0
     return WITH if good else WITHOUT

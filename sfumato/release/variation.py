@@ -83,7 +83,8 @@ def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, se
     images: (B, C, H, W) uint8; labels: (B,) int64; every: of the drawn images and their variants, one in so many stays.
     """
     kinds = varied.kinds[::every]
-    plain, added = int((kinds == PLAIN).sum()), len(images)
+    plain = int((kinds == PLAIN).sum())
+    added = len(images)
     first = torch.randperm(plain + added, generator=torch.Generator().manual_seed(seed))
     order = torch.cat([first, torch.arange(plain + added, len(kinds) + added)])
     return Varied(
