@@ -346,9 +346,8 @@ def show_sizes(known: Known, proposed: Proposal, others: Sequence[Proposal]) -> 
 
     what = "persons" if known.unit == GROUP else "images"
     several = known.data.get("labels") == SEVERAL  # nothing was measured with these
-    kind = "colour" if known.channels == 3 else "grey"
-    if known.public and not proposed.params.synthesize.choose:
-        kind = "chosen"
+    only_public = set(proposed.params.synthesize.sources) == {"select"}
+    kind = "chosen" if only_public else "colour" if known.channels == 3 else "grey"
     columns = "pixels a side", "minutes", "more help up to", "usefulness (two of three public sets)"
     table = numbers_table("sizes, of which --size chooses", *columns, words=columns[3:])
     for one in sorted([proposed, *others], key=lambda one: both_sides(one.own["data"]["size"]), reverse=True):
