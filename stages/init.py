@@ -122,7 +122,8 @@ def show_sizes(made: Proposed) -> None:
 
     known = made.known
     several = known.data.get("labels") == SEVERAL  # nothing was measured with these
-    kind = "chosen" if known.public else "colour" if known.channels == 3 else "grey"
+    only_public = set(made.chosen.params.synthesize.sources) == {"select"}
+    kind = "chosen" if only_public else "colour" if known.channels == 3 else "grey"
     columns = "pixels a side", "minutes", "more help up to", "usefulness (two of three public sets)"
     table = numbers_table("sizes, of which --size chooses", *columns, words=columns[3:])
     for one in sorted([made.chosen, *made.others], key=lambda one: both_sides(one.own["data"]["size"]), reverse=True):

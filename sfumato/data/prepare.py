@@ -165,7 +165,7 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
 
 
 def by_content(*homes: Path) -> list[np.ndarray]:
-    """Of each set (n,) uint64, of which images of the same bytes have the same; of MOST_COMPARED images at most, about."""
+    """Of each set (n,) uint64: images of the same bytes have the same. About MOST_COMPARED images of it at most."""
     images = [[load_array(home / part / IMAGES) for part in (SENSITIVE, HOLDOUT)] for home in homes]
     below = 2**64 * min(1.0, MOST_COMPARED / max(1, *(sum(map(len, parts)) for parts in images)))
     values = [(int.from_bytes(value[:8], "big") for value in chain(*map(digests, parts))) for parts in images]

@@ -25,6 +25,7 @@ from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
 from sfumato.settings.evaluate import Evaluate
 from sfumato.storage.artifacts import read_artifact
+from sfumato.storage.documents import read_json
 from sfumato.storage.files import keep_private
 
 
@@ -74,7 +75,8 @@ def evaluate_folder(
     if extractor is not None and "disclosure" in chosen:
         progress("copies of training images")
         metrics["disclosure"] = disclosure(generated_images(released, release), train, holdout, extractor)
-    metrics["verdict"] = verdict(metrics, holdout.labels, len(plan.classes))
+    mixture = read_json(release / "card.json").get("mixture")
+    metrics["verdict"] = verdict(metrics | {"mixture": mixture}, holdout.labels, len(plan.classes))
     keep_private(out)
     for picture in ("accuracy.png", "detected.png"):  # of an earlier release
         (out / picture).unlink(missing_ok=True)

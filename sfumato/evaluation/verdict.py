@@ -31,7 +31,8 @@ BETTER = 0.02  # balanced accuracy by which the teacher must lead to be recommen
 def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
     """The verdict on the release of an evaluation.
 
-    found: what `evaluate_release` returns, perhaps with "teacher"; labels: (N,) of the hold-out; classes: of the plan.
+    found: what `evaluate_release` returns, perhaps with "teacher", and the "mixture" of its card; labels: (N,) of the
+    hold-out; classes: of the plan.
     Returns {"level": one of LEVELS, "unknown" or UNJUDGED, "sentence", "learned": the part, None if unknown,
     "accuracy" and "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
     labels of several are (N, classes), and AUROC stands for both accuracies: 1/2 by chance.
@@ -71,10 +72,11 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     if level != UNJUDGED and "teacher" in found and found["teacher"]["balanced_accuracy"] > release + BETTER:
         sentence += ". The teacher is a better classifier: who needs no more than a classifier should take it"
+    mixture = f" It is {found['mixture']['chosen']}, as students of the teacher chose." if found.get("mixture") else ""
     copies = f" Copies: {found['disclosure']['sentence']}" if "disclosure" in found else ""
     return {
         "level": level,
-        "sentence": f"{level}{part}: {sentence}.{copies}",
+        "sentence": f"{level}{part}: {sentence}.{mixture}{copies}",
         "learned": learned,
         **{
             measure: {name: row[measure] for name, row in rows.items()} for measure in ("accuracy", "balanced_accuracy")

@@ -182,6 +182,9 @@ def release_problems(params: Params) -> Iterator[str]:
             yield "synthesize.teacher_guidance guides diffusion models, and synthesize.sources names none: leave it out"
         elif params.model.directory is not None:
             yield "synthesize.teacher_guidance does not go with a public model, which draws latents: leave it out"
+    made = params.synthesize
+    if made.choose and not ("select" in made.sources and len(made.sources) > 1 and made.labels == "uniform"):
+        yield "synthesize.choose compares sources with select and without: name both, and set labels: uniform"
     labelled = params.select.by == "teacher" or (params.runs("histogram") and params.histogram.per_class)
     if params.runs("synthesize") and "select" in params.synthesize.sources and not labelled:
         remedy = "set select.by: teacher, or histogram.per_class: true"

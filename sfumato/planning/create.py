@@ -316,6 +316,8 @@ def summary(made: Proposed) -> Iterator[str]:
         yield f"         {', '.join(joined)}/ joins the training images: nothing is chosen by it"
     yield f"protects {protected(known)}"
     yield f"recipe   {params.recipe}: {made.chosen.row}"
+    if params.synthesize.choose:
+        yield "         public images join the drawn ones, if students of both mixtures then agree with the teacher"
     public = f"that the dataset exists, its class names ({', '.join(found.classes[:5])}"
     public += f" and {len(found.classes) - 5} more)" if len(found.classes) > 5 else ")"
     public += ", which are the labels that occur" if "classes" in found.data else ""

@@ -161,7 +161,7 @@ def row_for(known: Known, table: Mapping[str, Any]) -> Mapping[str, Any]:
         low, high = when["side"]
         fits = known.channels in when["channels"] and low <= max(both_sides(known.side)) <= high
         fits &= when.get("several", False) == (known.data.get("labels") == SEVERAL)
-        if fits and when.get("public", known.public is not None) == (known.public is not None):
+        if fits and when.get("public") in (None, "beside", known.public is not None):
             return dict(row)
     kind = f"{'colour' if known.channels == 3 else 'grey'} images of {by(known.side)}"
     kind += " with public images" if known.public else ""
@@ -184,7 +184,11 @@ def proposal(
         own["public"] = {"source": "imagefolder", "path": known.public, "declared_public": True}
     for overlay in overlays:
         own = overlaid(own, overlay)
+    beside = known.public is not None and row["when"].get("public") == "beside"
     runs = own.get("run", known_recipe(own["recipe"])["run"])
+    if beside:
+        runs = [*runs, "select"]
+        own = overlaid(overlaid(own, table["beside"]), {"run": runs})
     if not known.evaluate:
         own = overlaid(own, {"run": [name for name in runs if name != "evaluate"]})
     if row.get("tuned_at"):
@@ -195,7 +199,9 @@ def proposal(
         for name in reversed(key.split(".")):
             value = {name: value}
         own = overlaid(own, value)
-    if "select" in known_recipe(own["recipe"])["run"]:
+    if beside:
+        own = overlaid(own, {"select": {"images": max(2, int(known.public_images * table["beside_part"]))}})
+    elif "select" in runs:
         most = max(2, int(known.public_images * table["public_part"]))
         count = min(own["synthesize"]["count"], most)
         own = overlaid(own, {"select": {"images": count}, "synthesize": {"count": count}})

@@ -39,12 +39,13 @@ def dataset_card(
     kinds: Mapping[str, int],
     records: Mapping[str, dict],
     apart: Sequence[str] = (),
+    mixture: Mapping[str, Any] | None = None,
 ) -> str:
     """The card as Markdown with YAML front matter, byte-deterministic; epsilon as in `cost_of`.
 
     per_class: (M,) number of released images of each label; sources: stage -> images it drew; kinds: plain, distorted,
     blend, public -> number of images; records: every charge behind the release, by id; apart: data sets of several
-    owners, merged, which show different people by declaration.
+    owners, merged, which show different people by declaration; mixture: that of `Varied`.
     """
     settings, facts = plan.settings, privacy_facts(plan, records, apart)
     claims = {record.get("claim", "") for record in records.values()}
@@ -62,6 +63,7 @@ def dataset_card(
         kind=kind,
         chosen=chosen,
         drawn=sorted(drawn.items()),
+        mixture=mixture,
         coarse="auxiliary" in sources and any(record["stage"] == "covariance" for record in records.values()),
         changed=[(WORDS["kinds"][name], number) for name, number in kinds.items() if name in WORDS["kinds"]],
         kinds=list(kinds),

@@ -71,6 +71,7 @@ def save_release(
         "classes": list(plan.classes),
         "sources": drawn,
         "kinds": kinds,
+        **({"mixture": varied.mixture} if varied.mixture else {}),
         "labels": "teacher" if plan.settings.relabel else plan.settings.labels,
         "synthetic": PUBLIC_SOURCE not in drawn,
         "digital_source_type": mark.source_type,
@@ -82,7 +83,7 @@ def save_release(
     }
     write_json(directory / "card.json", card, ensure_ascii=False)
     counts = per_class(released.labels, len(plan.classes)).tolist()
-    text = dataset_card(plan, counts, drawn, kinds, records, apart)
+    text = dataset_card(plan, counts, drawn, kinds, records, apart, varied.mixture)
     (directory / "README.md").write_text(text, encoding="utf-8")
     (directory / ATTRIBUTES).write_text(UNTOUCHED, encoding="utf-8")
 

@@ -7,7 +7,9 @@ labels variants around them, and a classifier then learns there too. The distort
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,13 +32,14 @@ class Varied:
     """images: (N, C, H, W) uint8; labels: (N,) int64; kinds: (N,) of KINDS, those as drawn first.
 
     asked: (n,) int64, the classes asked of the models for the first n images, which are as drawn, if `labels` are the
-    teacher's.
+    teacher's; mixture: how it was chosen, "chosen" by name and "agreement" by mixture, for the card.
     """
 
     images: Tensor
     labels: Tensor
     kinds: np.ndarray
     asked: Tensor | None = None
+    mixture: Mapping[str, Any] | None = None
 
 
 def vary(
@@ -72,6 +75,24 @@ def vary(
     kinds = np.array([PLAIN, DISTORTED, BLENDED]).repeat([plain, distorted, blended])
     kinds[np.logical_and(kinds == PLAIN, public)] = PUBLIC
     return Varied(images, labels, kinds, first)
+
+
+def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, seed: int) -> Varied:
+    """Public images, which keep their labels, among those as drawn.
+
+    images: (B, C, H, W) uint8; labels: (B,) int64; every: of the drawn images and their variants, one in so many stays.
+    """
+    kinds = varied.kinds[::every]
+    plain = int((kinds == PLAIN).sum())
+    added = len(images)
+    first = torch.randperm(plain + added, generator=torch.Generator().manual_seed(seed))
+    order = torch.cat([first, torch.arange(plain + added, len(kinds) + added)])
+    return Varied(
+        torch.cat([varied.images[::every][:plain], images, varied.images[::every][plain:]])[order],
+        torch.cat([varied.labels[::every][:plain], labels, varied.labels[::every][plain:]])[order],
+        np.concatenate([kinds[:plain], np.repeat(PUBLIC, added), kinds[plain:]])[order.numpy()],
+        None if varied.asked is None else torch.cat([varied.asked[::every], labels])[first],
+    )
 
 
 def vary_parts(

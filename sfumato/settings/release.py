@@ -48,6 +48,9 @@ class Synthesize(Settings):
     labels: Literal["prior", "uniform"] = "prior"
     # 0: none; 1: D moves towards its label by Bayes' rule, as the teacher sees it (diffusion models that draw pixels)
     teacher_guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0
+    # all images of `select`, as it labels them, join those of the other sources, of which the weights' part then stays,
+    # if a student of that mixture agrees with the teacher as well as one of the other sources alone
+    choose: bool = False
     relabel: bool = False  # released with the teacher's labels, not with those asked of the models
     distorted: Fraction = 0.0  # part of the images that is warped, textured and relit; needs `relabel`
     mixed: Fraction = 0.0  # part that is blended with images of classes that the teacher confuses with their own
@@ -67,6 +70,6 @@ class Synthesize(Settings):
     def reads(self, name: str) -> bool:
         """Whether it reads this input. LoRA adapters need `pretrain`; `select` needs the public set."""
         if name == "teacher":
-            return self.relabel or self.teacher_guidance > 0
+            return self.relabel or self.choose or self.teacher_guidance > 0
         needs = {"pretrain": "finetune", "public": "select"}
         return name == "count" or name in self.sources or needs.get(name) in self.sources

@@ -15,6 +15,7 @@ SEVERAL = replace(GREY, data={"labels": "several", "classes": list("0123456789")
 SMALL, COLOUR = replace(GREY, side=8), replace(GREY, side=32, channels=3)
 CELLS = replace(COLOUR, side=64)
 CHOSEN = replace(COLOUR, public="/public", public_images=100_000)
+BESIDE = replace(GREY, side=64, public="/public", public_images=1100)
 
 
 def seconds(asked, side: int | None = None) -> dict[str, float]:
@@ -24,7 +25,7 @@ def seconds(asked, side: int | None = None) -> dict[str, float]:
     return {name: one * getattr(asked, name).steps for name in timed if asked.runs(name)}
 
 
-@pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CELLS, CHOSEN, SEVERAL])
+@pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CELLS, CHOSEN, BESIDE, SEVERAL])
 @pytest.mark.parametrize("minutes", [0.01, 1.0, 20.0, 1e6])
 @pytest.mark.parametrize(("epsilon", "size_hint"), [(0.5, 300), (1.0, 4000), (10.0, 200_000)])
 def test_every_proposal_is_a_plan_within_its_budget(known, minutes, epsilon, size_hint):
@@ -36,7 +37,26 @@ def test_every_proposal_is_a_plan_within_its_budget(known, minutes, epsilon, siz
     assert proposed.enough == (sum(seconds(found).values()) <= 60 * minutes)
     assert found.privacy.lifetime == epsilon and found.profile is None and found.privacy.accountant == "exact"
     if found.runs("select"):
-        assert found.synthesize.count <= found.select.images <= known.public_images
+        assert found.select.images <= known.public_images
+        assert found.synthesize.choose or found.synthesize.count <= found.select.images
+
+
+@pytest.mark.parametrize("side", [24, 32, 64, 128, 224])
+def test_grey_images_keep_recipe_and_size_with_public_images_which_only_join_if_they_do_no_harm(side):
+    alone = propose(replace(BESIDE, side=side, public=None), seconds)
+    beside = propose(replace(BESIDE, side=side), seconds)
+    assert beside.row == alone.row and set(beside.params.run) - set(alone.params.run) == {"select"}
+    for name in set(alone.params.run) - {"synthesize"}:
+        assert getattr(beside.params, name) == getattr(alone.params, name), name
+    made = beside.params.synthesize
+    assert made.choose and set(made.sources) == {"refine", "select"} and made.count == alone.params.synthesize.count
+    assert beside.params.select.by == "teacher" and beside.params.select.images == 880
+
+
+@pytest.mark.parametrize("known", [SMALL, SEVERAL])
+def test_public_images_that_no_recipe_takes_are_refused_not_passed_over(known):
+    with pytest.raises(ConfigError, match="with public images"):
+        propose(replace(known, public="/public", public_images=1100), seconds)
 
 
 def test_more_minutes_buy_more_steps_and_never_more_than_was_measured():

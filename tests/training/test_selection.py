@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import resource
+import sys
 from secrets import token_hex
 
 import numpy as np
@@ -218,6 +219,41 @@ def test_a_teacher_labels_the_public_digits_and_they_are_released_as_what_they_a
     card, text = json.loads((out / "card.json").read_text()), (out / "README.md").read_text()
     assert card["sources"] == {"select": 300} and not card["synthetic"]
     assert "All are **public images, privately selected and labelled**" in text and "drawn by" not in text
+
+
+opened: list[str] | None = None
+
+
+def note_open(event: str, arguments: tuple) -> None:
+    if opened is not None and event in ("open", "os.listdir", "os.scandir"):
+        opened.append(str(arguments[0]))
+
+
+def test_the_mixture_is_chosen_without_a_look_at_any_sensitive_image(desk, tmp_path, monkeypatch):
+    global opened
+    monkeypatch.setattr("sfumato.evaluation.mixture.STEPS", 20)
+    desk("count", noise=5.0)
+    desk("frequency", noise=1.0, size=40)
+    desk("auxiliary", steps=5, images=50, batch=20, width=8, latent=4)
+    desk("teacher", noise=1.0, uses=20, steps=20, dimension=32, learning_rate=30.0, feature="pixels")
+    desk("select", by="teacher", images=200)
+    sys.addaudithook(note_open)
+    mixed = {"sources": {"auxiliary": 1, "select": 1}, "labels": "uniform", "choose": True, "relabel": True}
+    try:
+        opened = []
+        out = desk("synthesize", **mixed, count=300)
+        private = {name for name in opened if str(tmp_path / "state/data") in name}
+        opened = []
+        list((tmp_path / "state/data").iterdir())
+        assert opened, "the watch works"
+    finally:
+        opened = None
+    assert not private
+    card, text = json.loads((out / "card.json").read_text()), (out / "README.md").read_text()
+    said = card["mixture"]
+    assert said["chosen"] in said["agreement"] and f"The set is {said['chosen']}" in text
+    assert ("select" in card["sources"]) == (said["chosen"] == "with public images") == ("public" in card["kinds"])
+    assert len(read_artifact(out, "synthesize").records) == 3, "no charge but those of count, frequency and teacher"
 
 
 def test_in_one_row_the_kept_classes_are_renumbered_by_rank(desk, public):

@@ -1,0 +1,54 @@
+"""Which mixture is released, with public images or without: that whose student agrees with the teacher.
+
+Students, draws and labels follow from what was released and from public images, so the choice is free. No real image
+is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from sfumato.data.images import ImageSet
+from sfumato.evaluation.downstream import fit, schedule_of
+from sfumato.features.teacher_network import TeacherNetwork, relabelled
+from sfumato.release.variation import Varied
+from sfumato.training.supervised import logits
+
+STUDENT = "cnn"  # the classifier that learns from each mixture
+STEPS = 200  # of its training
+JUDGES = 2000  # images of each kind that the students are compared on
+CLOSE = 0.02  # of the agreement on drawn images, that public images may cost: two standard errors of so many
+WITH = "with public images"
+WITHOUT = "without public images"
+Judges = Mapping[str, tuple[np.ndarray, np.ndarray]]  # (N, H, W, C) uint8 images and the teacher's labels, by domain
+
+
+def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, seed: int) -> Judges:
+    """The images that students are compared on: new drawn ones, with the classes asked for, and some public ones.
+
+    The teacher gives each class its share of those asked for; of public images, equally many as `select` does.
+    """
+    some = public.take(np.random.default_rng(seed).permutation(len(public))[:JUDGES])
+    equal = ImageSet(some.images, np.arange(len(some)) % len(drawn.classes), drawn.classes)
+    return {name: (one.images, relabelled(teacher, one).labels) for name, one in (("drawn", drawn), ("public", equal))}
+
+
+def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict[str, float]:
+    """How often a student of the release has the teacher's label, as the mean over these, for each of the judges."""
+    images = released.images.permute(0, 2, 3, 1).numpy()
+    schedule = schedule_of(STUDENT, len(images), 1, STEPS)
+    student = fit(STUDENT, images, released.labels.numpy(), classes, schedule, seed)
+    found = {}
+    for name, (shown, given) in judged.items():
+        right = logits(student, shown).argmax(axis=1) == given
+        found[name] = float(np.mean([right[given == label].mean() for label in np.unique(given)]))
+    return found
+
+
+def chosen_mixture(agreements: Mapping[str, Mapping[str, float]]) -> str:
+    """WITH, if its student is CLOSE on drawn images to that of WITHOUT, and not behind it on public ones."""
+    gained = {judge: agreements[WITH][judge] - agreements[WITHOUT][judge] for judge in ("drawn", "public")}
+    good = gained["drawn"] >= -CLOSE and gained["public"] >= 0
+    return WITH if good else WITHOUT
