@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shutil
@@ -20,10 +21,10 @@ from sfumato.settings.data import GROUP, IMAGE, OUTER, SEVERAL, Data, Groups
 from sfumato.settings.fields import Size, both_sides, by, part_of, size_of
 from sfumato.settings.params import Params
 from sfumato.storage.documents import read_json
-from sfumato.storage.files import replace_file
+from sfumato.storage.files import replace_file, write_local
 from stages.plan import show_budget, show_minutes, show_risk, show_settings_for_ever
 from stages.screen import numbers_table, say, table_console
-from stages.state import git, state_dir
+from stages.state import PROPOSAL, git, state_dir
 
 if TYPE_CHECKING:
     from sfumato.data.survey import Survey
@@ -146,11 +147,19 @@ def init(
         evaluate=evaluate,
     )
     (proposed, *others), table = proposals_for(known, sides, len(found.classes))
-    show(proposed, known, found, table, size_hint is None)
-    show_sizes(known, proposed, others)
+    costs = show(proposed, known, found, table, size_hint is None)
+    sizes = show_sizes(known, proposed, others)
     if not ask.agreed("Write the project?"):
         raise typer.Exit(1)
     write(project_files(proposed.own, notes(size_hint is None), proposed.seconds / 60, __version__), out, force)
+    keep: dict[str, Any] = {
+        "images": found.images,
+        "persons": found.persons,
+        "protects": protected(known),
+        "sizes": sizes,
+    }
+    keep |= {"classes": dict(zip(found.classes, found.counts, strict=True)), "budget": costs, "seconds": table}
+    write_local(out / PROPOSAL, json.dumps(keep).encode())  # for `stage serve`
     begin_repository(out)
     say(f"\nwritten to {out}. Next: {'' if out == Path.cwd() else f'cd {out} && '}dvc repro")
 
@@ -287,8 +296,8 @@ def proposals_for(known: Known, sides: Sequence[Size], classes: int) -> tuple[li
     return found, stages_of(found[0].params)
 
 
-def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float | None], counted: bool) -> None:
-    """What was seen, what is proposed and why, what it costs in ε and minutes, and what becomes public."""
+def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float | None], counted: bool) -> dict:
+    """What was seen, what is proposed and why, its cost in ε and minutes, what becomes public. Returns the budget."""
     from sfumato.data.sources.splits import VALIDATION, split_of
     from sfumato.planning.proposal import proposed_card
     from sfumato.planning.resolve import make_plan, warnings_of
@@ -321,6 +330,7 @@ def show(proposed: Proposal, known: Known, found: Survey, table: dict[str, float
         say("the minutes are those of one image a person: queries take longer where persons have more")
     if Odometer(state_dir(), known.dataset_id).opened():
         say(f"warning: dataset {known.dataset_id!r} has a history here already: what was spent on it counts on")
+    return made.budget
 
 
 def show_understood(found: Survey) -> None:
@@ -338,14 +348,15 @@ def show_understood(found: Survey) -> None:
         say(f"         └─ hold-out: {way} {held} images{few}")
 
 
-def show_sizes(known: Known, proposed: Proposal, others: Sequence[Proposal]) -> None:
-    """A row a size: its minutes, and how useful the release will probably be; and what would make it better."""
+def show_sizes(known: Known, proposed: Proposal, others: Sequence[Proposal]) -> list[tuple[str, ...]]:
+    """A row a size: its minutes, and the release's probable usefulness; and what would help. Returns rows to keep."""
     from sfumato.planning.forecast import advice, forecast
 
     what = "persons" if known.unit == GROUP else "images"
     several = known.data.get("labels") == SEVERAL  # nothing was measured with these
     kind = "chosen" if known.public else "colour" if known.channels == 3 else "grey"
     columns = "pixels a side", "minutes", "more help up to", "usefulness (two of three public sets)"
+    rows = list[tuple[str, ...]]()
     table = numbers_table("sizes, of which --size chooses", *columns, words=columns[3:])
     for one in sorted([proposed, *others], key=lambda one: both_sides(one.own["data"]["size"]), reverse=True):
         size = one.params.data.size or known.side
@@ -354,9 +365,11 @@ def show_sizes(known: Known, proposed: Proposal, others: Sequence[Proposal]) -> 
         minutes = f"{one.seconds / 60:.0f}" if one.enough else f"{one.seconds / 60:.0f} at least"
         mark = "proposed " if one is proposed else ""
         table.add_row(f"{mark}{pixels}", minutes, f"{math.ceil(one.whole)}", expected)
+        rows.append((f"{mark}{pixels}", expected, minutes))
     table_console().print(table)
     if not several:
         say(f"forecast {advice(kind, known.size_hint, known.epsilon, what)}")
+    return rows
 
 
 def protected(known: Known) -> str:

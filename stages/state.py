@@ -12,6 +12,7 @@ from sfumato.storage.state_directory import state_dir as state_dir  # for the co
 ARTIFACTS, PLAN = Path(stages.ARTIFACTS), Path(stages.PLAN)
 CARD, PUBLIC, LEDGER = Path(stages.CARD), Path(stages.PUBLIC), Path(stages.LEDGER)
 EVALUATION = Path("evaluation")  # numbers from real images, which neither DVC nor git tracks
+PROPOSAL = EVALUATION / "proposal.json"  # what `stage init` understood and proposed
 PERMISSION = "permission.json"  # beside the plan
 
 
