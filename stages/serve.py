@@ -20,7 +20,7 @@ from stages.dvc_lock import RUNNING
 from stages.report import METRICS, PAGES
 from stages.runner import DRAWING, standing
 from stages.screen import tell
-from stages.state import ARTIFACTS, CARD, PLAN, PROPOSAL, state_dir
+from stages.state import ARTIFACTS, CARD, LEDGER, PLAN, PROPOSAL, state_dir
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'; "
@@ -128,7 +128,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def files() -> dict[str, Path]:
     """The files that there are, by their names in an address. No other file is opened, whatever is asked for."""
-    grids = [ARTIFACTS / name / "grid.png" for name in reversed(DRAWING)]
+    grids = [ARTIFACTS / name / "grid.png" for name in ("synthesize", *reversed(DRAWING))]
     listed = {f"{audience}.html": path for audience, path in PAGES.items()}
     listed["grid.png"] = next(filter(Path.is_file, grids), grids[0])
     return {name: path for name, path in listed.items() if path.is_file()}
@@ -143,6 +143,7 @@ def content_of(path: Path, otherwise: Any = None) -> Any:
 def page(server: Server) -> str:
     """The page as HTML. Raises SfumatoError, or one of UNREADABLE, if the project cannot be read."""
     from sfumato.planning.estimate import expected_seconds
+    from sfumato.privacy.profile import bound_text
     from sfumato.release import card
 
     params = load_params(Path("params.yaml"), Path(RECIPES))
@@ -152,7 +153,7 @@ def page(server: Server) -> str:
     if about:
         seconds = expected_seconds(params, tuple(about["shape"]), len(about["classes"]), state_dir())
     report = Path(card.__file__).with_name("report.html").read_text(encoding="utf-8")
-    return card.template("serve.html", autoescape=True).render(
+    return card.template("serve.html", autoescape=True, bound=bound_text).render(
         server=server,
         style=report[report.index("<style>") : report.index("</style>")],
         params=params,
@@ -166,5 +167,6 @@ def page(server: Server) -> str:
         plan=content_of(PLAN / "budget.json"),
         minutes={name: (value or 0) / 60 for name, value in seconds.items()},
         release=content_of(ARTIFACTS / "synthesize" / "card.json"),
+        ledger=content_of(LEDGER),
         metrics=content_of(METRICS),
     )
