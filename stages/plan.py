@@ -13,7 +13,7 @@ import typer
 
 from sfumato.errors import BudgetError, ConfigError, reading_sensitive
 from sfumato.settings.data import OF_THE_OWNER, SEVERAL
-from sfumato.settings.dpsgd import RANKED
+from sfumato.settings.dpsgd import SALIENT
 from sfumato.settings.fields import REST
 from sfumato.settings.params import Params
 from sfumato.settings.privacy import UNLIMITED
@@ -186,7 +186,7 @@ def show_step_noise(made: Plan) -> None:
     parameters = trained_parameters(model, params.finetune, params.seed)
     weights = sum(value.numel() for value in parameters.values())
     length = step_noise(mechanism.noise_multiplier, weights, mechanism.sample_rate * file["size_hint"])
-    about = "about " if params.finetune.trainable in RANKED else ""
+    about = "about " if params.finetune.trainable in SALIENT else ""
     hint = ": mostly noise. A larger share, ε or batch, or fewer trained weights shorten it"
     tell(
         f"finetune: the noise of a step is {length:.2g} times as long as its signal can be, "

@@ -356,8 +356,6 @@ CASES: dict[str, Case] = {
     "finetune of adapters": case("finetune", **DESCENT, draws=1, trainable="attention-lora", lora={"rank": 2}),
     "finetune of salient matrices": case("finetune", **DESCENT, draws=1, trainable="salient"),
     "finetune of salient adapters": case("finetune", **DESCENT, draws=1, trainable="salient-lora", lora={"rank": 2}),
-    "finetune of random adapters": case("finetune", **DESCENT, draws=1, trainable="random-lora", ratio=0.4),
-    "finetune of adapters by SynFlow": case("finetune", **DESCENT, draws=1, trainable="synflow-lora"),
     "classifier": case("classifier", **FITTED),
     "classifier, whitened": case("classifier", **FITTED, network="whitened", learning_rate=0.1, colour=True),
     "auxiliary": case("auxiliary", **GENERATOR),
