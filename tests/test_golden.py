@@ -360,7 +360,6 @@ CASES: dict[str, Case] = {
     "classifier, whitened": case("classifier", **FITTED, network="whitened", learning_rate=0.1, colour=True),
     "auxiliary": case("auxiliary", **GENERATOR),
     "auxiliary in colour": case("auxiliary", **GENERATOR, colour=True),
-    "auxiliary of a diffusion model": case("auxiliary", **GENERATOR, network="denoiser"),
     "auxiliary of moments": case("auxiliary", **GENERATOR, target="moments", colour=True),
     "auxiliary of covariances": case("auxiliary", **GAUSSIANS),
     "auxiliary of covariances and details": case(
@@ -388,7 +387,6 @@ CASES: dict[str, Case] = {
             {"sources": {"auxiliary": 1.0}, "amp": {"radius": 9, "rate": 0.05}},
         ],
     ),
-    "pretrain on frequencies": case("pretrain", **WARM_UP, phases=[{"sources": {"frequency": 1.0}}, CENTRAL]),
     **{
         f"synthesize from {name}": case("synthesize", **DRAWN, steps=3, sources={name: 1.0})
         for name in ("finetune", "pretrain", "refine", "auxiliary", "evolve", "adversarial", "select")
