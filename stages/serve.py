@@ -36,9 +36,8 @@ def serve(port: Annotated[int, typer.Option(max=65535, help="Port. Default: a fr
     """Local: show the project as a page in a browser of this machine, and start runs from there."""
     from sfumato import Project
 
-    project = Project()
     with explained(ConfigError, lambda error: f"--port {port} cannot be opened ({error}): name none for a free one"):
-        server = Server(port, project)
+        server = Server(port, Project())
     tell(f"http://{server.hosts[0]}{server.base}\nOpen this address in a browser here, and give it to nobody")
     try:
         server.serve_forever()
@@ -49,7 +48,7 @@ def serve(port: Annotated[int, typer.Option(max=65535, help="Port. Default: a fr
 class Server(ThreadingHTTPServer):
     """Answers this machine, and runs `dvc repro` once at a time.
 
-    base: the path that all addresses begin with, which holds the token; problem: the error of the last run.
+    base: the beginning of all its addresses, which holds the token; problem: the error of the last run.
     """
 
     daemon_threads = True
@@ -91,11 +90,11 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 10  # seconds for a request to arrive
 
     def do_GET(self) -> None:
-        name, listed = self.name(), files()
+        name = self.name()
         try:
             if name == "":
                 self.answer(200, page(self.server).encode())
-            elif name in listed:
+            elif name is not None and name in (listed := files()):
                 self.answer(200, listed[name].read_bytes(), guess_type(name)[0])
             else:
                 self.answer(403, CLOSED)
@@ -119,8 +118,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for key, value in {"Content-Type": f"{kind}; charset=utf-8", **HEADERS, **more}.items():
             self.send_header(key, value)
-        self.end_headers()
-        self.wfile.write(content)
+        with suppress(ConnectionError):  # whoever asked is gone
+            self.end_headers()
+            self.wfile.write(content)
 
     def log_message(self, *_: Any) -> None:
         """Print nothing: an address holds the token."""
@@ -159,9 +159,7 @@ def page(server: Server) -> str:
         params=params,
         steps=steps,
         stage=stage,
-        standing=standing(stage).partition(";")[0]
-        if stage in steps
-        else "the images or the plan are prepared, or the ledger is written",
+        standing=standing(stage).partition(";")[0] if stage in steps else "",
         files=files(),
         proposal=proposal,
         plan=content_of(PLAN / "budget.json"),

@@ -169,7 +169,7 @@ def test_the_page_shows_images_sizes_plan_verdict_and_pictures(server):
         "0.519",
     ):
         assert said in text
-    assert f"fair: {SECRET}" in text and "5.000 of 5" in text and ">1.7<" in text
+    assert SECRET not in text and "5.000 of 5" in text and ">1.7<" in text
     assert f"{server.base}grid.png" in text and f"{server.base}owner.html" in text and "public.html" not in text
     assert ask(server, f"{server.base}grid.png")[1]["Content-Type"].startswith("image/png")
     card = Path("artifacts/synthesize/card.json")
@@ -178,6 +178,7 @@ def test_the_page_shows_images_sizes_plan_verdict_and_pictures(server):
     Path("ledger.json").write_text(json.dumps({"accountant": "exact", "epsilon": {"exact": 4.99979, "rdp": 5.487}}))
     text = ask(server, server.base)[2].encode("latin-1").decode()
     assert "600 images are released, at a privacy cost of ε = 5." in text  # by the accountant of the ledger
+    assert f"fair: {SECRET}" in text
 
 
 def test_a_run_from_elsewhere_is_seen_and_no_second_one_starts(server, monkeypatch):
