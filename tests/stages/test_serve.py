@@ -13,9 +13,13 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
+from test_init import write_shapes
+from typer.testing import CliRunner
 
 from sfumato.errors import ConfigError, DataError
+from sfumato.planning import estimate
 from stages import serve as module
+from stages.cli import app
 from stages.serve import CLOSED, Server
 from stages.state import PROPOSAL
 
@@ -202,6 +206,20 @@ def test_a_project_without_plan_or_proposal_and_one_that_cannot_be_read_have_a_p
     Path("params.yaml").write_text("recipe: dp-merv\n")
     status, headers, text = ask(server, server.base)
     assert status == 500 and "dp-merv" in text and headers["Content-Type"].startswith("text/plain")
+
+
+def test_what_init_understood_and_proposed_is_kept_for_the_page(tmp_path, monkeypatch):
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: {"count": 30.0, "evaluate": 60.0})
+    images, folder = write_shapes(tmp_path / "photos", each=20, side=16), tmp_path / "project"
+    words = ["init", str(images), "--yes", "--one-image-each", "--epsilon=5", "--minutes=9", f"--out={folder}"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    file = folder / PROPOSAL
+    assert file.stat().st_mode & 0o077 == 0  # it holds the number of images of each class
+    monkeypatch.chdir(folder)
+    text = module.page(Server(0, Pretended(folder)))
+    assert "60 images. Protected is each image; it is your word" in text and '"n">20<' in text
+    assert "proposed 16" in text and "of 5<" in text and '"n">0.5<' in text
 
 
 def test_a_port_in_use_and_a_folder_without_a_project_are_sentences(server, monkeypatch):
