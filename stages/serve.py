@@ -51,8 +51,6 @@ class Server(ThreadingHTTPServer):
     base: the beginning of all its addresses, which holds the token; problem: the error of the last run.
     """
 
-    daemon_threads = True
-
     def __init__(self, port: int, project: Any) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.base = f"/{secrets.token_urlsafe()}/"
@@ -67,7 +65,9 @@ class Server(ThreadingHTTPServer):
             for path, readers in read_json(RUNNING).get("read", {}).items():
                 if Path(path).parent == PLAN.absolute() and any(is_running(one["pid"]) for one in readers):
                     return Path(path).stem
-        return "" if self.thread.is_alive() else None
+        if self.thread.is_alive():
+            return ""
+        return None
 
     def start(self) -> None:
         with self.starting:
@@ -110,9 +110,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def name(self) -> str | None:
         """What is asked for below the token; None without it, or under a name that a page elsewhere gave this host."""
-        token, name = self.path[: len(self.server.base)], self.path[len(self.server.base) :]
-        known = self.headers["Host"] in self.server.hosts
-        return name if known and hmac.compare_digest(token.encode(), self.server.base.encode()) else None
+        base = self.server.base.encode()
+        if self.headers["Host"] in self.server.hosts and hmac.compare_digest(self.path.encode()[: len(base)], base):
+            return self.path[len(base) :]
+        return None
 
     def answer(self, status: int, content: bytes, kind: str | None = "text/html", **more: str) -> None:
         self.send_response(status)
@@ -159,7 +160,7 @@ def page(server: Server) -> str:
         params=params,
         steps=steps,
         stage=stage,
-        standing=standing(stage).partition(";")[0] if stage in steps else "",
+        standing=standing,
         files=files(),
         proposal=proposal,
         plan=content_of(PLAN / "budget.json"),

@@ -170,5 +170,4 @@ class Pretrain(Settings):
 
     def reads(self, name: str) -> bool:
         """Of a phase that shows public images, the selection too."""
-        source = {"select": "public"}.get(name, name)
-        return any(source in phase.sources for phase in self.phases)
+        return any({"select": "public"}.get(name, name) in phase.sources for phase in self.phases)
