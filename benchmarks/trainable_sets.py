@@ -32,7 +32,6 @@ SETS: dict[str, dict] = {
     "salient-lora 10 %": LORA | {"trainable": "salient-lora", "ratio": 0.1},
     "salient-lora 30 %": LORA | {"trainable": "salient-lora", "ratio": 0.3},
     "salient-lora 50 %": LORA | {"trainable": "salient-lora", "ratio": 0.5},
-    "random-lora 30 %": LORA | {"trainable": "random-lora", "ratio": 0.3},
 }
 SCAN = {
     f"{name} {rate:g}": {"trainable": name, "learning_rate": rate}

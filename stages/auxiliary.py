@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from sfumato.baselines.feta_sampler import new_sampled
 from sfumato.data.store import load_public
 from sfumato.generators.gaussian import DETAILS, fit_gaussians
 from sfumato.generators.one_step import Match, OneStep, fit_generator, new_generator, save_drawing
@@ -36,10 +33,7 @@ def fitted(run: StageRun[Auxiliary], priors: Tensor) -> OneStep:
     means = load_means(settings.target, run.path(settings.target), plan=plan)
     row_means = run.counts.row_means
     match = Match(means.table.to(device()), means.features)
-    if settings.network == "denoiser":
-        generator: Any = new_sampled(plan.shape, len(plan.classes), settings.width, plan.seed)
-    else:
-        sizes = len(plan.classes), settings.latent, settings.width
-        generator = new_generator(plan.shape, *sizes, plan.seed, plan.several)
+    sizes = len(plan.classes), settings.latent, settings.width
+    generator = new_generator(plan.shape, *sizes, plan.seed, plan.several)
     with progress("auxiliary") as report:
         return fit_generator(generator, [match], settings, priors, plan.seed, report, row_means=row_means)

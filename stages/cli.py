@@ -26,6 +26,7 @@ from stages.plan import plan
 from stages.report import report
 from stages.runner import command, keep_memory_off_disk
 from stages.screen import hold_back, named, say
+from stages.serve import serve
 from stages.state import state_dir
 
 INTERRUPTED = 130  # exit code after Ctrl-C
@@ -50,6 +51,7 @@ app.command()(compare)
 app.command()(merge)
 app.add_typer(ledger.app, name="ledger")
 app.command()(report)
+app.command()(serve)
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(release.app, name="release")
 app.command()(doctor)

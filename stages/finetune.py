@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from sfumato.baselines.selectors import public_ranking
 from sfumato.diffusion.ema import ema_model
 from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune, save_log
 from sfumato.dpsgd.trainable import check_trained, choose_trainable, save_trained
@@ -23,10 +22,9 @@ def finetune(run: QueryRun[Finetune]) -> None:
     # the network, what of it is trained, and what it is trained on
     model = load_start(pretrain)
     latents = run.latents(model.encoder, "latents", lambda: load_codec(pretrain, device()).encode)
+    ranking = None
     if "saliency" in run.inputs:
         ranking = read_ranking(run.inputs["saliency"])
-    else:
-        ranking = public_ranking(model, settings.trainable, plan.seed)
     names = choose_trainable(model.to(device()), settings, ranking, plan.seed)
     before = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
     counts = run.counts

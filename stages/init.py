@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,8 +11,8 @@ import typer
 
 from sfumato import errors
 from sfumato.errors import ConfigError
-from sfumato.settings.data import GROUP, SEVERAL
-from sfumato.settings.fields import both_sides, by, part_of
+from sfumato.settings.data import GROUP
+from sfumato.settings.fields import part_of
 from stages.plan import show_budget, show_minutes
 from stages.screen import numbers_table, say, table_console, tell
 from stages.state import state_dir
@@ -118,22 +117,14 @@ def officers_words(owner: Owner) -> dict[str, Any]:
 
 def show_sizes(made: Proposed) -> None:
     """A row a size: its minutes, and how useful the release will probably be; and what would make it better."""
-    from sfumato.planning.forecast import advice, forecast
+    from sfumato.planning.create import expected_kind, size_rows
+    from sfumato.planning.forecast import advice
 
-    known = made.known
-    several = known.data.get("labels") == SEVERAL  # nothing was measured with these
-    only_public = set(made.chosen.params.synthesize.sources) == {"select"}
-    kind = "chosen" if only_public else "colour" if known.channels == 3 else "grey"
     columns = "pixels a side", "minutes", "more help up to", "usefulness (two of three public sets)"
     table = numbers_table("sizes, of which --size chooses", *columns, words=columns[3:])
-    for one in sorted([made.chosen, *made.others], key=lambda one: both_sides(one.own["data"]["size"]), reverse=True):
-        size = one.params.data.size or known.side
-        pixels = f"{size}" if isinstance(size, int) else by(size)
-        expected = "unknown" if several else forecast(kind, known.size_hint * known.epsilon, one.grown)
-        minutes = f"{one.seconds / 60:.0f}" if one.enough else f"{one.seconds / 60:.0f} at least"
-        mark = "proposed " if one is made.chosen else ""
-        table.add_row(f"{mark}{pixels}", minutes, f"{math.ceil(one.whole)}", expected)
+    for row in size_rows(made):
+        table.add_row(*row)
     table_console().print(table)
-    if not several:
-        what = "persons" if known.unit == GROUP else "images"
-        say(f"forecast {advice(kind, known.size_hint, known.epsilon, what)}")
+    if kind := expected_kind(made):
+        what = "persons" if made.known.unit == GROUP else "images"
+        say(f"forecast {advice(kind, made.known.size_hint, made.known.epsilon, what)}")

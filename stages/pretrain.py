@@ -2,12 +2,9 @@
 
 import torch
 
-from sfumato.baselines.feta_sampler import fit_phases
 from sfumato.data.lineage import lineage
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet, drop_extra_classes
-from sfumato.generators.one_step import Match
-from sfumato.queries.feature_means import load_means
 from sfumato.runtime.compute import device
 from sfumato.settings.training import Pretrain
 from sfumato.storage.png import save_png, to_grid
@@ -29,16 +26,10 @@ def pretrain(run: StageRun[Pretrain]) -> None:
     torch.manual_seed(plan.seed)
     network = plan.network.network() | {"extra_classes": extra_classes, "several": plan.several}
     model = UNet(plan.shape[1:], plan.shape[0], len(classes), **network).to(device())
-    settings, dropout = run.settings, plan.network.label_dropout
+    dropout = plan.network.label_dropout
     with progress("pretrain") as report:
-        if "frequency" in run.inputs:  # FETA-Pro without a generator: a phase fits the model to this release
-            priors = run.counts.priors
-            means = load_means("frequency", run.path("frequency"), plan=plan)
-            match = Match(means.table.to(device()), means.features)
-            fit_phases(model, settings, sources, match, priors, plan.seed, report, label_dropout=dropout)
-        else:
-            average = warm_up(model, settings.phases, sources, plan.seed, report, label_dropout=dropout)
-            ema_model(model, average)
+        average = warm_up(model, run.settings.phases, sources, plan.seed, report, label_dropout=dropout)
+    ema_model(model, average)
     with run.writing() as directory:
         drop_extra_classes(model).save(directory)
         if "central" in sources:

@@ -116,17 +116,21 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
 
 
 def show_standing(name: str, enabled: bool = True) -> None:
-    """Replace what DVC says on a terminal: by nothing for a stage that is off, else by how far the pipeline has come.
-
-    The minutes are those expected of the stages before it and of all, ε that of the queries before it: all public.
-    """
+    """Replace what DVC says on a terminal: by nothing for a stage that is off, else by how far the run has come."""
     lock = Path("dvc.lock")
     if "DVC_STAGE" not in os.environ or not sys.stdout.isatty() or not launch.speaks() or not lock.exists():
         return
     fresh = time.time() - lock.stat().st_mtime < 10  # so DVC has just said, before stage and command, that it wrote it
     print(f"\x1b[{4 if fresh else 2}A\x1b[J", end="", flush=True)
-    if not enabled:
-        return
+    if enabled:
+        say(standing(name))
+
+
+def standing(name: str) -> str:
+    """How far the pipeline has come when a stage begins.
+
+    The minutes are those expected of the stages before it and of all, ε that of the queries before it: all public.
+    """
     from sfumato.data.store import read_card
     from sfumato.planning.estimate import expected_seconds
     from sfumato.privacy.accountant import epsilon
@@ -147,7 +151,7 @@ def show_standing(name: str, enabled: bool = True) -> None:
     time_and_cost = f"{passed:.0f} of about {together:.0f} minutes, ε = {spent:.2f} of {budget['target']:g} so far"
     picture = ARTIFACTS / "synthesize" / "grid.png" if "synthesize" in before else PREVIEW
     look = f"; look at {picture}" if picture.exists() and {*before} & {*DRAWING, "synthesize"} else ""
-    say(f"stage {len(before) + 1} of {len(names)}, {name}: {time_and_cost}{look}")
+    return f"stage {len(before) + 1} of {len(names)}, {name}: {time_and_cost}{look}"
 
 
 def ready_processor(stage: str) -> None:

@@ -366,13 +366,10 @@ CASES: dict[str, Case] = {
     "finetune of adapters": case("finetune", **DESCENT, draws=1, trainable="attention-lora", lora={"rank": 2}),
     "finetune of salient matrices": case("finetune", **DESCENT, draws=1, trainable="salient"),
     "finetune of salient adapters": case("finetune", **DESCENT, draws=1, trainable="salient-lora", lora={"rank": 2}),
-    "finetune of random adapters": case("finetune", **DESCENT, draws=1, trainable="random-lora", ratio=0.4),
-    "finetune of adapters by SynFlow": case("finetune", **DESCENT, draws=1, trainable="synflow-lora"),
     "classifier": case("classifier", **FITTED),
     "classifier, whitened": case("classifier", **FITTED, network="whitened", learning_rate=0.1, colour=True),
     "auxiliary": case("auxiliary", **GENERATOR),
     "auxiliary in colour": case("auxiliary", **GENERATOR, colour=True),
-    "auxiliary of a diffusion model": case("auxiliary", **GENERATOR, network="denoiser"),
     "auxiliary of moments": case("auxiliary", **GENERATOR, target="moments", colour=True),
     "auxiliary of covariances": case("auxiliary", **GAUSSIANS),
     "auxiliary of covariances and details": case(
@@ -400,7 +397,6 @@ CASES: dict[str, Case] = {
             {"sources": {"auxiliary": 1.0}, "amp": {"radius": 9, "rate": 0.05}},
         ],
     ),
-    "pretrain on frequencies": case("pretrain", **WARM_UP, phases=[{"sources": {"frequency": 1.0}}, CENTRAL]),
     **{
         f"synthesize from {name}": case("synthesize", **DRAWN, steps=3, sources={name: 1.0})
         for name in ("finetune", "pretrain", "refine", "auxiliary", "evolve", "adversarial", "select")

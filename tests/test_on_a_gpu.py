@@ -17,7 +17,6 @@ from small_network import draw_images
 from torch import Tensor
 
 from sfumato.baselines.dp_gan import AdversarialState, Discriminator
-from sfumato.baselines.feta_sampler import new_sampled
 from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, query_votes
 from sfumato.data.images import ImageSet, Shape
 from sfumato.data.store import LatentSet
@@ -270,11 +269,6 @@ def fit_under_a_teacher() -> None:
 def fit_to_moments_of_public_networks() -> None:
     for kind in ("residual", "whitened"):
         fitted(small_generator(), moment_features(build_network(kind, SHAPE, CLASSES, 8).eval()))
-
-
-@part(STOPPING)
-def fit_of_a_sampler() -> None:
-    fitted(new_sampled(SHAPE, CLASSES, 8, 0), maps(FeatureMap()))
 
 
 @part("generators/gaussian.py GaussianGenerator.forward", "generators/one_step.py drawing")

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.lora import add_lora, save_adapter
 from sfumato.errors import ConfigError, DataError, SfumatoError
-from sfumato.settings.dpsgd import RANKED, Finetune, Saliency
+from sfumato.settings.dpsgd import SALIENT, Finetune, Saliency
 from sfumato.storage.files import write_json
 
 ATTENTION = r"(.*\.)?(attention|attn\d*)\."  # the names of our U-Net and of public text-to-image models
 QKV = ATTENTION + r"(to_)?[qkv]\.weight"
 # The sets whose result is adapters on an unchanged base
-ADAPTED = ("attention-lora", "salient-lora", "random-lora", "synflow-lora")
+ADAPTED = ("attention-lora", "salient-lora")
 INTERNAL = "internal error (nothing is written: please report it)"
 
 
@@ -46,7 +46,6 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[str]
     - attention-lora: adapters on all query, key and value matrices (DP-LoRA).
     - salient: the first `settings.ratio` of the candidates in `ranking`, in full.
     - salient-lora: adapters on them; the rest stays frozen (DP-SAPF).
-    - random-lora, synflow-lora: the same, for rankings of `sfumato.baselines.selectors`.
 
     ranking: the candidates, the most salient first; None for a set that needs none.
     Raises ConfigError for a ranked set without a ranking, nothing to train, too high a rank; DataError for a ranking
@@ -55,7 +54,7 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[str]
     kind = settings.trainable
     everything = [name for name, _ in model.named_parameters()]
     chosen: list[str]
-    if kind in RANKED:
+    if kind in SALIENT:
         if ranking is None:
             raise ConfigError(f"finetune.trainable={kind} needs a ranking: switch saliency on (add saliency to run)")
         selected = ranking[: how_many(settings.ratio, len(ranking))]
@@ -86,7 +85,7 @@ def trained_parameters(model: Denoiser, settings: Finetune | Saliency, seed: int
     if isinstance(settings, Saliency):
         trained = candidates(model)
     else:
-        ranking = candidates(model) if settings.trainable in RANKED else None
+        ranking = candidates(model) if settings.trainable in SALIENT else None
         trained = choose_trainable(model, settings, ranking, seed)
     return {name: model.get_parameter(name) for name in trained}
 

@@ -329,6 +329,6 @@ def built(**arguments: Any) -> OneStep:
     return GaussianGenerator(**arguments) if "features" in arguments else Generator(**arguments)
 
 
-def load_generator(directory: Path, build: Callable[..., Any] = built) -> OneStep:
+def load_generator(directory: Path) -> OneStep:
     """The generator that `save_generator` wrote, in eval mode. Raises DataError if files are missing or damaged."""
-    return load_network(directory, build, "auxiliary", WEIGHTS).to(memory_format=torch.channels_last).eval()
+    return load_network(directory, built, "auxiliary", WEIGHTS).to(memory_format=torch.channels_last).eval()

@@ -80,12 +80,10 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
     if card.labels != SEVERAL:
         return
     auxiliary, made = params.auxiliary, params.synthesize
-    by_class = params.model.directory or any(phase.fits for phase in params.pretrain.phases)
     varied = made.labels == "uniform" or made.distorted + made.mixed + made.teacher_guidance > 0
     options = (  # which take one label an image
         ("auxiliary", "auxiliary.target=covariance", auxiliary.target == "covariance"),
-        ("auxiliary", "auxiliary.network=denoiser", auxiliary.network == "denoiser"),
-        ("pretrain", "model.directory, or the source frequency in pretrain.phases,", by_class),
+        ("pretrain", "model.directory", params.model.directory is not None),
         ("synthesize", "synthesize.labels: uniform, distorted, mixed or teacher_guidance", varied),
     )
     refused = [name for name in params.run if name not in SEVERAL_LABELS]
@@ -165,8 +163,6 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
         yield f"frequency.size={frequency.size} is too small for {number} length-scales: at least {2 * number}"
     if params.runs("refine") and params.auxiliary.target == "covariance":
         yield "refine fits a network further, and auxiliary.target=covariance has none: leave one of them out"
-    if params.runs("refine") and params.auxiliary.network == "denoiser":
-        yield "refine fits a one-step generator further, and auxiliary.network=denoiser has none: leave one of them out"
     if model.directory is not None and height != width:
         yield f"model.directory names a public model, which draws squares, not {height}×{width}: set data.size"
     if params.runs("evolve") and params.evolve.population < len(card.classes):

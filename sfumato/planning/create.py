@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,15 +20,18 @@ from sfumato.data.sources.splits import VALIDATION, split_of
 from sfumato.data.survey import Survey, survey
 from sfumato.errors import ConfigError, explained
 from sfumato.planning import estimate
+from sfumato.planning.forecast import forecast
 from sfumato.planning.make import settings_for_ever_lines
 from sfumato.planning.project_files import Say, project_files, unsaid, write_project
 from sfumato.planning.proposal import Known, Proposal, proposals, proposed_card, read_table, rounded_size, sizes_of
 from sfumato.planning.resolve import Plan, make_plan, warnings_of
 from sfumato.privacy.odometer import Odometer
 from sfumato.settings.data import GROUP, IMAGE, OUTER, SEVERAL, Data, Groups
-from sfumato.settings.fields import Size, both_sides, part_of, size_of
+from sfumato.settings.fields import Size, both_sides, by, part_of, size_of
 from sfumato.settings.params import Params
+from sfumato.settings.stages import PROPOSAL
 from sfumato.storage.documents import read_json
+from sfumato.storage.files import write_local
 
 MINUTES = 30.0
 FEWEST = 10  # pictures of a class, to learn from or held out, below which it is pointed out
@@ -92,6 +96,11 @@ class Proposed:
         notes = NOTES | ({"privacy": PUBLISHED + NOTES["privacy"]} if self.counted else {})
         files = project_files({**self.chosen.own, **(more or {})}, notes, self.chosen.seconds / 60, __version__)
         write_project(self.out, files, say, force=force)
+        survey = self.survey
+        seen: dict[str, Any] = {"images": survey.images, "persons": survey.persons, "protects": protected(self.known)}
+        seen["classes"] = dict(zip(survey.classes, survey.counts, strict=True))
+        seen |= {"sizes": list(size_rows(self)), "budget": self.plan.budget, "seconds": self.seconds}
+        write_local(self.out / PROPOSAL, json.dumps(seen).encode())  # for `stage serve`
 
 
 def propose_project(
@@ -337,6 +346,27 @@ def warnings(made: Proposed, state: Path) -> Iterator[str]:
         yield "the minutes are those of one image a person: queries take longer where persons have more"
     if Odometer(state, known.dataset_id).opened():
         yield f"warning: dataset {known.dataset_id!r} has a history here already: what was spent on it counts on"
+
+
+def expected_kind(made: Proposed) -> str | None:
+    """The public runs that its usefulness is forecast by; None for several labels, with which nothing was measured."""
+    if made.known.data.get("labels") == SEVERAL:
+        return None
+    if set(made.chosen.params.synthesize.sources) == {"select"}:
+        return "chosen"
+    return "colour" if made.known.channels == 3 else "grey"
+
+
+def size_rows(made: Proposed) -> Iterator[tuple[str, str, str, str]]:
+    """Of each size, the largest first: its pixels, its minutes, up to how many more help, and its usefulness."""
+    known, kind = made.known, expected_kind(made)
+    for one in sorted([made.chosen, *made.others], key=lambda one: both_sides(one.own["data"]["size"]), reverse=True):
+        size = one.params.data.size or known.side
+        pixels = f"{size}" if isinstance(size, int) else by(size)
+        minutes = f"{one.seconds / 60:.0f}" if one.enough else f"{one.seconds / 60:.0f} at least"
+        mark = "proposed " if one is made.chosen else ""
+        expected = forecast(kind, known.size_hint * known.epsilon, one.grown) if kind else "unknown"
+        yield f"{mark}{pixels}", minutes, f"{math.ceil(one.whole)}", expected
 
 
 def protected(known: Known) -> str:

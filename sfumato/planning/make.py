@@ -34,7 +34,7 @@ from sfumato.privacy.profile import best_guess, noise_for_guess, percent_up
 from sfumato.privacy.project_ledger import seen_in_ledgers
 from sfumato.release.synthesizer import outline
 from sfumato.settings.data import GROUP, OF_THE_OWNER, SEVERAL
-from sfumato.settings.dpsgd import RANKED
+from sfumato.settings.dpsgd import SALIENT
 from sfumato.settings.fields import REST
 from sfumato.settings.params import Params
 from sfumato.settings.privacy import UNLIMITED
@@ -282,7 +282,7 @@ def step_noise_lines(made: Plan) -> Iterator[str]:
     parameters = trained_parameters(model, params.finetune, params.seed)
     weights = sum(value.numel() for value in parameters.values())
     length = step_noise(mechanism.noise_multiplier, weights, mechanism.sample_rate * file["size_hint"])
-    about = "about " if params.finetune.trainable in RANKED else ""
+    about = "about " if params.finetune.trainable in SALIENT else ""
     hint = ": mostly noise. A larger share, ε or batch, or fewer trained weights shorten it"
     yield (
         f"finetune: the noise of a step is {length:.2g} times as long as its signal can be, "

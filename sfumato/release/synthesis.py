@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.baselines.feta_sampler import load_drawing
 from sfumato.data.images import LABELS, as_bytes, as_floats, having, load_array, load_images, room
 from sfumato.data.store import load_public
 from sfumato.diffusion.denoiser import Progress
 from sfumato.diffusion.sampler import Guide
 from sfumato.errors import DataError
-from sfumato.generators.one_step import DRAWN, balanced_labels, drawing, labels_to_draw
+from sfumato.generators.one_step import DRAWN, balanced_labels, drawing, labels_to_draw, load_generator
 from sfumato.release.synthesizer import load_start, load_synthesizer
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
@@ -46,7 +45,7 @@ def draw_from(
     if name == "evolve":
         return evolved_images(paths[name], count, priors, seed, shape)
     if name in ("auxiliary", "refine", "adversarial"):
-        return drawing(load_drawing(paths[name]).to(device()), count, priors, seed)
+        return drawing(load_generator(paths[name]).to(device()), count, priors, seed)
     start = paths["pretrain"]
     model = (load_start(start) if name == "pretrain" else load_synthesizer(paths[name], start)).to(device())
     random = torch.Generator().manual_seed(seed)

@@ -25,7 +25,6 @@ class Lora(Strict):
 
 
 SALIENT = ("salient", "salient-lora")  # the sets that the saliency query chooses
-RANKED = (*SALIENT, "random-lora", "synflow-lora")  # the sets that are the first ones of a ranking
 
 
 class Finetune(QuerySettings):
@@ -43,9 +42,7 @@ class Finetune(QuerySettings):
     microbatch_size: Positive | None = machine(None)  # images whose gradients are taken together; None: what fits
     checkpoint_every: Positive = machine(10)  # steps
     # which weights are trained; `saliency` chooses the salient ones
-    trainable: Literal[
-        "all", "attention", "attention-lora", "salient", "salient-lora", "random-lora", "synflow-lora"
-    ] = "all"
+    trainable: Literal["all", "attention", "attention-lora", "salient", "salient-lora"] = "all"
     ratio: Share = 0.3  # c: part of the candidate matrices, for the sets that choose some
     lora: Lora = Lora()  # the adapters, for the sets with adapters
 

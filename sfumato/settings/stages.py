@@ -18,6 +18,7 @@ CARD = "data/sensitive/card.json"  # the public card of the sensitive set
 PUBLIC = "data/public"  # the public image set, which stages name "public" among their inputs
 LEDGER = "ledger.json"
 RECIPES = "pipelines"
+PROPOSAL = "evaluation/proposal.json"  # what `stage init` understood and proposed: local
 
 
 class Kind(StrEnum):

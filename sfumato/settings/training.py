@@ -53,8 +53,6 @@ class Auxiliary(Fit):
     # the release that its images match; covariance fits Gaussians instead of a network
     target: Literal["frequency", "moments", "covariance"] = "frequency"
     details: bool = False  # what is finer than the Gaussians are is taken from the public images
-    # what draws: one step of a generator, or some of a diffusion model of this width (`baselines/feta_sampler.py`)
-    network: Literal["generator", "denoiser"] = "generator"
 
     def reads(self, name: str) -> bool:
         if name == "public":
@@ -123,32 +121,15 @@ class Amp(Strict):
 
 
 class Phase(Strict):
-    """One phase of the warm-up: denoising training on released or public images.
-
-    With "frequency" as its source, which has no images, the model itself is fitted to that release through its sampler,
-    like the auxiliary generator (`baselines/feta_sampler.py`).
-    """
+    """One phase of the warm-up: denoising training on released or public images."""
 
     # stage whose images are drawn -> weight
-    sources: Annotated[
-        dict[Literal["central", "frequency", "auxiliary", "refine", "evolve", "public"], Scale], Field(min_length=1)
-    ]
+    sources: Annotated[dict[Literal["central", "auxiliary", "refine", "evolve", "public"], Scale], Field(min_length=1)]
     steps: Positive  # of Adam; a recipe gives `part` instead, its part of those of all phases
     batch: Positive = 64  # images per step
     learning_rate: LearningRate = 3e-4  # of Adam
     augment: Annotated[int, Field(ge=0, le=14)] = 0  # RandAugment operations per image
     amp: Amp | None = None  # `amp: true` in a recipe stands for that of all phases
-
-    @property
-    def fits(self) -> bool:
-        """Whether it fits the model to the frequency release."""
-        return "frequency" in self.sources
-
-    @model_validator(mode="after")
-    def fits_alone(self) -> Self:
-        if self.fits and (len(self.sources) > 1 or self.augment or self.amp is not None):
-            raise ValueError("the source frequency shows it no image: give it no other source, no augment and no amp")
-        return self
 
 
 class Pretrain(Settings):
@@ -188,6 +169,5 @@ class Pretrain(Settings):
         return {**values, "phases": filled}
 
     def reads(self, name: str) -> bool:
-        """Of a phase that shows public images, the selection too; of one that fits a release, the counts."""
-        source = {"select": "public", "count": "frequency"}.get(name, name)
-        return any(source in phase.sources for phase in self.phases)
+        """Of a phase that shows public images, the selection too."""
+        return any({"select": "public"}.get(name, name) in phase.sources for phase in self.phases)

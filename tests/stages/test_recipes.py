@@ -35,7 +35,7 @@ SMALL = {
 
 
 # a recipe of each family, which together have every query and every kind of generator: they run at 8×12
-OBLONG = ["dp-gan", "dp-mepf", "feta-pro-dm", "feta-pro-no-aux", "pe-dpsgd", "sapf-pixel"]
+OBLONG = ["dp-gan", "dp-mepf", "feta-pro", "pe-dpsgd", "sapf-pixel"]
 OBLONG += ["teacher-diffusion", "teacher-gaussian"]
 
 

@@ -191,11 +191,9 @@ def test_a_diffusion_model_learns_several_labels_by_dp_sgd_and_shows_those_that_
     ("changes", "message"),
     [
         ({"recipe": "dpdm", "run": ["count", "pretrain", "finetune", "synthesize"]}, "synthesize.labels: uniform"),
-        ({"recipe": "feta-pro-no-aux", "run": ["count", "frequency", "pretrain", "synthesize"]}, "source frequency"),
         ({"run": ["count", "central", "frequency", "auxiliary", "synthesize"]}, "central takes one label an image"),
         ({"run": ["frequency", "auxiliary", "synthesize"]}, "add count to run"),
         ({"count": {"noise": 50.0}}, "such as count.noise: 10%"),
-        ({"auxiliary": {"network": "denoiser"}}, "auxiliary.network=denoiser takes one label an image"),
         ({"synthesize": {"labels": "uniform"}}, "synthesize.labels: uniform"),
         ({"data": {"labels": "one"}}, "data.labels=one, but several was prepared"),
     ],

@@ -1,0 +1,171 @@
+"""`stage serve`: the project as a page in a browser of this machine, which shows it and can start `dvc repro`."""
+
+import hmac
+import secrets
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from mimetypes import guess_type
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Annotated, Any
+
+import typer
+
+from sfumato.errors import UNREADABLE, ConfigError, SfumatoError, explained
+from sfumato.settings.recipes import load_params
+from sfumato.settings.stages import PROPOSAL, RECIPES, STAGES
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import is_running
+from stages.dvc_lock import RUNNING
+from stages.report import METRICS, PAGES
+from stages.runner import standing
+from stages.screen import tell
+from stages.state import ARTIFACTS, CARD, LEDGER, PLAN, PREVIEW, state_dir
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "same-origin",  # with no-referrer, a browser names no origin when the button is pressed
+    "X-Content-Type-Options": "nosniff",
+}
+CLOSED = b"Open the address that `stage serve` printed: it holds a token, and only this machine may ask."
+
+
+def serve(port: Annotated[int, typer.Option(max=65535, help="Port. Default: a free one.")] = 0) -> None:
+    """Local: show the project as a page in a browser of this machine, and start runs from there."""
+    from sfumato import Project
+
+    with explained(ConfigError, lambda error: f"--port {port} cannot be opened ({error}): name none for a free one"):
+        server = Server(port, Project())
+    tell(f"http://{server.hosts[0]}{server.base}\nOpen this address in a browser here, and give it to nobody")
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        tell("ended. A run that the page started stops too: the next one goes on, and nothing is charged twice")
+
+
+class Server(ThreadingHTTPServer):
+    """Answers this machine, and runs `dvc repro` once at a time.
+
+    base: the beginning of all its addresses, which holds the token; problem: the error of the last run.
+    """
+
+    def __init__(self, port: int, project: Any) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
+        self.base = f"/{secrets.token_urlsafe()}/"
+        self.hosts = [f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")]
+        self.project = project
+        self.problem = ""
+        self.thread, self.starting = Thread(), Lock()
+
+    def stage(self) -> str | None:
+        """The stage at work, also of a run from elsewhere; "" before or after the stages; None if nothing runs."""
+        with suppress(*UNREADABLE):
+            for path, readers in read_json(RUNNING).get("read", {}).items():
+                if Path(path).parent == PLAN.absolute() and any(is_running(one["pid"]) for one in readers):
+                    return Path(path).stem
+        if self.thread.is_alive():
+            return ""
+        return None
+
+    def start(self) -> None:
+        with self.starting:
+            if self.stage() is None:
+                self.thread = Thread(target=self.work, daemon=True)
+                self.thread.start()
+
+    def work(self) -> None:
+        self.problem = ""
+        try:
+            self.project.run(progress=False)
+        except (SfumatoError, OSError) as error:
+            self.problem = str(error)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request. Guarantee: without the token, or under another host's name, nothing is read or started."""
+
+    server: Server
+    timeout = 10  # seconds for a request to arrive
+
+    def do_GET(self) -> None:
+        name = self.name()
+        try:
+            if name == "":
+                self.answer(200, page(self.server).encode())
+            elif name is not None and name in (listed := files()):
+                self.answer(200, listed[name].read_bytes(), guess_type(name)[0])
+            else:
+                self.answer(403, CLOSED)
+        except (SfumatoError, OSError, ValueError, KeyError, TypeError) as error:
+            self.answer(500, str(error).encode(), "text/plain", Refresh="5")
+
+    def do_POST(self) -> None:
+        if self.name() == "start" and self.headers["Origin"] == f"http://{self.headers['Host']}":
+            self.server.start()
+            self.answer(303, b"", Location=self.server.base)
+        else:
+            self.answer(403, CLOSED)
+
+    def name(self) -> str | None:
+        """What is asked for below the token; None without it, or under a name that a page elsewhere gave this host."""
+        base = self.server.base.encode()
+        if self.headers["Host"] in self.server.hosts and hmac.compare_digest(self.path.encode()[: len(base)], base):
+            return self.path[len(base) :]
+        return None
+
+    def answer(self, status: int, content: bytes, kind: str | None = "text/html", **more: str) -> None:
+        self.send_response(status)
+        for key, value in {"Content-Type": f"{kind}; charset=utf-8", **HEADERS, **more}.items():
+            self.send_header(key, value)
+        with suppress(ConnectionError):  # whoever asked is gone
+            self.end_headers()
+            self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing: an address holds the token."""
+
+
+def files() -> dict[str, Path]:
+    """The files that there are, by their names in an address. No other file is opened, whatever is asked for."""
+    grids = [ARTIFACTS / "synthesize" / "grid.png", PREVIEW]
+    listed = {f"{audience}.html": path for audience, path in PAGES.items()}
+    listed["grid.png"] = next(filter(Path.is_file, grids), grids[0])
+    return {name: path for name, path in listed.items() if path.is_file()}
+
+
+def content_of(path: Path, otherwise: Any = None) -> Any:
+    with suppress(FileNotFoundError):
+        return read_json(path)
+    return otherwise
+
+
+def page(server: Server) -> str:
+    """The page as HTML. Raises SfumatoError, or one of UNREADABLE, if the project cannot be read."""
+    from sfumato.planning.estimate import expected_seconds
+    from sfumato.privacy.profile import bound_text
+    from sfumato.release import card
+
+    params = load_params(Path("params.yaml"), Path(RECIPES))
+    steps = {name: stage.summary for name, stage in STAGES.items() if params.runs(name)}
+    stage, proposal, about = server.stage(), content_of(Path(PROPOSAL), {}), content_of(CARD)
+    seconds = proposal.get("seconds", {})
+    if about:
+        seconds = expected_seconds(params, tuple(about["shape"]), len(about["classes"]), state_dir())
+    report = Path(card.__file__).with_name("report.html").read_text(encoding="utf-8")
+    return card.template("serve.html", autoescape=True, bound=bound_text).render(
+        server=server,
+        style=report[report.index("<style>") : report.index("</style>")],
+        params=params,
+        steps=steps,
+        stage=stage,
+        standing=standing,
+        files=files(),
+        proposal=proposal,
+        plan=content_of(PLAN / "budget.json"),
+        minutes={name: (value or 0) / 60 for name, value in seconds.items()},
+        release=content_of(ARTIFACTS / "synthesize" / "card.json"),
+        ledger=content_of(LEDGER),
+        metrics=content_of(METRICS),
+    )

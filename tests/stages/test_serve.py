@@ -1,0 +1,246 @@
+"""`stage serve`: who may read the page and press its button, what it shows, and how it looks in a browser."""
+
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from test_init import write_shapes
+from typer.testing import CliRunner
+
+from sfumato.errors import ConfigError, DataError
+from sfumato.planning import estimate
+from sfumato.settings.stages import PROPOSAL
+from stages import serve as module
+from stages.cli import app
+from stages.serve import CLOSED, Server
+
+SECRET = "a number from real images"
+PARAMS = {
+    "recipe": "dp-merf",
+    "data": {"dataset_id": "lungs", "source": "imagefolder", "path": "/data/lungs", "size": 8, "channels": 1},
+    "privacy": {"epsilon": 5, "size_hint": 300, "unit": "image"},
+}
+BUDGET = {"stages": {"count": {"epsilon": 0.519}, "frequency": {"epsilon": 4.939}}, "epsilon": 4.9998, "target": 5.0}
+FOUND = {
+    "images": 300,
+    "persons": 120,
+    "protects": "each person",
+    "classes": {"ill <b>": 100, "well": 200},
+    "sizes": [["proposed 16", "fair, 79 % (51 to 93)", "12"], ["8", "fair, 70 % (45 to 90)", "4"]],
+    "budget": BUDGET,
+    "seconds": {"count": 6.0, "auxiliary": 66.0, "plan": 30.0},
+}
+
+
+class Pretended:
+    """A project whose runs wait for `go` and then raise `error`, if there is one."""
+
+    def __init__(self, folder):
+        self.folder, self.runs, self.error = folder, 0, None
+        self.go = threading.Event()
+
+    def run(self, progress):
+        self.runs += 1
+        assert self.go.wait(10) and not progress
+        if self.error:
+            raise self.error
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """The page of a small project, served until the test ends."""
+    monkeypatch.chdir(tmp_path)
+    Path("params.yaml").write_text(yaml.safe_dump(PARAMS))
+    Path(PROPOSAL).parent.mkdir()
+    Path(PROPOSAL).write_text(json.dumps(FOUND))
+    Path("metrics.json").write_text(json.dumps({"verdict": {"sentence": f"fair: {SECRET}"}}))
+    Path("evaluation/report.html").write_text(SECRET)
+    grid = Path("artifacts/preview.png")
+    grid.parent.mkdir(parents=True)
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (120, 300), np.uint8)).save(grid)
+    made = Server(0, Pretended(tmp_path))
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield made
+    made.project.go.set()
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+def ask(server, path, method="GET", **headers):
+    """Status, headers and text of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    return answer.status, answer.headers, answer.read().decode("latin-1")
+
+
+def press(server, **headers):
+    return ask(server, f"{server.base}start", "POST", **headers)
+
+
+def wait(holds):
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_nothing_is_shown_or_started_without_the_token(server):
+    assert len(server.base) > 40
+    origin = f"http://127.0.0.1:{server.server_port}"
+    for token in ("/", "/x/", server.base[:-2] + "/", f"/{server.base[::-1]}", server.base.lower(), "/%C3%A9/"):
+        for name in ("", "owner.html", "grid.png", "start"):
+            for answer in (ask(server, token + name), ask(server, token + name, "POST", Origin=origin)):
+                assert (answer[0], answer[2]) == (403, CLOSED.decode()), token + name
+    assert server.project.runs == 0
+    assert ask(server, f"{server.base}owner.html")[2] == SECRET  # what was asked for is there
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:{port}.evil.example", ""]
+)
+def test_a_page_elsewhere_that_gives_this_machine_a_name_reads_nothing(server, host):
+    host = host.format(port=server.server_port)
+    assert ask(server, server.base, Host=host)[0] == 403
+    assert press(server, Host=host, Origin=f"http://{host}")[0] == 403
+    assert ask(server, server.base, Host=f"localhost:{server.server_port}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "origin", [None, "null", "http://evil.example", "https://127.0.0.1:{port}", "http://127.0.0.1"]
+)
+def test_only_the_page_s_own_button_starts_a_run(server, origin):
+    headers = {} if origin is None else {"Origin": origin.format(port=server.server_port)}
+    assert press(server, **headers)[0] == 403
+    assert ask(server, f"{server.base}start")[0] == 403  # a link
+    assert server.project.runs == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("params.yaml", "metrics.json", "evaluation/proposal.json", "../params.yaml", "%2e%2e/params.yaml"),
+        *("/etc/passwd", "artifacts/preview.png", "./owner.html", "owner.html?x", "owner.html/", "public.html"),
+    ],
+)
+def test_only_listed_files_are_opened(server, name):
+    assert ask(server, server.base + name)[0] == 403
+
+
+def test_a_run_starts_once_and_its_end_or_its_error_is_shown(server):
+    origin = f"http://127.0.0.1:{server.server_port}"
+    for _ in range(3):
+        status, headers, _ = press(server, Origin=origin)
+        assert (status, headers["Location"]) == (303, server.base)
+    text = ask(server, server.base)[2]
+    assert 'http-equiv="refresh"' in text and "<progress" in text and "<button" not in text
+    server.project.error = DataError("artifacts/x <b>is damaged</b>: remove it")
+    server.project.go.set()
+    wait(lambda: server.problem)
+    text = ask(server, server.base)[2]
+    assert "artifacts/x &lt;b&gt;is damaged&lt;/b&gt;: remove it" in text
+    assert 'http-equiv="refresh"' not in text and "<button" in text and server.project.runs == 1
+    server.project.error = None
+    wait(lambda: server.stage() is None)
+    press(server, Origin=origin)
+    wait(lambda: server.project.runs == 2 and server.stage() is None)
+    assert "is damaged" not in ask(server, server.base)[2]
+
+
+def test_the_page_shows_images_sizes_plan_verdict_and_pictures(server):
+    status, headers, text = ask(server, server.base)
+    text = text.encode("latin-1").decode()
+    assert status == 200 and "default-src 'none'" in headers["Content-Security-Policy"]
+    assert "script" not in headers["Content-Security-Policy"] and headers["Cache-Control"] == "no-store"
+    assert "<script" not in text and "Access-Control-Allow-Origin" not in headers
+    for said in (
+        "lungs",
+        "300 images of 120 persons",
+        "ill &lt;b&gt;",
+        "proposed 16",
+        "fair, 79 % (51 to 93)",
+        "0.519",
+    ):
+        assert said in text
+    assert SECRET not in text and "5.000 of 5" in text and ">1.7<" in text
+    assert f"{server.base}grid.png" in text and f"{server.base}owner.html" in text and "public.html" not in text
+    assert ask(server, f"{server.base}grid.png")[1]["Content-Type"].startswith("image/png")
+    card = Path("artifacts/synthesize/card.json")
+    card.parent.mkdir()
+    card.write_text(json.dumps({"images": 600, "epsilon": 5.487}))
+    Path("ledger.json").write_text(json.dumps({"accountant": "exact", "epsilon": {"exact": 4.99979, "rdp": 5.487}}))
+    text = ask(server, server.base)[2].encode("latin-1").decode()
+    assert "600 images are released, at a privacy cost of ε = 5." in text  # by the accountant of the ledger
+    assert f"fair: {SECRET}" in text
+
+
+def test_a_run_from_elsewhere_is_seen_and_no_second_one_starts(server, monkeypatch):
+    monkeypatch.setattr(module, "standing", lambda name: f"stage 3 of 5, {name}")
+    running = Path(".dvc/tmp/rwlock")
+    running.parent.mkdir(parents=True)
+    reads = {str(Path("artifacts/plan/auxiliary.yaml").absolute()): [{"pid": os.getpid(), "cmd": "dvc repro"}]}
+    running.write_text(json.dumps({"read": reads}))
+    text = ask(server, server.base)[2]
+    assert "stage 3 of 5, auxiliary" in text and 'max="5" value="2"' in text and "<button" not in text
+    press(server, Origin=f"http://127.0.0.1:{server.server_port}")
+    assert server.project.runs == 0
+    running.write_text(json.dumps({"read": {path: [{"pid": 2**22 + 1, "cmd": "dvc"}] for path in reads}}))  # killed
+    assert "<button" in ask(server, server.base)[2]
+
+
+def test_a_project_without_plan_or_proposal_and_one_that_cannot_be_read_have_a_page(server):
+    Path(PROPOSAL).unlink()
+    status, _, text = ask(server, server.base)
+    assert status == 200 and "Nothing is released yet" in text
+    Path("params.yaml").write_text("recipe: dp-merv\n")
+    status, headers, text = ask(server, server.base)
+    assert status == 500 and "dp-merv" in text and headers["Content-Type"].startswith("text/plain")
+
+
+def test_what_init_understood_and_proposed_is_kept_for_the_page(tmp_path, monkeypatch):
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: {"count": 30.0, "evaluate": 60.0})
+    images, folder = write_shapes(tmp_path / "photos", each=20, side=16), tmp_path / "project"
+    words = ["init", str(images), "--yes", "--one-image-each", "--epsilon=5", "--minutes=9", f"--out={folder}"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    file = folder / PROPOSAL
+    assert file.stat().st_mode & 0o077 == 0  # it holds the number of images of each class
+    monkeypatch.chdir(folder)
+    text = module.page(Server(0, Pretended(folder)))
+    assert "60 images. Protected is each image; it is your word" in text and '"n">20<' in text
+    assert "proposed 16" in text and "of 5<" in text and '"n">0.5<' in text
+
+
+def test_a_port_in_use_and_a_folder_without_a_project_are_sentences(server, monkeypatch):
+    with pytest.raises(ConfigError, match=r"dvc\.yaml is missing"):
+        module.serve(port=0)
+    Path("dvc.yaml").touch()
+    with pytest.raises(ConfigError, match=f"--port {server.server_port} cannot be opened"):
+        module.serve(port=server.server_port)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser")
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_browser_draws_the_page(server, tmp_path, width):
+    picture = tmp_path / "page.png"
+    options = ["--headless", "--no-sandbox", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'browser'}"]
+    options += [f"--window-size={width},1600", f"--screenshot={picture}"]
+    address = f"http://127.0.0.1:{server.server_port}{server.base}"
+    subprocess.run(["chromium", *options, address], check=True, capture_output=True, timeout=60)
+    with Image.open(picture) as drawn:
+        assert drawn.size == (width, 1600)
+        colours = drawn.convert("RGB").getcolors(2**24)
+    assert len(colours) > 200  # the grid's greys, letters, the button
+    button = [count for count, colour in colours if colour == (0x2B, 0x5C, 0x7D)]
+    assert button and button[0] > 1000
