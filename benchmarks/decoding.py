@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 from statistics import median
 
-import numpy as np
 
 COMPARE = """
 import sys, threading, time
