@@ -26,9 +26,12 @@ def test_every_release_has_its_row():
 
 
 @pytest.mark.parametrize(("name", "epsilon"), RELEASES.items())
-def test_the_ledger_holds_by_the_program_and_at_the_epsilon_that_the_page_states(name, epsilon, monkeypatch, capsys):
+def test_the_ledger_holds_by_the_program_and_at_the_epsilon_that_the_page_states(
+    name, epsilon, monkeypatch, capsys, tmp_path
+):
     from stages.cli import main
 
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     for bound, code in ((epsilon, 0), (str(0.9 * float(epsilon)), 3)):
         monkeypatch.chdir(GALLERY / name)
         monkeypatch.setattr(sys, "argv", ["stage", "ledger", "check", "--epsilon", bound])

@@ -122,7 +122,7 @@ def propose_project(
     size: int | str | None = None,
     size_hint: int | None = None,
     dataset_id: str | None = None,
-    public: Path | None = None,
+    public: str | Path | None = None,
     evaluate: bool = True,
     force: bool = False,
 ) -> Proposed:
@@ -132,7 +132,7 @@ def propose_project(
     ConfigError or DataError, as `survey` does and for what does not fit.
     """
     folder, out = images.expanduser().resolve(), out.expanduser().resolve()
-    public = public and Path(public).expanduser().resolve()
+    public = Path(public).expanduser().resolve() if public else None
     check_places(folder, public, out, force)
     if epsilon is None and owner.ask is None:
         raise ConfigError("--epsilon is missing: it is the owner's decision, and has no default (docs: choose ε)")

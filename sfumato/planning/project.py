@@ -61,10 +61,12 @@ class Project:
         """
         from sfumato.planning.create import Owner, propose_project, summary, warnings
 
-        given: dict[str, Any] = {
-            name: ",".join(map(str, value)) if isinstance(value, list | tuple) else value
-            for name, value in options.items()
-        }
+        given: dict[str, Any] = dict(options)
+        for name, value in options.items():
+            if isinstance(value, list | tuple):
+                given[name] = ",".join(map(str, value))
+            elif isinstance(value, Path):
+                given[name] = str(value)
         try:
             made = propose_project(Path(folder), Path(images), Owner(), state_dir(), epsilon=epsilon, **given)
         except SfumatoError as error:  # its options are parameters here

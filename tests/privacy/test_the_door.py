@@ -300,7 +300,8 @@ def check(path: Path, **given) -> None:
 
 
 @pytest.fixture
-def ledger(tmp_path) -> Path:
+def ledger(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     path = tmp_path / "ledger.json"
     path.write_text(ledger_text(build_ledger(BUDGET, {r["id"]: r for r in (record(1), record(3))}, [])))
     return path
@@ -317,8 +318,9 @@ def test_every_option_of_the_check_is_read(ledger, capsys):
         check(ledger, epsilon=spent - 0.01)
     with pytest.raises(BudgetError, match="exceeds --epsilon"):
         check(ledger, epsilon=spent + 0.01, delta=1e-9)  # a smaller δ costs more
-    with pytest.raises(BudgetError, match="no artifact to verify"):
-        check(ledger, artifacts=True)
+    with pytest.raises(BudgetError, match="no artifact to verify") as refused:
+        check(ledger, artifacts=True, epsilon=spent - 0.01)
+    assert len(refused.value.problems) == 2, "each reason, for the library too"
     (ledger.parent / "dvc.lock").write_text("stages: {}\n")
     with pytest.raises(BudgetError, match=r"dvc.lock"):
         check(ledger)

@@ -436,6 +436,7 @@ def test_from_a_folder_to_a_release_in_the_time_announced(desk, project, tmp_pat
     assert f"right <strong>at most {risk} %</strong>" in page, "as was said before it was spent"
     assert Path("evaluation/report.html").exists()
     desk.run("ledger check --epsilon 5 --artifacts")
+    assert sfumato.Project(project).check(5).epsilon <= 5
     run(*re.search(r"in git +(git add [^(]+)", last)[1].split())
     tracked = run("git", "ls-files").split()
     assert {".github/workflows/ledger.yml", ".gitignore", "README.md", "dvc.yaml", "ledger.json"} <= {*tracked}
