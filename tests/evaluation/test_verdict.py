@@ -71,3 +71,9 @@ def test_nothing_is_judged_on_a_handful_of_images_of_a_class_or_none(labels):
         assert f"has {len(labels) - 750} images of a class, and 10 of each are needed" in found["sentence"]
         assert "real images" not in found["sentence"] and "teacher" not in found["sentence"]
     assert judged(0.9, labels=np.repeat(np.arange(4), [250, 250, 250, 10]))["level"] == "good"
+
+
+def test_the_verdict_says_whether_public_images_joined():
+    chosen = {"chosen": "without public images", "agreement": {}}
+    assert "It is without public images, as students of the teacher chose." in judged(0.89, mixture=chosen)["sentence"]
+    assert "public" not in judged(0.89)["sentence"] + judged(0.89, mixture=None)["sentence"]
