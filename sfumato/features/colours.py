@@ -19,6 +19,8 @@ class Colours(nn.Module):
     they are. Of means of blocks, which colours come in patches that large. Images above LARGEST are averaged first.
     """
 
+    levels: Tensor
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.block = block_of(shape)
