@@ -237,7 +237,7 @@ def after_jpeg(images: np.ndarray) -> np.ndarray:
     return np.stack(pictures)
 
 
-def rates_of_marks(images: np.ndarray, draws: int = 1000) -> None:
+def rates_of_marks(images: np.ndarray, draws: int = 2000) -> None:
     """Print how often the pattern is found in so many sets after JPEG, and in unmarked sets by so many keys."""
     key, random = pattern_key("sanity", 0), np.random.default_rng(0)
     for side, sizes in ((28, (1, 4, 10)), (64, (1, 4)), (128, (1,))):

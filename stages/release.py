@@ -29,11 +29,15 @@ def check_mark(
         channels, *sides = content["shape"]
     if "pattern" not in content:
         raise ConfigError(f"{card} names no pattern: the release was made without synthesize.mark: pixels")
-    files = [pictures] if pictures.is_file() else pictures_below(pictures)
+    files = [pictures]
+    if pictures.is_dir():
+        files = pictures_below(pictures)
     images = [image for file in files if (image := decode(file)).shape == (*sides, channels)]
     if not images:
         raise DataError(f"{pictures} holds no picture of {sides[0]}×{sides[1]} pixels, as the release has them")
     score = pattern_score(np.stack(images), content["pattern"])
-    words = "bear the pattern" if score >= FOUND else "do not bear the pattern, or are too few to tell"
+    words = "do not bear the pattern, or are too few to tell"
+    if score >= FOUND:
+        words = "bear the pattern"
     typer.echo(f"{len(images)} of {len(files)} pictures compared: together they {words} (score {score:.1f} of {FOUND})")
     raise typer.Exit(int(score < FOUND))

@@ -42,14 +42,15 @@ def evaluate_folder(
 
     A collective call, which ends the group of processes.
     teacher: its folder, which need not be there; state: the state directory; out: takes the pictures; progress: told
-    of each step. Returns what metrics.json holds; None in all processes but the first. Raises DataError for what is
-    missing or does not fit.
+    of each step. Returns what metrics.json holds; None in all processes but the first.
     """
     read_artifact(release, "synthesize")
     taught = teacher.exists() and read_artifact(teacher, "teacher").enabled
     released = load_images(release, plan.classes, shape=plan.shape)
     plain = plain_images(released, release)
-    synthetic = {RELEASE: released} if plain is None else {RELEASE: released, PLAIN: plain}
+    synthetic = {RELEASE: released}
+    if plain is not None:
+        synthetic[PLAIN] = plain
     extractor = build_extractor(plan.settings, plan.shape, progress)  # before anything slow: a file may be missing
     limits: list[str] = []
     public = public_extractor(plan.settings, plan.shape, limits)
@@ -70,7 +71,9 @@ def evaluate_folder(
         metrics["teacher"] = teacher_accuracy(load_teacher(teacher).to(device()), holdout)
     if public is not None and measured:
         progress("student on a public network")
-        sets = {RELEASE: released} | ({"real": train} if plan.settings.bound else {})
+        sets = {RELEASE: released}
+        if plan.settings.bound:
+            sets["real"] = train
         metrics["public_student"] = score_students(public, sets, holdout, plan.settings.seeds)
     if extractor is not None and "disclosure" in chosen:
         progress("copies of training images")

@@ -28,7 +28,8 @@ def public_extractor(settings: Evaluate, shape: Shape, warnings: list[str]) -> E
     if network is None:
         return None
     try:
-        network = imagenet_network() if network == "imagenet" else network
+        if network == "imagenet":
+            network = imagenet_network()
     except ConfigError as error:
         warnings.append(f"no student on a public network: {error}")
         return None

@@ -31,8 +31,8 @@ def blocks_of(images: np.ndarray) -> np.ndarray:
 
 def coefficients(images: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each block of (N, H, W, C) uint8: its coefficient and its cell, (N, h, w); and the sign of each cell."""
-    weights = [0.299, 0.587, 0.114] if images.shape[3] == 3 else [1.0]  # as JPEG makes colours grey
-    grey = blocks_of(images @ np.array(weights))
+    weights = {1: [1.0], 3: [0.299, 0.587, 0.114]}  # as JPEG makes colours grey
+    grey = blocks_of(images @ np.array(weights[images.shape[3]]))
     places = np.arange(grey[0, ..., 0].size).reshape(grey.shape[1:3])
     drawn = hashlib.shake_256(f"{key} {places.shape}".encode()).digest(places.size * LEVELS)
     cells = places * LEVELS + grey.mean(axis=3).astype(np.int64) // LEVELS
