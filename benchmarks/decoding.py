@@ -68,7 +68,7 @@ def speed(folder: Path, processes: int, size: int, rounds: int) -> None:
         for decoding.PROCESSES in found:
             request = Request(section="data", name="", path=None, size=(size, size), channels=1)
             began, before = time.perf_counter(), spent()
-            count = sum(image.size > 0 for image in decoding.decoded(files, request))
+            count = sum(isinstance(image, np.ndarray) for image in decoding.decoded(files, request))
             seconds = time.perf_counter() - began
             found[decoding.PROCESSES].append(seconds)
             row = f"| {decoding.PROCESSES} | {seconds:.2f} | {count / seconds:.0f} | {spent() - before:.2f} |"
