@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 
 COMPARE = """
 import sys, threading, time

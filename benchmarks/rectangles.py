@@ -35,10 +35,9 @@ DRAWN = 100  # textures of each kind
 def read(folder: str, size: str, pattern: str) -> tuple[Tensor, Tensor, np.ndarray]:
     """Images, (N, 3, H, W) float32, their labels, and the number of the original of each."""
     sides = tuple(map(int, re.findall(r"\d+", size)))
-    about = Data.model_validate(
-        {"source": "imagefolder", "path": folder, "dataset_id": "trial", "size": sides, "channels": 3}
-        | {"fit": "pad" if size.endswith("pad") else "crop"}
-    )
+    fit = "pad" if size.endswith("pad") else "crop"
+    ways: dict[str, Any] = {"size": sides, "fit": fit}
+    about = Data(source="imagefolder", path=folder, dataset_id="trial", channels=3, **ways)
     source = read_source(about, Path())
     originals = [re.search(pattern, name)[1] for name in source.names]  # type: ignore[index]
     images, labels = zip(*source.train, strict=True)

@@ -18,7 +18,7 @@ import yaml
 from PIL import Image
 
 import sfumato
-from sfumato.data.sources import imagefolder
+from sfumato.data import decoding
 from sfumato.data.survey import survey
 from sfumato.planning import estimate
 from sfumato.planning import project as project_module
@@ -370,9 +370,9 @@ def test_pictures_far_from_square_are_stored_in_their_proportion_unless_they_lie
 
 def test_the_looking_is_kept_for_the_next_call_until_a_file_changes(tmp_path, monkeypatch):
     decoded = []
-    real = imagefolder.decode
+    real = decoding.decode
     monkeypatch.setattr(
-        imagefolder, "decode", lambda path, *rest, **more: decoded.append(path) or real(path, *rest, **more)
+        decoding, "decode", lambda path, *rest, **more: decoded.append(path) or real(path, *rest, **more)
     )
     root, state = write_shapes(tmp_path / "in", each=10, side=12), tmp_path / "state"
     found = survey(root, state=state)

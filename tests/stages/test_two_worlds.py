@@ -15,8 +15,7 @@ import pytest
 from PIL import Image
 from test_recipes import RECIPES, SMALL
 
-from sfumato.data import listing
-from sfumato.data.sources import imagefolder
+from sfumato.data import decoding, listing
 from sfumato.evaluation import extractors
 from sfumato.planning import estimate
 from sfumato.settings.recipes import overlaid
@@ -45,13 +44,13 @@ def world(desk, digits, tmp_path, monkeypatch) -> Callable[[bool], Callable[...,
     monkeypatch.setattr(extractors, "EPOCHS", 1)
     monkeypatch.setattr(extractors, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    read = imagefolder.decode
+    read = decoding.decode
 
     def decode(path, *given, **more):
         print(f"{path} is odd")  # as a library may
         return read(path, *given, **more)
 
-    monkeypatch.setattr(imagefolder, "decode", decode)
+    monkeypatch.setattr(decoding, "decode", decode)
 
     def run(*commands: str) -> Log:
         return [(command, *desk(*command.split())) for command in commands]
@@ -102,7 +101,7 @@ def test_every_stage_prints_the_same_with_and_without_one_image_and_after_it_was
 
 
 def failing(desk) -> None:
-    imagefolder.fit = None
+    decoding.fit = None
     Path("state/data/clinic/listing").unlink()
 
 
@@ -125,8 +124,8 @@ REASONS = {
 
 
 def test_a_refusal_is_the_same_whatever_its_reason_and_whoever_is_in(world, desk, monkeypatch):
-    monkeypatch.setattr(imagefolder, "fit", imagefolder.fit)  # and put it back
-    fit, said, reasons = imagefolder.fit, set(), set()
+    monkeypatch.setattr(decoding, "fit", decoding.fit)  # and put it back
+    fit, said, reasons = decoding.fit, set(), set()
     for whole in (True, False):
         for reason, spoil in REASONS.items():
             run = world(whole)
@@ -134,7 +133,7 @@ def test_a_refusal_is_the_same_whatever_its_reason_and_whoever_is_in(world, desk
             run("prepare sensitive", *(("prepare public", "plan", "count") if "spent" in reason else ()))
             spoil(desk)
             said |= {*run("prepare sensitive")}
-            imagefolder.fit = fit
+            decoding.fit = fit
             shutil.rmtree("out", ignore_errors=True)
             assert Path("state/refused.txt").exists(), (reason, said)
             reasons.add(Path("state/refused.txt").read_text())
@@ -206,14 +205,14 @@ def test_a_command_that_opens_sensitive_files_leaves_no_core_dump(world, desk):
 
 NATIVE = """
 import logging, os, sys, warnings
-from sfumato.data.sources import imagefolder
+from sfumato.data import decoding
 from stages.cli import main
-read = imagefolder.decode
+read = decoding.decode
 def decode(path, *given, **more):
     os.write(1, b"Maria out\\n"), os.write(2, b"Maria err\\n"), print("Maria", path), print("Maria", file=sys.stderr)
     warnings.warn(f"Maria warns of {path}"), logging.getLogger("pictures").warning("Maria logs %s", path)
     return read(path, *given, **more)
-imagefolder.decode = decode
+decoding.decode = decode
 sys.argv = ["stage", "prepare", "sensitive"]
 main()
 """
