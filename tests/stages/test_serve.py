@@ -35,7 +35,7 @@ FOUND = {
     "persons": 120,
     "protects": "each person",
     "classes": {"ill <b>": 100, "well": 200},
-    "sizes": [["proposed 16", "fair, 79 % (51 to 93)", "12"], ["8", "fair, 70 % (45 to 90)", "4"]],
+    "sizes": [["proposed 16", "12", "20", "fair, 79 % (51 to 93)"], ["8", "4", "6", "fair, 70 % (45 to 90)"]],
     "budget": BUDGET,
     "seconds": {"count": 6.0, "auxiliary": 66.0, "plan": 30.0},
 }
