@@ -35,6 +35,7 @@ def write_release(
         about=about or {},
         several=False,
         prepared=prepared or {},
+        accountant="rdp",
         settings=Synthesize(**settings),
         seed=0,
     )
@@ -49,7 +50,8 @@ def write_teacher(path: Path, digits) -> Path:
     features = ProjectedFeatures("pixels", (1, 8, 8), 40)
     features.fit(images, 0.5, seed=0)
     means = torch.stack([features(images[labels == m]).mean(0) for m in range(10)])
-    about = {"dataset_id": "clinic-2026", "shape": (1, 8, 8), "size_hint": 1500, "delta": None, "prepared": {}}
+    about = {"dataset_id": "clinic-2026", "shape": (1, 8, 8), "size_hint": 1500, "delta": None}
+    about |= {"prepared": {}, "accountant": "rdp"}
     plan = SimpleNamespace(classes=digits.classes, **about)
     with writing(path, "teacher", records=[RECORD]) as directory:
         save_teacher(TeacherNetwork.of(features, 20 * means.T), directory)

@@ -46,9 +46,7 @@ UNNAMED = "unnamed"  # the version that the images have without data.version
 RANDOM = re.compile("[0-9a-f]{16}")  # a version that the owner did not name
 # of resized copies, at least 97 % are above ALIKE; of other slices of the same scanner, 10 %
 ALIKE, COPIED, SAMPLE = 0.995, 1 / 3, 500
-MOST_COMPARED = (
-    2**23
-)  # images of a set that are compared by their bytes, in 64 MiB; of more, a part that follows from them
+MOST_COMPARED = 2**23  # images of a set compared by their bytes, in 64 MiB; of more, a part that follows from them
 BLOCK = 4096  # images that are compared by their looks at once
 GRID_CLASSES, GRID_COLUMNS = 20, 10  # of the picture of a public set: classes at most, images of each
 

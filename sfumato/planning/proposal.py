@@ -205,6 +205,7 @@ def proposal(
         most = max(2, int(known.public_images * table["public_part"]))
         count = min(own["synthesize"]["count"], most)
         own = overlaid(own, {"select": {"images": count}, "synthesize": {"count": count}})
+    own = overlaid(own, {"synthesize": {"mark": "files"}})  # a new project: no digest of a release is known yet
     if own["synthesize"]["count"] <= table["folders"]:
         own = overlaid(own, {"synthesize": {"export": ["png"]}})
     params = params_of(own, Path("params.yaml"))

@@ -17,9 +17,18 @@ from sfumato.data.store import Card, PublicCard
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.planning.checks import check_consistent, check_public
 from sfumato.planning.kept import holds, repeat_counts, stages_before
-from sfumato.privacy.accountant import LARGEST_DELTA, NoiseRequest, calibrate, checked_delta, epsilon, shares_of_rdp
+from sfumato.privacy.accountant import (
+    EXACT,
+    LARGEST_DELTA,
+    NoiseRequest,
+    calibrate,
+    checked_delta,
+    epsilon,
+    shares_of_rdp,
+)
 from sfumato.privacy.authorize import SpendingPolicy
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_of
+from sfumato.privacy.ledger import by_line
 from sfumato.privacy.odometer import Run
 from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import LINEAGE, Lineage, settings_digest
@@ -207,6 +216,8 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
     if enabled and stage.name in WITH_CARDS:
         prepared = params.data.model_dump(mode="json", include={"fit", "range"}, exclude_defaults=True)
         content |= {"prepared": prepared} if prepared else {}
+        if by_line(params.privacy.accountant) == EXACT:
+            content["accountant"] = EXACT
     if mechanism is not None:
         content["mechanism"] = dict(vars(mechanism))
         if params.privacy.unit == GROUP:

@@ -31,7 +31,7 @@ class Resolved:
     """What the resolved file of any stage holds. shape: (C, H, W) of the images.
 
     about: the owner's words on the release, for the stage that makes it; prepared: how pictures were cut and shown,
-    where not as by default, for cards: no digest depends on it.
+    where not as by default, and accountant: by which ε is stated, both for cards: no digest depends on them.
     revision: of the stage, when the plan was made; again: how often the owner asked to pay again.
 
     A plan that reads only the public set names no sensitive set: its dataset id, classes and size hint are empty.
@@ -49,6 +49,7 @@ class Resolved:
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     about: dict[str, str] = field(default_factory=dict)
     prepared: dict[str, Any] = field(default_factory=dict)
+    accountant: Literal["rdp", "exact"] = "rdp"
     labels: Literal["one", "several"] = "one"
 
     @property
@@ -117,8 +118,8 @@ def read_lineage(folder: Path, stage: str) -> Lineage:
 
 
 def settings_digest(content: Mapping[str, Any]) -> str:
-    """Digest of non-default settings and the revision, so new options move none; without `again` and `prepared`."""
-    decides = deepcopy({key: value for key, value in content.items() if key not in ("again", "prepared")})
+    """Digest of non-default settings and the revision, so new options move none; without what decides nothing."""
+    decides = deepcopy({key: value for key, value in content.items() if key not in ("again", "prepared", "accountant")})
     settings = decides.get("settings", {})
     for holder in (settings, *settings.get("features", ())):
         if isinstance(holder.get("network"), dict):  # one's own, known by its sha256: the file may move

@@ -89,6 +89,7 @@ def privacy_facts(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequ
         "dataset": plan.dataset_id,
         "epsilon": bound_text(cost["epsilon"]),
         "delta": bound_text(cost["delta"], 3),
+        "accounting": "Rényi" if plan.accountant == "rdp" else plan.accountant,
         "neighbours": neighbours(unit, cost["adjacency"]),
         "grouped": unit == UNITS[GROUP],
         "charges": sorted((record["stage"], record["released"]) for record in records.values()),
@@ -107,13 +108,14 @@ def template(name: str, **given: Any) -> Template:
 
 
 def cost_of(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[str] = ()) -> dict[str, Any]:
-    """The cost of all charges behind a release: Rényi's epsilon at the delta of the plan, or the default one.
+    """The cost of all charges behind a release: epsilon at the delta of the plan, or the default one.
 
+    It is Rényi's, or the exact one in a project that composes so: as `ledger.json` states it for stages.
     apart: data sets that show different people by declaration; the cost is that for one person.
     Returns epsilon, delta, the adjacency that they are for, and the units that are protected.
     """
     adjacency, delta = common_adjacency(records.values()), checked_delta(plan.delta, plan.size_hint)
-    spent = spent_on_one(list(records.values()), delta, "rdp", adjacency, apart)
+    spent = spent_on_one(list(records.values()), delta, plan.accountant, adjacency, apart)
     units = sorted({record["unit"] for record in records.values()})
     return {"epsilon": spent, "delta": delta, "adjacency": adjacency, "units": units}
 

@@ -454,3 +454,13 @@ def test_how_pictures_were_cut_is_in_the_plans_of_what_has_a_card_and_moves_no_d
     assert padded.lineage == usual.lineage
     for name in padded.mechanisms:
         assert settings_digest(padded.files[name]) == settings_digest(usual.files[name])
+
+
+def test_cards_state_epsilon_by_the_exact_accountant_where_the_project_composes_so():
+    files = make_plan(params(recipe="dp-merf", profile="digits", privacy={"accountant": "exact"}), card()).files
+    assert {name: file["accountant"] for name, file in files.items() if "accountant" in file} == {"synthesize": "exact"}
+    plain = {key: value for key, value in files["synthesize"].items() if key != "accountant"}
+    assert settings_digest(plain) == settings_digest(files["synthesize"])
+    for accountant in ("rdp", "pld"):  # as ledgers of such projects list them
+        others = make_plan(params(recipe="dp-merf", profile="digits", privacy={"accountant": accountant}), card()).files
+        assert not any("accountant" in file for file in others.values())

@@ -34,7 +34,7 @@ def records(adjacency: str = ADD_OR_REMOVE_ONE) -> dict[str, dict]:
 def card(**more) -> str:
     of_card = {"per_class": [700, 500], "sources": {"finetune": 1200}, "kinds": {"plain": 1200}, "records": records()}
     of_plan = {"dataset_id": "clinic-2026", "shape": (1, 8, 8), "classes": ("benign", "mal|ignant")}
-    of_plan |= {"size_hint": 1500, "delta": None, "about": {}, "several": False, "prepared": {}}
+    of_plan |= {"size_hint": 1500, "delta": None, "about": {}, "several": False, "prepared": {}, "accountant": "rdp"}
     settings = SimpleNamespace(export=more.pop("export", ()), relabel=False, mark="pictures")
     plan = SimpleNamespace(settings=settings, **of_plan | {key: more.pop(key) for key in of_plan if key in more})
     return dataset_card(plan, **of_card | more)
@@ -60,6 +60,10 @@ def test_the_card_states_the_cost_of_its_own_records_and_never_less():
     said = float(text.split("ε = ")[1].split("**")[0])
     exact = epsilon([m.event for m in MECHANISMS.values()], default_delta(1500))
     assert exact <= said <= exact * 1.001
+    of_exact = card(accountant="exact")
+    less = epsilon([m.event for m in MECHANISMS.values()], default_delta(1500), "exact")
+    assert "(exact accounting; 2 charges)" in of_exact and "(Rényi accounting; 2 charges)" in text
+    assert less <= float(of_exact.split("ε = ")[1].split("**")[0]) <= less * 1.001 < exact
     assert "added or removed" in text and "replaced by a blank" in card(records=records("zero-out-one"))
     assert "ε = 0**" in card(records={}) and "2 charges" in text
 
