@@ -1,6 +1,5 @@
 """`docs/api.md`: its generated parts are those of the code, all parameters are described, and its examples run."""
 
-import importlib.util
 import re
 import shutil
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from small_release import write_release, write_teacher
+from test_docs import generate as generate
 
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.settings.data import Data
@@ -16,14 +16,6 @@ from sfumato.settings.data import Data
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "api.md"
 PLACES = {"/home/me/.local/state/sfumato": "state", "/data/clinic": "images"}  # of the examples, in the test
-
-
-@pytest.fixture(scope="module")
-def generate():
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_page_is_that_of_the_code(generate):
