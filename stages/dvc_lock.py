@@ -5,6 +5,7 @@ be restored; the last stage runs again, and a query restores its release at no c
 """
 
 from pathlib import Path
+from typing import Any
 
 from sfumato.storage.documents import read_json, read_yaml
 from sfumato.storage.files import replace_file
@@ -25,9 +26,14 @@ def damage() -> str | None:
     """What is wrong with `dvc.lock`, or None. A cut one ends within a line, or lacks a stage or a part of one."""
     try:
         stages = read_yaml(LOCK)["stages"]
-        if not LOCK.read_bytes().endswith(b"\n"):
+        content = LOCK.read_bytes()
+        if not content.endswith(b"\n"):
             return "it ends within a line"
-        had = read_yaml(COPY)["stages"] if COPY.is_file() else {}
+        had: Any = {}
+        if COPY.is_file():
+            had = read_yaml(COPY)["stages"]
+            if content != COPY.read_bytes() and COPY.read_bytes().startswith(content):
+                return "it ends before its last lines, which it had"
         if lost := [name for name in had if name not in stages]:
             return f"it lacks {lost[0]!r}, which it had"
         short = [name for name, one in stages.items() if "cmd" not in one or len(had.get(name, ())) > len(one)]

@@ -78,8 +78,10 @@ def evaluate_folder(
     if extractor is not None and "disclosure" in chosen:
         progress("copies of training images")
         metrics["disclosure"] = disclosure(generated_images(released, release), train, holdout, extractor)
-    mixture = read_json(release / "card.json").get("mixture")
-    metrics["verdict"] = verdict(metrics | {"mixture": mixture}, holdout.labels, len(plan.classes))
+    file = release / "card.json"
+    if file.exists() and (mixture := read_json(file).get("mixture")):
+        metrics["mixture"] = mixture
+    metrics["verdict"] = verdict(metrics, holdout.labels, len(plan.classes))
     keep_private(out)
     for picture in ("accuracy.png", "detected.png"):  # of an earlier release
         (out / picture).unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from test_recipes import SMALL
 
 from sfumato.data.images import ImageSet
 from sfumato.planning import estimate
-from sfumato.planning.project import dvc_content
+from sfumato.planning.project_files import dvc_content
 from sfumato.release.release import ENLARGED, FIRST, save_preview
 from sfumato.settings.stages import STAGES
 from stages.state import PREVIEW

@@ -76,7 +76,7 @@ def test_a_zip_is_read_as_the_folder_in_it_which_only_its_owner_can_open_meanwhi
     source, packed, packed_labels = read_all(data(file), tmp_path)
     assert source.classes == plain.classes and labels == packed_labels and np.array_equal(images, packed)
     (place,) = state.glob(".unpacked.*.tmp")
-    assert stat.S_IMODE(place.stat().st_mode) == 0o700 and f".{os.getpid()}." in place.name
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700 and f".{os.getpid()}-" in place.name
     assert survey(file, classes=("cat", "dog")).counts == (3, 3) and len([*place.iterdir()]) == 1
 
 
