@@ -190,7 +190,13 @@ def released(tmp_path, digits) -> Path:
 
 def released_as(path: Path, digits, fill) -> Path:
     plan = SimpleNamespace(
-        classes=digits.classes, dataset_id="clinic", shape=SHAPE, size_hint=1500, delta=None, prepared={}
+        classes=digits.classes,
+        dataset_id="clinic",
+        shape=SHAPE,
+        size_hint=1500,
+        delta=None,
+        prepared={},
+        accountant="rdp",
     )
     with writing(path, "teacher", records=[RECORD]) as directory:
         fill(directory)

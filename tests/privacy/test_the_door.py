@@ -263,7 +263,7 @@ def test_one_record_under_add_or_remove_limits_the_whole():
     assert ledger["adjacency"] == ADD_OR_REMOVE_ONE
     digits = {"dataset_id": "d", "shape": (1, 8, 8), "classes": ("a", "b"), "size_hint": 1000, "delta": None}
     plan = SimpleNamespace(
-        settings=Synthesize(sources={"auxiliary": 1}), about={}, several=False, prepared={}, **digits
+        settings=Synthesize(sources={"auxiliary": 1}), about={}, several=False, prepared={}, accountant="rdp", **digits
     )
     made = {"per_class": [1, 1], "sources": {"auxiliary": 2}, "kinds": {"plain": 2}}
     words = {
