@@ -69,13 +69,14 @@ def init(
     given = dict(locals())  # by the names of the parameters of `propose_project`
     del given["yes"]
     from sfumato.planning.create import Owner, propose_project, summary, warnings
-    from sfumato.planning.make import risk_line
     from sfumato.planning.project_files import unsaid
 
     decided = [name for name in ("epsilon", "dataset_id", "minutes", "size_hint") if given[name] is None]
     lacking = ", ".join([*(f"--{name.replace('_', '-')}" for name in decided), "--groups or --one-image-each"])
     owner = Owner(None if yes else partial(ask, lacking), say if sys.stderr.isatty() else unsaid)
     made = propose_project(owner=owner, state=state_dir(), **given)
+    from sfumato.planning.make import risk_line  # slow to import: pictures that cannot be used are named first
+
     for line in summary(made):
         say(line)
     show_budget(made.plan)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -19,19 +19,17 @@ from sfumato.data.sources.imagefolder import list_folder
 from sfumato.data.sources.splits import VALIDATION, split_of
 from sfumato.data.survey import Survey, survey
 from sfumato.errors import ConfigError, explained
-from sfumato.planning import estimate
-from sfumato.planning.forecast import forecast
-from sfumato.planning.make import settings_for_ever_lines
 from sfumato.planning.project_files import Say, project_files, unsaid, write_project
-from sfumato.planning.proposal import Known, Proposal, proposals, proposed_card, read_table, rounded_size, sizes_of
-from sfumato.planning.resolve import Plan, make_plan, warnings_of
-from sfumato.privacy.odometer import Odometer
 from sfumato.settings.data import GROUP, IMAGE, OUTER, SEVERAL, Data, Groups
 from sfumato.settings.fields import Size, both_sides, by, part_of, size_of
 from sfumato.settings.params import Params
 from sfumato.settings.stages import PROPOSAL
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_local
+
+if TYPE_CHECKING:
+    from sfumato.planning.proposal import Known, Proposal
+    from sfumato.planning.resolve import Plan
 
 MINUTES = 30.0
 FEWEST = 10  # pictures of a class, to learn from or held out, below which it is pointed out
@@ -153,6 +151,9 @@ def propose_project(
             found = look(folder, said | {"groups": said_groups}, owner, state)
         one_image_each = not said_groups and owner.ask is not None
     minutes = owner.number("Minutes that a run may take on this machine", minutes, MINUTES)
+    # slow to import: pictures that cannot be used are named first
+    from sfumato.planning.proposal import Known, read_table, sizes_of
+
     sides = (asked,) if asked else sizes_of(found.side, found.longer, found.proportion, read_table())
     known = Known(
         dataset_id=name,
@@ -176,6 +177,9 @@ def proposed_for(
     known: Known, found: Survey, sides: Sequence[Size], out: Path, state: Path, *, counted: bool
 ) -> Proposed:
     """The proposals for these sizes, and the plan of the chosen one."""
+    from sfumato.planning import estimate
+    from sfumato.planning.proposal import proposals, proposed_card
+    from sfumato.planning.resolve import make_plan
 
     def seconds_of(params: Params) -> dict[str, float | None]:
         shape = (known.channels, *both_sides(params.data.size or known.side))
@@ -256,6 +260,8 @@ def ask_for_groups(found: Survey, owner: Owner) -> str | None:
 
 def ask_for_size(found: Survey, owner: Owner) -> int:
     """The rounded number of images, or of persons, that are not held out: it is published."""
+    from sfumato.planning.proposal import rounded_size
+
     units, what = (found.images, "sensitive images") if found.persons is None else (found.persons, "persons")
     kept = units if found.held_out is not None else units * (1 - Data().holdout_fraction)
     return int(owner.answer(f"How many {what}, roughly (published with the release)", rounded_size(round(kept))))
@@ -338,6 +344,10 @@ def summary(made: Proposed) -> Iterator[str]:
 
 def warnings(made: Proposed, state: Path) -> Iterator[str]:
     """What weakens the guarantee, what must be set before the first run, and what was spent before."""
+    from sfumato.planning.make import settings_for_ever_lines
+    from sfumato.planning.resolve import warnings_of
+    from sfumato.privacy.odometer import Odometer
+
     params, known = made.chosen.params, made.known
     for warning in warnings_of(params, made.plan.budget["delta"], len(made.survey.classes)):
         yield f"warning: {warning}"
@@ -359,6 +369,8 @@ def expected_kind(made: Proposed) -> str | None:
 
 def size_rows(made: Proposed) -> Iterator[tuple[str, str, str, str]]:
     """Of each size, the largest first: its pixels, its minutes, up to how many more help, and its usefulness."""
+    from sfumato.planning.forecast import forecast
+
     known, kind = made.known, expected_kind(made)
     for one in sorted([made.chosen, *made.others], key=lambda one: both_sides(one.own["data"]["size"]), reverse=True):
         size = one.params.data.size or known.side

@@ -20,8 +20,8 @@ from sfumato.data.tables import check_parquet
 from sfumato.dpsgd.run import step_noise
 from sfumato.dpsgd.trainable import trained_parameters
 from sfumato.errors import ConfigError, reading_sensitive
+from sfumato.planning import estimate
 from sfumato.planning.checks import reads_public
-from sfumato.planning.estimate import expected_seconds
 from sfumato.planning.kept import Past, Spending, known_past, settings_for_ever, spending_of
 from sfumato.planning.project_files import Say, renew, unsaid
 from sfumato.planning.proposal import proposed_card
@@ -91,7 +91,7 @@ class ProjectPlan:
     def seconds(self) -> dict[str, float | None]:
         """Seconds that each stage should take on this machine."""
         many = self.public.images if self.public is not None else 0
-        return expected_seconds(self.plan.params, self.card.shape, len(self.card.classes), self.state, many)
+        return estimate.expected_seconds(self.plan.params, self.card.shape, len(self.card.classes), self.state, many)
 
     def check_lifetime(self, spending: Sequence[Spending]) -> None:
         """Raise BudgetError if a run would use up the lifetime budget half-way, before its first query."""

@@ -14,8 +14,6 @@ from typing import Any
 import yaml
 
 from sfumato.errors import ConfigError, explained
-from sfumato.privacy.accountant import default_delta
-from sfumato.privacy.profile import bound_text
 from sfumato.settings.data import IMAGE
 from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER, PLAN, RECIPES, dvc_stages
 from sfumato.storage.documents import QuotingYaml
@@ -115,6 +113,8 @@ def params_text(own: Mapping[str, Any], notes: Mapping[str, str]) -> str:
 
 def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: float, version: str) -> dict[str, str]:
     """Every file of the project, by its path."""
+    from sfumato.privacy.accountant import default_delta
+
     privacy = {"unit": IMAGE, "delta": default_delta(own["privacy"]["size_hint"]), **own["privacy"]}
     facts = {**own, **own["data"], **privacy, "minutes": minutes, "version": version}
     facts |= {"tracked": TRACKED.replace(" pipelines", "")}
@@ -164,6 +164,8 @@ def begin_repository(out: Path, say: Say) -> None:
 
 def workflow_text(epsilon: float, delta: float, unit: str) -> str:
     """The workflow that checks the ledger on every push."""
+    from sfumato.privacy.profile import bound_text
+
     text = Path(__file__).with_name("project_workflow.yaml").read_text("utf-8")
     return text.format(epsilon=epsilon, delta=delta, unit=unit, shown=bound_text(delta, 3))
 
