@@ -72,7 +72,7 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     if level != UNJUDGED and "teacher" in found and found["teacher"]["balanced_accuracy"] > release + BETTER:
         sentence += ". The teacher is a better classifier: who needs no more than a classifier should take it"
-    mixture = f" It is {found['mixture']['chosen']}, as students of the teacher chose." if found.get("mixture") else ""
+    mixture = f" It was made {found['mixture']['chosen']}, as the students of both mixtures decided." if found.get("mixture") else ""
     copies = f" Copies: {found['disclosure']['sentence']}" if "disclosure" in found else ""
     return {
         "level": level,
