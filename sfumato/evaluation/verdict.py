@@ -72,7 +72,9 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     if level != UNJUDGED and "teacher" in found and found["teacher"]["balanced_accuracy"] > release + BETTER:
         sentence += ". The teacher is a better classifier: who needs no more than a classifier should take it"
-    mixture = f" It was made {found['mixture']['chosen']}, as the students of both mixtures decided." if found.get("mixture") else ""
+    mixture = ""
+    if found.get("mixture"):
+        mixture = f" It was made {found['mixture']['chosen']}, as the students of both mixtures decided."
     copies = f" Copies: {found['disclosure']['sentence']}" if "disclosure" in found else ""
     return {
         "level": level,

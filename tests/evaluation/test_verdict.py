@@ -75,5 +75,8 @@ def test_nothing_is_judged_on_a_handful_of_images_of_a_class_or_none(labels):
 
 def test_the_verdict_says_whether_public_images_joined():
     chosen = {"chosen": "without public images", "agreement": {}}
-    assert "It was made without public images, as the students of both mixtures decided." in judged(0.89, mixture=chosen)["sentence"]
+    assert (
+        "It was made without public images, as the students of both mixtures decided."
+        in judged(0.89, mixture=chosen)["sentence"]
+    )
     assert "public" not in judged(0.89)["sentence"] + judged(0.89, mixture=None)["sentence"]
