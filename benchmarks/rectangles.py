@@ -33,7 +33,7 @@ DRAWN = 100  # textures of each kind
 
 
 def read(folder: str, size: str, pattern: str) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Images, (N, 3, H, W) float32, their labels, and the number of the original of each."""
+    """Images, (N, 3, H, W) float32, their labels, and what the pattern finds in the name of each."""
     sides = tuple(map(int, re.findall(r"\d+", size)))
     fit = "pad" if size.endswith("pad") else "crop"
     ways: dict[str, Any] = {"size": sides, "fit": fit}
