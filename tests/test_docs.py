@@ -7,10 +7,14 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import yaml
 from pydantic import BaseModel
+
+from sfumato.settings.params import Params
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -118,6 +122,70 @@ def test_every_command_in_the_docs_exists_with_its_options():
             if command is None or unknown:
                 wrong.append((page.name, words, unknown))
     assert seen > 20 and not wrong, wrong
+
+
+def sections_in(annotation):
+    """The sections that a value of this type may hold, itself or in a list or mapping."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from sections_in(part)
+
+
+def sections_below(kinds, name):
+    """The sections that the key `name` of these sections may hold, or None if none of them has such a key."""
+    fields = [kind.model_fields[name] for kind in kinds if name in kind.model_fields]
+    return [kind for field in fields for kind in sections_in(field.annotation)] if fields else None
+
+
+def is_setting(key):
+    kinds = [Params]
+    for name in key.split("."):
+        kinds = sections_below(kinds, name)
+        if kinds is None:
+            return False
+    return True
+
+
+def keys_of(values, kinds=(Params,), prefix=""):
+    """The dotted keys of a block of YAML; those of a mapping that holds no section, such as weights, are left out."""
+    for name, inner in values.items():
+        yield f"{prefix}{name}"
+        below = sections_below(kinds, name)
+        if isinstance(inner, dict) and below:
+            yield from keys_of(inner, below, f"{prefix}{name}.")
+
+
+def settings_named_in(text):
+    """Those in prose, `finetune.steps` or `data.fit: pad`, and those in blocks of a params.yaml."""
+    sections = "|".join(name for name, field in Params.model_fields.items() if any(sections_in(field.annotation)))
+    file_names = r"(?!\S*\.(?:csv|json|jsonl|npy|npz|html|png|yaml|py)\b)"
+    yield from re.findall(rf"`{file_names}((?:{sections})(?:\.[a-z_]+)+)[`:=]", text)
+    for block in re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        values = yaml.safe_load(block)
+        if isinstance(values, dict) and {*values} & {*Params.model_fields}:
+            values.pop("description", None)  # of a recipe
+            yield from keys_of(values)
+
+
+def test_every_setting_named_in_the_docs_exists():
+    """The changelog is left out: it names those that were removed."""
+    pages = [page for page in PAGES if page.name != "CHANGELOG.md" and "gallery" not in page.parts]
+    named = [(page.name, key) for page in pages for key in settings_named_in(page.read_text(encoding="utf-8"))]
+    assert len(named) > 100 and [(page, key) for page, key in named if not is_setting(key)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("Set `finetune.step` to 40.", ["finetune.step"]),
+        ("`data.groups.folder: outer`, `count.csv`, `finetune.steps=40`", []),
+        ("```yaml\ndata: {siz: 32, groups: {folder: true}}\n```", ["data.siz"]),
+        ("```yaml\ncount: {noise: {1: 30%, 10: 3%}}\nnoise: 1\n```", ["noise"]),
+    ],
+)
+def test_a_key_that_is_no_setting_is_seen(text, wrong):
+    assert [key for key in settings_named_in(text) if not is_setting(key)] == wrong
 
 
 def test_the_generated_parts_of_the_reference_are_those_of_the_code(generate):
