@@ -1,7 +1,5 @@
 """Patches of procedural textures as filters: a public map of an image that was drawn, not trained."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np
@@ -14,12 +12,15 @@ from sfumato.data.rendered.procedural import FAMILIES, procedural_drawer
 from sfumato.features.scattering import averaged, block_of
 from sfumato.runtime.compute import fast_bfloat16
 
-FILTERS, SIDE = 256, 6  # filters, of so many pixels a side at most
+FILTERS = 256
+SIDE = 6  # pixels of a filter a side, at most
 CELLS = 3  # per side, in which their responses are averaged
 PLACES = 32  # per side, about, that are looked at
 THRESHOLD = 0.5  # of a response, in standard deviations of one of white noise
-PICTURES, PER_PICTURE = 120, 192  # from which patches are taken, and how many from each
-FLAT, FLOOR = 0.05, 1e-3  # least standard deviation of a patch that becomes a filter; added to the variances
+PICTURES = 120  # from which patches are taken
+PER_PICTURE = 192  # patches of each
+FLAT = 0.05  # least standard deviation of a patch that becomes a filter
+FLOOR = 1e-3  # added to the variances
 PART = 16  # images at a time: tensors that fit the caches, nearly twice as fast on a CPU
 FAINT = 1.0  # norm of a whitened patch at which its responses have half of their size
 
@@ -33,16 +34,13 @@ class Patches(nn.Module):
     Source: Thiry et al. 2021; Coates and Ng 2011 for the threshold.
     """
 
-    filters: Tensor
-    whiten: Tensor
-
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.block = block_of(shape)
         self.stride = max(1, round(min(shape[1:]) / self.block / PLACES))
         filters, whiten = whitened_patches(shape[0], min(SIDE, *shape[1:]))
-        self.register_buffer("filters", filters, persistent=False)
-        self.register_buffer("whiten", whiten, persistent=False)
+        self.filters = nn.Buffer(filters, persistent=False)
+        self.whiten = nn.Buffer(whiten, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         return torch.cat([self.cells(part) for part in averaged(images, self.block).split(PART)])

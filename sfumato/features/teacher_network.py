@@ -3,13 +3,11 @@
 Everything here is post-processing of a release: it labels public and synthetic images, and guides a sampler.
 """
 
-from __future__ import annotations
-
 import shutil
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -34,18 +32,17 @@ class TeacherNetwork(nn.Module):
     several: with offsets, under sigmoids; features: the arguments of `ProjectedFeatures`.
     """
 
-    weights: Tensor
-    offsets: Tensor
-
     def __init__(self, classes: int, several: bool = False, **features: Any) -> None:
         super().__init__()
-        self.classes, self.several = classes, several
-        self.register_buffer("offsets", torch.zeros(classes) if several else None)
+        self.classes = classes
+        self.several = several
+        if several:
+            self.offsets = nn.Buffer(torch.zeros(classes))
         self.features = ProjectedFeatures(**features)
-        self.register_buffer("weights", torch.zeros(self.features.dimension, classes))
+        self.weights = nn.Buffer(torch.zeros(self.features.dimension, classes))
 
     @classmethod
-    def of(cls, features: ProjectedFeatures, weights: Tensor, offsets: Tensor | None = None) -> TeacherNetwork:
+    def of(cls, features: ProjectedFeatures, weights: Tensor, offsets: Tensor | None = None) -> Self:
         """The teacher of these features and released weights, (d, M); of several labels with offsets, (M,)."""
         teacher = cls(weights.shape[1], **features.config(), several=offsets is not None)
         if offsets is not None:
@@ -56,7 +53,9 @@ class TeacherNetwork(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         logits = self.features(images) @ self.weights
-        return logits + self.offsets if self.several else logits
+        if self.several:
+            logits = logits + self.offsets
+        return logits
 
 
 @torch.no_grad()
@@ -68,8 +67,8 @@ def fit_features(
     network: of the feature "classifier"; images: at most FITTED of them are used, chosen by `seed`.
     """
     about = settings.features or settings.feature, shape, settings.dimension
-    own = settings.network
-    features = ProjectedFeatures(*about, network if own is None else own.arguments(), settings.flip)
+    own = settings.network and settings.network.arguments()
+    features = ProjectedFeatures(*about, own or network, settings.flip)
     rows = features.fit(images.some(FITTED, seed), settings.power, seed).double()
     return features, rows.T @ rows / len(rows)
 
@@ -147,7 +146,9 @@ def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
     for name, network in own_networks(config).items():
         shutil.copyfile(Path(network["path"]).expanduser(), directory / name)
         del network["path"]  # the owner's, which is nobody's business
-    save_network(teacher, config | ({"several": True} if teacher.several else {}), directory)
+    if teacher.several:
+        config["several"] = True
+    save_network(teacher, config, directory)
 
 
 def own_networks(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
