@@ -57,9 +57,8 @@ class FourierFeatures(nn.Module):
         super().__init__()
         banks = sum(len(feature.length_scales) for feature in features if feature.kernel not in PLAIN)
         if size % 2 or size < 2 * banks:
-            raise ValueError(
-                f"frequency.size={size}: expected an even number, at least two for each of the {banks} length-scales"
-            )
+            expected = f"an even number, at least two for each of the {banks} length-scales"
+            raise ValueError(f"frequency.size={size}: expected {expected}")
         self.shape = shape
         self.seed = seed
         self.features = tuple(features)

@@ -84,7 +84,5 @@ def check_rows(features: OwnFeatures, shape: Shape, where: torch.device) -> None
     images = torch.rand(PROBES, *shape, generator=torch.Generator().manual_seed(0)).to(where)
     again = rows_alone(OwnFeatures(features.settings).to(where), images.flip(0)).flip(0)
     if not torch.equal(rows_alone(features, images), again):
-        raise DataError(
-            f"the network {features.file} gives an image another row the next time, or numbers that are not finite: "
-            "name another architecture"
-        )
+        problem = "gives an image another row the next time, or numbers that are not finite"
+        raise DataError(f"the network {features.file} {problem}: name another architecture")

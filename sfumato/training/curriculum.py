@@ -70,10 +70,8 @@ def warm_up(
     for number, phase in enumerate(phases):
         for name in phase.sources:
             if name not in sources or not len(sources[name][0]):
-                raise ConfigError(
-                    f"pretrain.phases[{number}] wants images from {name!r}, but there are none: "
-                    "run it or drop the source"
-                )
+                problem = f"wants images from {name!r}, but there are none"
+                raise ConfigError(f"pretrain.phases[{number}] {problem}: run it or drop the source")
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}

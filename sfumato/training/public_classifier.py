@@ -35,10 +35,8 @@ def train_public_classifier(
     held = max(1, round(settings.validation * len(images)))
     training = chosen[held:]
     if len(training) < 2:
-        raise DataError(
-            f"the public set holds {len(images)} images, the classifier needs two or more beside those for validation: "
-            "give it more"
-        )
+        needed = f"the classifier needs two or more beside {held} for validation"
+        raise DataError(f"the public set holds {len(images)} images, {needed}: give it more")
     schedule = Schedule(
         steps=settings.steps,
         learning_rate=settings.learning_rate,

@@ -82,10 +82,8 @@ def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np
         counted = tuple(about["public_classes"])
     numbers = votes.dtype.kind == "f" and bool(np.isfinite(votes).all())
     if not numbers or counted != tuple(public) or votes.shape != (classes if per_class else 1, len(public)):
-        raise DataError(
-            f"{histogram} counted votes for other classes than those of the public set, or holds no numbers: "
-            "run `stage classifier` and `stage histogram` again"
-        )
+        problem = "counted votes for other classes than those of the public set, or holds no numbers"
+        raise DataError(f"{histogram} {problem}: run `stage classifier` and `stage histogram` again")
     return votes, per_class
 
 
@@ -144,10 +142,8 @@ def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.nd
     """
     count, classes = probabilities.shape
     if count < per_class * classes:
-        raise ConfigError(
-            f"select.images asks for {per_class} images of each of {classes} classes, and the public set holds "
-            f"{count}: lower it, or take a larger public set"
-        )
+        asked = f"select.images asks for {per_class} images of each of {classes} classes"
+        raise ConfigError(f"{asked}, and the public set holds {count}: lower it, or take a larger public set")
     chosen: list[list[int]] = [[] for _ in range(classes)]
     free = np.ones(count, dtype=bool)
     wanting = classes

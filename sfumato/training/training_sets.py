@@ -96,10 +96,8 @@ def check_rows(rows: np.ndarray, labels: np.ndarray, images: int, classes: int, 
         if array.dtype != np.int64 or array.ndim != 1:
             raise DataError(f"{selection / name} is {array.dtype} {array.shape}, expected int64 (n,): {AGAIN}")
         if len(array) and not (array.min() >= 0 and array.max() < end):
-            raise DataError(
-                f"{selection / name} holds {array.min()}..{array.max()}, expected 0..{end - 1}: "
-                f"it fits another public set, {AGAIN}"
-            )
+            problem = f"holds {array.min()}..{array.max()}, expected 0..{end - 1}"
+            raise DataError(f"{selection / name} {problem}: it fits another public set, {AGAIN}")
     if not len(rows):
         raise DataError(f"{selection} keeps no image: raise select.ratio, or prepare more public images")
     if len(rows) != len(labels):
