@@ -101,10 +101,12 @@ class FourierFeatures(nn.Module):
     def vectors(self, images: Tensor) -> Tensor:
         """What the maps make of the images, side by side: (B, Σ d); zeros of those that block means do not show."""
         block = self.block_of(images)
-        vectors = [images.new_zeros(len(images), width) for width in self.widths]
-        for index, feature in enumerate(self.features):
+        vectors = []
+        for image_map, feature, width in zip(self.maps, self.features, self.widths, strict=True):
             if feature.block >= block:
-                vectors[index] = self.maps[index](images).to(images.dtype)
+                vectors.append(image_map(images).to(images.dtype))
+            else:
+                vectors.append(images.new_zeros(len(images), width))
         return torch.cat(vectors, dim=1)
 
     def block_of(self, images: Tensor) -> int:

@@ -64,8 +64,9 @@ def of_architecture(settings: OwnNetwork, file: Path) -> Callable[[Tensor], Tens
     from torchvision import models
 
     architecture = settings.architecture
-    if architecture not in (known := [*models.list_models(models), LITE0]):
-        raise ConfigError(f"torchvision has no classification model {architecture!r}: {nearest(architecture, known)}")
+    names = [*models.list_models(models), LITE0]
+    if architecture not in names:
+        raise ConfigError(f"torchvision has no classification model {architecture!r}: {nearest(architecture, names)}")
     network = efficientnet_lite0() if architecture == LITE0 else models.get_model(architecture, weights=None)
     last = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1:]
     for name in last:

@@ -50,11 +50,11 @@ class Patches(nn.Module):
         kind = images.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=fast_bfloat16(kind)):
             whitened = F.conv2d(images, self.whiten, stride=self.stride).float()
-            found = F.conv2d(images, self.filters, stride=self.stride)
+            responses = F.conv2d(images, self.filters, stride=self.stride)
         size = torch.linalg.vector_norm(whitened, dim=1, keepdim=True) + FAINT
-        found = F.softshrink(found * (whitened.shape[1] ** 0.5 / size).to(found), THRESHOLD)
+        responses = F.softshrink(responses * (whitened.shape[1] ** 0.5 / size).to(responses), THRESHOLD)
         # the sum and the difference of what is like a patch and what is like its negative
-        return F.adaptive_avg_pool2d(torch.cat([found.abs(), found], dim=1), CELLS).flatten(1).float()
+        return F.adaptive_avg_pool2d(torch.cat([responses.abs(), responses], dim=1), CELLS).flatten(1).float()
 
 
 @cache
@@ -66,9 +66,9 @@ def whitened_patches(channels: int, side: int) -> tuple[Tensor, Tensor]:
     random = np.random.default_rng(0)
     draw = procedural_drawer((channels, 32, 32))
     pictures = np.stack([draw(random, index % len(FAMILIES)) for index in range(PICTURES)])
-    found = F.unfold(torch.from_numpy(pictures).permute(0, 3, 1, 2).double() / 255, side)
-    places = torch.from_numpy(random.integers(found.shape[2], size=PER_PICTURE))
-    patches = found[:, :, places].transpose(1, 2).flatten(0, 1)
+    unfolded = F.unfold(torch.from_numpy(pictures).permute(0, 3, 1, 2).double() / 255, side)
+    places = torch.from_numpy(random.integers(unfolded.shape[2], size=PER_PICTURE))
+    patches = unfolded[:, :, places].transpose(1, 2).flatten(0, 1)
     patches = patches - patches.mean(1, keepdim=True)
     values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
     whiten = (vectors * (values + FLOOR).rsqrt()) @ vectors.T

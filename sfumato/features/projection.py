@@ -148,11 +148,11 @@ class ProjectedFeatures(nn.Module):
 
     def config(self) -> dict:
         """The arguments that rebuild this map."""
-        found = {"feature": self.feature, "shape": [*self.shape], "dimension": self.dimension}
-        found["network"] = self.arguments
+        arguments = {"feature": self.feature, "shape": [*self.shape], "dimension": self.dimension}
+        arguments["network"] = self.arguments
         if self.flip:
-            found["flip"] = True
-        return found
+            arguments["flip"] = True
+        return arguments
 
 
 class ScaleToSqrtD(nn.Module):

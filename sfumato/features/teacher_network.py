@@ -75,9 +75,8 @@ def fit_features(
 
 def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:
     """Class probabilities of public or released images, possibly memory-mapped: (N, classes) float32."""
-    parts = [np.arange(start, min(start + BATCH, len(images))) for start in range(0, len(images), BATCH)]
-    rows = [probabilities_of(teacher, images.batch(part)[0]) for part in parts]
-    return torch.cat([torch.zeros(0, teacher.classes), *rows])
+    parts = torch.arange(len(images)).split(BATCH)
+    return torch.cat([probabilities_of(teacher, images.batch(part.numpy())[0]) for part in parts])
 
 
 @torch.no_grad()
@@ -113,8 +112,8 @@ def guide_by(teacher: TeacherNetwork, strength: float) -> Guide:
     def guide(denoised: Tensor, labels: Tensor, variance: float) -> Tensor:
         with torch.enable_grad(), torch.autocast(denoised.device.type, enabled=False):
             at = denoised.detach().float().requires_grad_()
-            known = teacher((at + 1) / 2).log_softmax(dim=1).gather(1, labels[:, None]).sum()
-            (slope,) = torch.autograd.grad(known, at)
+            likelihood = teacher((at + 1) / 2).log_softmax(dim=1).gather(1, labels[:, None]).sum()
+            (slope,) = torch.autograd.grad(likelihood, at)
         return strength * variance * slope.to(denoised.dtype)
 
     return guide
@@ -136,8 +135,8 @@ def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:
     first, second = probabilities.double().clamp(min=1e-30).log().topk(2, dim=1).values.unbind(dim=1)
     unit = (first - second).mean()  # how far apart this teacher holds two classes
     for step in range(SHARE_STEPS):
-        found = at_shares(probabilities, offsets).argmax(dim=1).bincount(minlength=len(offsets))
-        offsets += unit * (1 - step / SHARE_STEPS) * ((wanted + 1) / (found + 1)).double().log()
+        counts = at_shares(probabilities, offsets).argmax(dim=1).bincount(minlength=len(offsets))
+        offsets += unit * (1 - step / SHARE_STEPS) * ((wanted + 1) / (counts + 1)).double().log()
     return offsets
 
 
@@ -156,9 +155,9 @@ def own_networks(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     parts = config["feature"]
     if isinstance(parts, str):
         parts = [{"map": parts, "network": config["network"]}]
-    found = [part["network"] for part in parts if part["map"] == OWN]
-    names = (OWN_FILE, *(f"{OWN_FILE}-{number}" for number in range(2, len(found) + 1)))
-    return dict(zip(names, found, strict=False))
+    networks = [part["network"] for part in parts if part["map"] == OWN]
+    names = (OWN_FILE, *(f"{OWN_FILE}-{number}" for number in range(2, len(networks) + 1)))
+    return dict(zip(names, networks, strict=False))
 
 
 def load_teacher(directory: Path) -> TeacherNetwork:

@@ -93,8 +93,8 @@ def locate(directory: str) -> Path:
             raise ConfigError(f"model.directory={directory} {wrong}: {LAYOUT}. {fix}")
         return path
     require_library()
-    found = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", directory)
-    if not found:
+    match = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", directory)
+    if not match:
         raise ConfigError(f"model.directory={directory}: expected hub:owner/name or hub:owner/name@revision")
     from huggingface_hub import snapshot_download
 
@@ -105,7 +105,7 @@ def locate(directory: str) -> Path:
     fix = "download it elsewhere and name the directory"
     # the type of the error depends on what fails: network, name, permission
     with explained(ConfigError, lambda error: f"{failed} ({reason_of(error)}): {fix}", causes=(Exception,)):
-        return Path(snapshot_download(found[1], revision=found[2], allow_patterns=parts))
+        return Path(snapshot_download(match[1], revision=match[2], allow_patterns=parts))
 
 
 def reason_of(error: Exception) -> str:

@@ -147,7 +147,7 @@ class LatentDiffusion(Denoiser):
         # one at a time, so that the k-th latent does not depend on the batch size
         start = torch.stack([torch.randn(self.shape, generator=generator) for _ in labels])
         x = start.to(device) * float(scheduler.init_noise_sigma)
-        own = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
+        draws = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
         for t in scheduler.timesteps:
 
             def predict(x: Tensor, labels: Tensor, t: Tensor = t) -> Tensor:
@@ -155,7 +155,7 @@ class LatentDiffusion(Denoiser):
 
             with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
                 output = with_guidance(predict, scheduler.scale_model_input(x, t), labels, self.classes, guidance)
-            x = scheduler.step(output.float(), t, x, return_dict=False, **own)[0]
+            x = scheduler.step(output.float(), t, x, return_dict=False, **draws)[0]
         return x
 
     def save(self, directory: Path, trained: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from sfumato.errors import DataError, explained
 from sfumato.text_to_image.directory import AGAIN, WEIGHTS_OF, ModelDirectory, reason_of, require_library, weights_of
 from sfumato.text_to_image.prompts import NO_LABEL
 
-# in an attention
+# attributes of an attention
 UNSUPPORTED = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj", "residual_connection")
 LONGEST_T5 = 120  # tokens; class prompts are far shorter, and masked tokens only cost time
 
@@ -25,10 +25,10 @@ def class_named(name: str) -> Any:
     for library in (diffusers, transformers):
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
-    found = getattr(diffusers, name, None) or getattr(transformers, name, None)
-    if found is None:
+    kind = getattr(diffusers, name, None) or getattr(transformers, name, None)
+    if kind is None:
         raise DataError(f"the installed diffusers and transformers have no {name}, which the model needs: update them")
-    return found
+    return kind
 
 
 def load_part(model: ModelDirectory, part: str) -> Any:
@@ -142,11 +142,10 @@ def build_network(model: ModelDirectory) -> nn.Module:
 def make_differentiable(network: Any) -> None:
     """Make the network work under `vmap(grad)`, in place: same weights, names and numbers. Raises DataError if not."""
     for path, module in network.named_modules():
-        if hasattr(module, "to_q") and hasattr(module, "processor"):
-            odd = [name for name in UNSUPPORTED if getattr(module, name, None)]
-            if odd:
-                fix = "take Stable Diffusion 1.x, 2.x or PixArt"
-                raise DataError(f"the attention {path} has {odd[0]}, which is not supported: {fix}")
+        odd = [name for name in UNSUPPORTED if getattr(module, name, None)]
+        if odd and hasattr(module, "to_q") and hasattr(module, "processor"):
+            fix = "take Stable Diffusion 1.x, 2.x or PixArt"
+            raise DataError(f"the attention {path} has {odd[0]}, which is not supported: {fix}")
     network.set_attn_processor(PlainAttention())
     for path, module in list(network.named_modules()):
         if type(module) is nn.GroupNorm and module.affine:

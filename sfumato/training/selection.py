@@ -170,11 +170,11 @@ def save_surest(
     save_choice(directory, indices, labels, "sensitive", names, names)
     rows = []
     for label, name in enumerate(names):
-        own = indices[labels == label]
-        counts = np.bincount(images.labels[own], minlength=len(images.classes))
+        chosen = indices[labels == label]
+        counts = np.bincount(images.labels[chosen], minlength=len(images.classes))
         common = [images.classes[i] for i in np.argsort(-counts, kind="stable")[:EXAMPLES] if counts[i]]
-        least = probabilities[own, label].min()
-        rows.append({"class": name, "images": len(own), "least_sure": least, "most_frequent": " ".join(common)})
+        least = probabilities[chosen, label].min()
+        rows.append({"class": name, "images": len(chosen), "least_sure": least, "most_frequent": " ".join(common)})
     columns = {"class": "", "images": "", "least_sure": ".3f", "most_frequent": ""}
     (directory / "selection.csv").write_text(csv_text(rows, columns), encoding="utf-8")
     shown = np.concatenate([indices[labels == label][:SUREST] for label in range(len(names))])

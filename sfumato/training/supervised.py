@@ -76,7 +76,7 @@ def optimizer_of(model: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
     vectors = [value for value in model.parameters() if value.ndim <= 1]
     groups = [
         {"params": matrices, "weight_decay": schedule.weight_decay},
-        {"params": vectors, "weight_decay": schedule.weight_decay if schedule.decay_vectors else 0.0},
+        {"params": vectors, "weight_decay": schedule.weight_decay * schedule.decay_vectors},
     ]
     if schedule.sgd:
         return torch.optim.SGD(groups, lr=schedule.learning_rate, momentum=0.9, nesterov=True)
