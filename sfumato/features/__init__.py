@@ -3,8 +3,6 @@
 A map takes (B, C, H, W) float32 in [0, 1] to (B, d), differentiably, and was made from public data only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

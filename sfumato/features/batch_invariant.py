@@ -1,7 +1,5 @@
 """Batch-invariant features: an image's features are bit-identical in any batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock
@@ -12,7 +10,8 @@ from torch import Tensor
 from sfumato.data.images import Shape
 
 ONE_AT_A_TIME = RLock()
-PLACES, TRIALS = 64, 4  # size of a batch, and how often it is tried whether the place in it matters
+PLACES = 64  # images in a batch
+TRIALS = 4  # of whether the place in it matters
 
 
 def rows_alone(function: Callable[[Tensor], Tensor], images: Tensor, place_matters: bool = True) -> Tensor:
@@ -44,7 +43,8 @@ def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: to
     with torch.no_grad(), one_thread(), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
         first = function(images.to(device))
         for _ in range(TRIALS):
-            order, others = torch.randperm(PLACES, generator=random), torch.rand(images.shape, generator=random)
+            order = torch.randperm(PLACES, generator=random)
+            others = torch.rand(images.shape, generator=random)
             kept = torch.rand(PLACES, generator=random) < 0.5
             mixed = torch.where(kept[:, None, None, None], images[order], others)
             if not torch.equal(function(mixed.to(device))[kept], first[order][kept]):

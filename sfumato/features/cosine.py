@@ -1,7 +1,5 @@
 """The low frequencies of images by their cosine transform, and the products of these: what a Gaussian is made of."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -15,8 +13,8 @@ CONTRASTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (-1.0, 2.0, -1.0))
 
 def cosines(size: int) -> Tensor:
     """The orthonormal cosine transform (DCT-II) of `size` numbers, a row a frequency: (size, size) float32."""
-    frequency, place = torch.arange(size).double()[:, None], torch.arange(size).double()
-    rows = (math.pi / size * (place + 0.5) * frequency).cos() * math.sqrt(2 / size)
+    numbers = torch.arange(size).double()
+    rows = (math.pi / size * (numbers + 0.5) * numbers[:, None]).cos() * math.sqrt(2 / size)
     rows[0] /= math.sqrt(2)
     return rows.float()
 
@@ -32,14 +30,6 @@ class CosineMoments(nn.Module):
     flip: an image and its mirror image have the same row, without entries that change sign in the mirror; products: s.
     """
 
-    rows: Tensor  # the transforms along both sides
-    columns: Tensor
-    mixing: Tensor
-    radius_of: Tensor  # of every coefficient of a band: its frequency, 1 for as many half waves as pixels
-    chosen: Tensor
-    even: Tensor
-    upper: Tensor
-
     def __init__(
         self, shape: Shape, frequencies: int, contrasts: int, bound: float, products: float, flip: bool
     ) -> None:
@@ -48,22 +38,28 @@ class CosineMoments(nn.Module):
         self.shape: Shape = (channels, height, width)
         how = {"frequencies": frequencies, "contrasts": contrasts, "bound": bound, "products": products, "flip": flip}
         self.arguments = {"shape": self.shape, **how}
-        self.products, self.radius = products, bound * math.sqrt(math.prod(shape))
+        self.products = products
+        self.radius = bound * math.sqrt(math.prod(shape))
         mixing = torch.tensor(CONTRASTS) if channels == 3 else torch.ones(1, 1)
-        buffers = {"rows": cosines(height), "columns": cosines(width), "mixing": mixing / mixing.norm(dim=1)[:, None]}
         y, x = torch.meshgrid(torch.arange(height) / height, torch.arange(width) / width, indexing="ij")
         radius = (y.square() + x.square()).sqrt().flatten()
         order = radius.argsort(stable=True)
         counts = (frequencies, contrasts, contrasts)[:channels]
         chosen = torch.cat([band * len(radius) + order[:count] for band, count in enumerate(counts)])
         odd = (chosen % width) % 2 == 1  # changes sign in the mirror
+        even = torch.ones_like(odd)
         upper = torch.ones(len(chosen), len(chosen), dtype=torch.bool).triu()
         if flip:
             upper &= odd[:, None] == odd
-        even = ~odd if flip else torch.ones_like(odd)
-        buffers |= {"chosen": chosen, "upper": upper.nonzero().T, "even": even.nonzero().flatten(), "radius_of": radius}
-        for name, value in buffers.items():
-            self.register_buffer(name, value, persistent=False)
+            even = ~odd
+        self.rows = nn.Buffer(cosines(height), persistent=False)  # the transforms along both sides
+        self.columns = nn.Buffer(cosines(width), persistent=False)
+        self.mixing = nn.Buffer(mixing / mixing.norm(dim=1)[:, None], persistent=False)
+        # of every coefficient of a band: its frequency, 1 for as many half waves as pixels
+        self.radius_of = nn.Buffer(radius, persistent=False)
+        self.chosen = nn.Buffer(chosen, persistent=False)
+        self.even = nn.Buffer(even.nonzero().flatten(), persistent=False)
+        self.upper = nn.Buffer(upper.nonzero().T, persistent=False)
         self.size = len(self.even) + self.upper.shape[1]
 
     def coefficients(self, images: Tensor) -> Tensor:
@@ -90,7 +86,8 @@ class CosineMoments(nn.Module):
         Entries that a row leaves out are zero: so they are in the mean over all images and their mirror images.
         """
         size = len(self.chosen)
-        means, seconds = rows.new_zeros(len(rows), size), rows.new_zeros(len(rows), size, size)
+        means = rows.new_zeros(len(rows), size)
+        seconds = rows.new_zeros(len(rows), size, size)
         linear, products = rows.split([len(self.even), self.upper.shape[1]], dim=1)
         means[:, self.even] = linear / math.sqrt(1 - self.products) * self.radius
         first, second = self.upper

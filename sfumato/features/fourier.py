@@ -5,13 +5,12 @@ Fourier features at several length-scales. The whole vector has norm 1. The freq
 are rebuilt, never stored. The same features make the release and later fit the generator, for they are differentiable.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.data.images import Shape
@@ -47,8 +46,6 @@ class FourierFeatures(nn.Module):
     1 and stand behind the others, so that K is larger by d, and is d if all maps are such.
     """
 
-    amplitude: Tensor
-
     def __init__(
         self,
         shape: Shape,
@@ -60,18 +57,19 @@ class FourierFeatures(nn.Module):
         super().__init__()
         banks = sum(len(feature.length_scales) for feature in features if feature.kernel not in PLAIN)
         if size % 2 or size < 2 * banks:
-            raise ValueError(
-                f"frequency.size={size}: expected an even number, at least two for each of the {banks} length-scales"
-            )
-        self.shape, self.seed, self.features = shape, seed, tuple(features)
+            expected = f"an even number, at least two for each of the {banks} length-scales"
+            raise ValueError(f"frequency.size={size}: expected {expected}")
+        self.shape = shape
+        self.seed = seed
+        self.features = tuple(features)
         self.frequencies = size // 2 if banks else 0
         public = torch.Generator().manual_seed(seed)
-        weights = sum(feature.weight for feature in features)
+        self.weights = sum(feature.weight for feature in features)
         shares = (size // 2 // banks + (bank < size // 2 % banks) for bank in range(banks))
-        self.maps, self.widths = nn.ModuleList(), []
+        self.maps = nn.ModuleList()
+        self.widths = []
         self.converted: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
         amplitudes = [torch.empty(0)]
-        self.plain: list[tuple[int, bool, float]] = []  # of each map without frequencies: its place, squares, its share
         for index, feature in enumerate(features):
             image_map = OfBlocks(maps[feature.map], shape, feature.block)
             with torch.no_grad():
@@ -79,7 +77,6 @@ class FourierFeatures(nn.Module):
             self.maps.append(image_map)
             self.widths.append(width)
             if feature.kernel in PLAIN:
-                self.plain.append((index, feature.kernel == "squared", math.sqrt(feature.weight / weights)))
                 continue
             columns = []
             for length_scale in feature.length_scales:
@@ -88,11 +85,12 @@ class FourierFeatures(nn.Module):
                 if feature.kernel == "rational-quadratic":
                     omega = omega * torch.empty(number).exponential_(generator=public).sqrt()
                 columns.append(omega)
-                part = feature.weight / weights / len(feature.length_scales)
+                part = feature.weight / self.weights / len(feature.length_scales)
                 amplitudes.append(torch.full((number,), math.sqrt(part / number)))
             self.register_buffer(f"omega_{index}", torch.cat(columns, dim=1), persistent=False)
-        self.register_buffer("amplitude", torch.cat(amplitudes), persistent=False)  # squares summing to 1 at most
-        self.size = 2 * self.frequencies + sum(self.widths[index] for index, _, _ in self.plain)
+        self.amplitude = nn.Buffer(torch.cat(amplitudes), persistent=False)  # squares summing to 1 at most
+        self.plain = [index for index, feature in enumerate(features) if feature.kernel in PLAIN]
+        self.size = 2 * self.frequencies + sum(self.widths[index] for index in self.plain)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -102,11 +100,14 @@ class FourierFeatures(nn.Module):
 
     def vectors(self, images: Tensor) -> Tensor:
         """What the maps make of the images, side by side: (B, Σ d); zeros of those that block means do not show."""
-        block, found = self.block_of(images), []
+        block = self.block_of(images)
+        vectors = []
         for image_map, feature, width in zip(self.maps, self.features, self.widths, strict=True):
-            seen = image_map(images) if feature.block >= block else images.new_zeros(len(images), width)
-            found.append(seen.to(images.dtype))
-        return torch.cat(found, dim=1)
+            if feature.block >= block:
+                vectors.append(image_map(images).to(images.dtype))
+            else:
+                vectors.append(images.new_zeros(len(images), width))
+        return torch.cat(vectors, dim=1)
 
     def block_of(self, images: Tensor) -> int:
         """The side of the blocks whose means the images are; 1 of whole images."""
@@ -116,38 +117,39 @@ class FourierFeatures(nn.Module):
         """Which cells block means determine: (K,) bool, those of maps that see blocks as large, or larger ones."""
         seen = [feature.block >= block for feature in self.features]
         waves = [torch.full((omega.shape[1],), seen[i]) for i, omega in self.omegas.items()]
-        plain = [torch.full((self.widths[i],), seen[i]) for i, _, _ in self.plain]
+        plain = [torch.full((self.widths[i],), seen[i]) for i in self.plain]
         return torch.cat([*waves, *waves, *plain])
 
     @property
     def omegas(self) -> dict[int, Tensor]:
         """The frequencies of each map that has some, by its place."""
-        plain = {index for index, _, _ in self.plain}
-        return {i: getattr(self, f"omega_{i}") for i in range(len(self.maps)) if i not in plain}
+        return {i: getattr(self, f"omega_{i}") for i in range(len(self.maps)) if i not in self.plain}
 
     def phases(self, vectors: Tensor, block: int = 1) -> Tensor:
         """ωᵀ map(x) for every frequency of every map: (B, Σ d) -> (B, number of frequencies).
 
         block: of the block means that the vectors are of; zeros of cells that are not `active` for these.
         """
-        parts, found = vectors.split(self.widths, dim=1), [vectors[:, :0]]
+        parts = vectors.split(self.widths, dim=1)
+        phases = [vectors[:, :0]]
         for i, omega in self.omegas.items():
             if self.features[i].block >= block:
-                found.append(parts[i] @ self.omega(i, parts[i]))
+                phases.append(parts[i] @ self.omega(i, parts[i]))
             else:
-                found.append(vectors.new_zeros(len(vectors), omega.shape[1]))
-        return torch.cat(found, dim=1)
+                phases.append(vectors.new_zeros(len(vectors), omega.shape[1]))
+        return torch.cat(phases, dim=1)
 
     def omega(self, index: int, like: Tensor) -> Tensor:
         """The frequencies of a map, as a product with `like` takes them: in its precision, or in autocast's.
 
         Converted once: that takes as long as a sixth of the product with a batch of 200.
         """
-        omega, kind, precision = getattr(self, f"omega_{index}"), like.device.type, like.dtype
-        if torch.is_autocast_enabled(kind) and precision == torch.float32:
-            precision = torch.get_autocast_dtype(kind)
+        omega = self.omegas[index]
+        precision = like.dtype
+        if torch.is_autocast_enabled(like.device.type) and precision == torch.float32:
+            precision = torch.get_autocast_dtype(like.device.type)
         if omega.dtype == precision and omega.device == like.device:
-            return omega  # type: ignore[no-any-return]
+            return omega
         key = index, precision, like.device
         if key not in self.converted:
             self.converted[key] = omega.to(like.device, precision)
@@ -155,14 +157,15 @@ class FourierFeatures(nn.Module):
 
     def raw_maps(self, vectors: Tensor) -> Tensor:
         """The maps that have no frequencies: (B, Σ d) -> (B, Σ of their d), each of the norm of its share."""
-        parts, found = vectors.split(self.widths, dim=1), [vectors[:, :0]]
-        for index, squares, share in self.plain:
-            part = parts[index] / torch.linalg.vector_norm(parts[index], dim=1, keepdim=True).clamp(min=1e-12)
-            if squares:
-                part = part.square()
-                part = part / torch.linalg.vector_norm(part, dim=1, keepdim=True).clamp(min=1e-12)
-            found.append(share * part)
-        return torch.cat(found, dim=1)
+        parts = vectors.split(self.widths, dim=1)
+        rows = [vectors[:, :0]]
+        for index in self.plain:
+            feature = self.features[index]
+            row = F.normalize(parts[index], dim=1)
+            if feature.kernel == "squared":
+                row = F.normalize(row.square(), dim=1)
+            rows.append(math.sqrt(feature.weight / self.weights) * row)
+        return torch.cat(rows, dim=1)
 
     def from_maps(self, vectors: Tensor) -> Tensor:
         """φ of images whose `vectors` are known, in their precision: (B, Σ d) -> (B, K)."""
@@ -179,7 +182,8 @@ class FourierFeatures(nn.Module):
         images: whole ones, or their block means, which determine the `active` cells only.
         """
         vectors = self.vectors(images)
-        phase, plain = self.phases(vectors, self.block_of(images)), self.raw_maps(vectors)
+        phase = self.phases(vectors, self.block_of(images))
+        plain = self.raw_maps(vectors)
         amplitude = self.amplitude[:, None]
         weights = weights.to(phase)
         waves = [(wave.T @ weights).float() * amplitude for wave in (phase.cos(), phase.sin())]

@@ -4,8 +4,6 @@ Its file holds numbers, and nothing of it is run. TorchScript is a program, whic
 a pickle runs one as it is read: both are refused unread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,25 +32,25 @@ class OwnFeatures(nn.Module):
     Raises DataError for a missing or another file, or one without such weights; ConfigError for the architecture.
     """
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(self, settings: OwnNetwork) -> None:
         super().__init__()
-        self.settings, self.file = settings, Path(settings.path).expanduser()
-        if not self.file.is_file() or (found := digest_of_file(self.file)) != settings.sha256:
-            problem = f"has sha256 {found}, expected {settings.sha256}" if self.file.is_file() else "is missing"
-            raise DataError(f"the network {self.file} {problem}: restore it, or name another one with its sha256")
+        self.settings = settings
+        self.file = Path(settings.path).expanduser()
+        fix = "restore it, or name another one with its sha256"
+        if not self.file.is_file():
+            raise DataError(f"the network {self.file} is missing: {fix}")
+        if (digest := digest_of_file(self.file)) != settings.sha256:
+            raise DataError(f"the network {self.file} has sha256 {digest}, expected {settings.sha256}: {fix}")
         self.network = of_architecture(settings, self.file)
-        self.register_buffer("mean", torch.tensor(settings.mean)[:, None, None], persistent=False)
-        self.register_buffer("std", torch.tensor(settings.std)[:, None, None], persistent=False)
+        self.mean = nn.Buffer(torch.tensor(settings.mean)[:, None, None], persistent=False)
+        self.std = nn.Buffer(torch.tensor(settings.std)[:, None, None], persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         return torch.cat([self.rows(part) for part in images.split(PART)])
 
     def rows(self, images: Tensor) -> Tensor:
-        shown, side = images.expand(-1, self.settings.channels, -1, -1), self.settings.side
-        if side is not None:
+        shown = images.expand(-1, self.settings.channels, -1, -1)
+        if side := self.settings.side:
             shown = F.interpolate(shown, (side, side), mode="bilinear", align_corners=False)
         return self.network(((shown - self.mean) / self.std).to(device())).float().to(images.device)
 
@@ -66,17 +64,17 @@ def of_architecture(settings: OwnNetwork, file: Path) -> Callable[[Tensor], Tens
     from torchvision import models
 
     architecture = settings.architecture
-    if architecture not in (known := [*models.list_models(models), LITE0]):
-        raise ConfigError(f"torchvision has no classification model {architecture!r}: {nearest(architecture, known)}")
+    names = [*models.list_models(models), LITE0]
+    if architecture not in names:
+        raise ConfigError(f"torchvision has no classification model {architecture!r}: {nearest(architecture, names)}")
     network = efficientnet_lite0() if architecture == LITE0 else models.get_model(architecture, weights=None)
-    layers = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
-    if layers:
-        parent, _, name = layers[-1].rpartition(".")
-        setattr(network.get_submodule(parent), name, nn.Identity())
+    last = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1:]
+    for name in last:
+        network.set_submodule(name, nn.Identity())
     wrong = f"{file} does not hold the weights of a {architecture} as safetensors"
     with explained(DataError, lambda error: f"{wrong} ({error}): {CONVERT}", causes=(*UNREADABLE, RuntimeError)):
         tensors = imagenet_weights(file) if settings.sha256 == SHA256 else load_tensors(file)
-        left_out = f"{layers[-1]}." if layers else "\0"
+        left_out = tuple(f"{name}." for name in last)
         network.load_state_dict({name: value for name, value in tensors.items() if not name.startswith(left_out)})
     network = network.eval().requires_grad_(False).to(device())
     return lambda images: network(images)  # type: ignore[no-any-return]
@@ -87,7 +85,5 @@ def check_rows(features: OwnFeatures, shape: Shape, where: torch.device) -> None
     images = torch.rand(PROBES, *shape, generator=torch.Generator().manual_seed(0)).to(where)
     again = rows_alone(OwnFeatures(features.settings).to(where), images.flip(0)).flip(0)
     if not torch.equal(rows_alone(features, images), again):
-        raise DataError(
-            f"the network {features.file} gives an image another row the next time, or numbers that are not finite: "
-            "name another architecture"
-        )
+        problem = "gives an image another row the next time, or numbers that are not finite"
+        raise DataError(f"the network {features.file} {problem}: name another architecture")

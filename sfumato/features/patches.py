@@ -1,7 +1,5 @@
 """Patches of procedural textures as filters: a public map of an image that was drawn, not trained."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np
@@ -14,12 +12,15 @@ from sfumato.data.rendered.procedural import FAMILIES, procedural_drawer
 from sfumato.features.scattering import averaged, block_of
 from sfumato.runtime.compute import fast_bfloat16
 
-FILTERS, SIDE = 256, 6  # filters, of so many pixels a side at most
+FILTERS = 256
+SIDE = 6  # pixels of a filter a side, at most
 CELLS = 3  # per side, in which their responses are averaged
 PLACES = 32  # per side, about, that are looked at
 THRESHOLD = 0.5  # of a response, in standard deviations of one of white noise
-PICTURES, PER_PICTURE = 120, 192  # from which patches are taken, and how many from each
-FLAT, FLOOR = 0.05, 1e-3  # least standard deviation of a patch that becomes a filter; added to the variances
+PICTURES = 120  # from which patches are taken
+PER_PICTURE = 192  # patches of each
+FLAT = 0.05  # least standard deviation of a patch that becomes a filter
+FLOOR = 1e-3  # added to the variances
 PART = 16  # images at a time: tensors that fit the caches, nearly twice as fast on a CPU
 FAINT = 1.0  # norm of a whitened patch at which its responses have half of their size
 
@@ -33,16 +34,13 @@ class Patches(nn.Module):
     Source: Thiry et al. 2021; Coates and Ng 2011 for the threshold.
     """
 
-    filters: Tensor
-    whiten: Tensor
-
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.block = block_of(shape)
         self.stride = max(1, round(min(shape[1:]) / self.block / PLACES))
         filters, whiten = whitened_patches(shape[0], min(SIDE, *shape[1:]))
-        self.register_buffer("filters", filters, persistent=False)
-        self.register_buffer("whiten", whiten, persistent=False)
+        self.filters = nn.Buffer(filters, persistent=False)
+        self.whiten = nn.Buffer(whiten, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         return torch.cat([self.cells(part) for part in averaged(images, self.block).split(PART)])
@@ -52,11 +50,11 @@ class Patches(nn.Module):
         kind = images.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=fast_bfloat16(kind)):
             whitened = F.conv2d(images, self.whiten, stride=self.stride).float()
-            found = F.conv2d(images, self.filters, stride=self.stride)
+            responses = F.conv2d(images, self.filters, stride=self.stride)
         size = torch.linalg.vector_norm(whitened, dim=1, keepdim=True) + FAINT
-        found = F.softshrink(found * (whitened.shape[1] ** 0.5 / size).to(found), THRESHOLD)
+        responses = F.softshrink(responses * (whitened.shape[1] ** 0.5 / size).to(responses), THRESHOLD)
         # the sum and the difference of what is like a patch and what is like its negative
-        return F.adaptive_avg_pool2d(torch.cat([found.abs(), found], dim=1), CELLS).flatten(1).float()
+        return F.adaptive_avg_pool2d(torch.cat([responses.abs(), responses], dim=1), CELLS).flatten(1).float()
 
 
 @cache
@@ -68,9 +66,9 @@ def whitened_patches(channels: int, side: int) -> tuple[Tensor, Tensor]:
     random = np.random.default_rng(0)
     draw = procedural_drawer((channels, 32, 32))
     pictures = np.stack([draw(random, index % len(FAMILIES)) for index in range(PICTURES)])
-    found = F.unfold(torch.from_numpy(pictures).permute(0, 3, 1, 2).double() / 255, side)
-    places = torch.from_numpy(random.integers(found.shape[2], size=PER_PICTURE))
-    patches = found[:, :, places].transpose(1, 2).flatten(0, 1)
+    unfolded = F.unfold(torch.from_numpy(pictures).permute(0, 3, 1, 2).double() / 255, side)
+    places = torch.from_numpy(random.integers(unfolded.shape[2], size=PER_PICTURE))
+    patches = unfolded[:, :, places].transpose(1, 2).flatten(0, 1)
     patches = patches - patches.mean(1, keepdim=True)
     values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
     whiten = (vectors * (values + FLOOR).rsqrt()) @ vectors.T

@@ -1,7 +1,5 @@
 """A public map of an image, brought to few dimensions and unit norm by what public or released images look like."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +16,8 @@ from sfumato.runtime.compute import device_of, fast_bfloat16
 from sfumato.settings.queries import OwnNetwork, TeacherMap
 
 # the maps of a trained network: the input of its head, and its last feature map; all others are in FEATURES
-CLASSIFIER, CELLS = "classifier", "cells"
+CLASSIFIER = "classifier"
+CELLS = "cells"
 FLOOR = 1e-3  # of the mean variance: added to each, so that flat directions are not blown up
 LARGEST_SIDE = 2048  # pixels of an image, or channels
 BATCH = 250  # public or released images at a time
@@ -29,13 +28,13 @@ class ClassifierFeatures(nn.Module):
 
     def __init__(self, network: PublicNetwork, feature_map: bool = False) -> None:
         super().__init__()
-        self.network, self.feature_map = network, feature_map
+        self.network = network
+        self.features = network.feature_map if feature_map else network.features
 
     def forward(self, images: Tensor) -> Tensor:
         kind = images.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=fast_bfloat16(kind)):
-            found = self.network.feature_map(images) if self.feature_map else self.network.features(images)
-            return found.flatten(1).float()
+            return self.features(images).flatten(1).float()
 
 
 def map_of(feature: str, shape: Shape, network: Any) -> nn.Module:
@@ -55,8 +54,6 @@ class SideBySide(nn.Module):
     parts: their weights count relative to their sum; network: that of the map CLASSIFIER.
     """
 
-    centre: Tensor
-
     def __init__(self, parts: Sequence[TeacherMap], shape: Shape, network: Any) -> None:
         super().__init__()
         self.maps = nn.ModuleList([map_of(part.map, shape, part.network or network) for part in parts])
@@ -64,7 +61,7 @@ class SideBySide(nn.Module):
         self.to(device_of(self))
         with torch.no_grad():
             blank = self.blocks(torch.zeros(1, *shape, device=device_of(self)))
-        self.register_buffer("centre", torch.zeros_like(torch.cat(blank, dim=1)[0]))
+        self.centre = nn.Buffer(torch.zeros_like(torch.cat(blank, dim=1)[0]))
 
     def blocks(self, images: Tensor) -> list[Tensor]:
         return [part(images) for part in self.maps]
@@ -85,33 +82,35 @@ class ProjectedFeatures(nn.Module):
     brought to norm 1. `fit` finds them. Rows of one image do not depend on the others'.
     """
 
-    mean: Tensor
-    directions: Tensor
-
     def __init__(
         self, feature: str | Sequence[Any], shape: Shape, dimension: int, network: Any = None, flip: bool = False
     ) -> None:
         super().__init__()
         if max(shape) > LARGEST_SIDE:
             raise DataError(f"images of shape {tuple(shape)}: features are of {LARGEST_SIDE} pixels a side at most")
-        self.feature, self.shape, self.flip = feature, tuple(shape), flip
+        self.feature = feature
+        self.shape: Shape = (*shape,)
+        self.flip = flip
         self.arguments = arguments_of(network) if isinstance(network, PublicNetwork) else network
         if isinstance(feature, str):
-            self.map = map_of(feature, (*shape,), network)
+            self.map = map_of(feature, self.shape, network)
         else:
             parts = [TeacherMap.model_validate(part) for part in feature]
             self.feature = [part.model_dump(mode="json") for part in parts]
-            self.map = SideBySide(parts, (*shape,), network)
+            self.map = SideBySide(parts, self.shape, network)
         with torch.no_grad():
             width = self.map(torch.zeros(1, *shape, device=device_of(self.map))).shape[1]
         self.dimension = min(dimension, width)
-        self.register_buffer("mean", torch.zeros(width))
-        self.register_buffer("directions", torch.zeros(width, self.dimension))
+        self.mean = nn.Buffer(torch.zeros(width))
+        self.directions = nn.Buffer(torch.zeros(width, self.dimension))
         self.to(device_of(self.map))
 
     def mapped(self, images: Tensor) -> Tensor:
         """The map's output, or the mean of it and of that of the mirror images."""
-        return (self.map(images) + self.map(images.flip(3))) / 2 if self.flip else self.map(images)  # type: ignore[no-any-return]
+        rows = self.map(images)
+        if self.flip:
+            rows = (rows + self.map(images.flip(3))) / 2
+        return rows  # type: ignore[no-any-return]
 
     def projected(self, rows: Tensor) -> Tensor:
         """ψ of what `mapped` makes of images."""
@@ -133,22 +132,27 @@ class ProjectedFeatures(nn.Module):
             self.map.centre.copy_(torch.cat(blocks, dim=1).mean(0))
         seen = torch.cat([self.mapped(as_floats(part.to(device))) for part in images.split(BATCH)]).cpu()
         mean = seen.mean(0)
-        spread = seen.std(0) if isinstance(self.map, (ClassifierFeatures, OwnFeatures)) else torch.ones_like(mean)
-        rows = (seen - mean) / spread.clamp(min=1e-6)
+        spread = torch.ones_like(mean)
+        if isinstance(self.map, (ClassifierFeatures, OwnFeatures)):
+            spread = seen.std(0).clamp(min=1e-6)
+        rows = (seen - mean) / spread
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             _, singular, vectors = torch.svd_lowrank(rows, q=min(self.dimension + 16, *rows.shape), niter=4)
         variances = singular.square()[: self.dimension] / len(rows)
         floor = FLOOR * rows.square().sum() / rows.numel()
         self.mean.copy_(mean)
-        found = vectors[:, : self.dimension] * (variances + floor) ** (-power / 2) / spread.clamp(min=1e-6)[:, None]
-        self.directions.zero_()[:, : found.shape[1]] = found
+        scaled = vectors[:, : self.dimension] * (variances + floor) ** (-power / 2) / spread[:, None]
+        self.directions.zero_()[:, : scaled.shape[1]] = scaled
         return torch.cat([self.projected(part.to(device)) for part in seen.split(BATCH)])
 
     def config(self) -> dict:
         """The arguments that rebuild this map."""
-        found = {"feature": self.feature, "shape": [*self.shape], "dimension": self.dimension}
-        return found | {"network": self.arguments} | ({"flip": True} if self.flip else {})
+        arguments = {"feature": self.feature, "shape": [*self.shape], "dimension": self.dimension}
+        arguments["network"] = self.arguments
+        if self.flip:
+            arguments["flip"] = True
+        return arguments
 
 
 class ScaleToSqrtD(nn.Module):

@@ -1,7 +1,5 @@
 """Wavelet scattering: a public map of an image whose filters are fixed, so that nothing of it was learned."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -31,7 +29,8 @@ class Filtered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (filters,) = ctx.saved_tensors
-        size, height = filters.shape[-1], gradient.shape[2]
+        size = filters.shape[-1]
+        height = gradient.shape[2]
         along = filters.flip(3)[:, 0].permute(1, 0, 2)[:, :, None]  # (size, F, 1, size)
         rows = F.conv2d(gradient, along.to(gradient), padding=(0, size // 2))  # (N, size, H, W)
         total = torch.zeros_like(rows[:, 0], dtype=torch.promote_types(rows.dtype, torch.float32))
@@ -49,17 +48,14 @@ class Scattering(nn.Module):
     averaged over blocks. Source: Bruna and Mallat 2013.
     """
 
-    filters: Tensor
-    blur: Tensor
-
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.block = block_of(shape)
         side = min(shape[1:]) // self.block
-        self.scales = 3 if side >= 48 else 2 if side >= 16 else 1
-        self.register_buffer("filters", morlet(ORIENTATIONS), persistent=False)  # (2·ORIENTATIONS, 1, 7, 7)
+        self.scales = 1 + (side >= 16) + (side >= 48)
+        self.filters = nn.Buffer(morlet(ORIENTATIONS), persistent=False)  # (2·ORIENTATIONS, 1, 7, 7)
         axis = torch.tensor([1.0, 4.0, 6.0, 4.0, 1.0]) / 16
-        self.register_buffer("blur", torch.outer(axis, axis)[None, None], persistent=False)
+        self.blur = nn.Buffer(torch.outer(axis, axis)[None, None], persistent=False)
 
     def halve(self, planes: Tensor) -> Tensor:
         return F.conv2d(planes, self.blur.to(planes), stride=2, padding=2)
@@ -73,7 +69,8 @@ class Scattering(nn.Module):
     def orders(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The average image, the averaged moduli of all octaves, (B, d) each; the moduli of the finest octave."""
         plane = averaged(images, self.block).flatten(0, 1)[:, None]  # (B·C, 1, H, W)
-        zeroth, first = averaged(plane, 2**self.scales).reshape(len(images), -1), []
+        zeroth = averaged(plane, 2**self.scales).reshape(len(images), -1)
+        first = []
         finest = moduli = self.moduli(plane)
         for octave in range(self.scales):
             if octave:
@@ -84,8 +81,7 @@ class Scattering(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         zeroth, first, _ = self.orders(images)
-        row = torch.cat([zeroth, first], dim=1)
-        return row * (math.sqrt(row.shape[1]) / (torch.linalg.vector_norm(row, dim=1, keepdim=True) + 1e-3))
+        return to_root_norm(torch.cat([zeroth, first], dim=1), 1e-3)
 
 
 class DeepScattering(Scattering):
@@ -120,8 +116,7 @@ class Moduli(Scattering):
 
     def forward(self, images: Tensor) -> Tensor:
         plane = images.flatten(0, 1)[:, None]
-        row = averaged(self.moduli(plane), self.cell).reshape(len(images), -1)
-        return row * (math.sqrt(row.shape[1]) / (torch.linalg.vector_norm(row, dim=1, keepdim=True) + 1))
+        return to_root_norm(averaged(self.moduli(plane), self.cell).reshape(len(images), -1), 1)
 
 
 class Pixels(nn.Module):
@@ -159,6 +154,11 @@ def averaged(planes: Tensor, size: int, across: int = 0) -> Tensor:
     return rows.view(*planes.shape[:2], height // size, width // across)
 
 
+def to_root_norm(rows: Tensor, faint: float) -> Tensor:
+    """Rows r as √d · r / (‖r‖ + faint), (B, d): of norm √d about, unless they are faint."""
+    return rows * (math.sqrt(rows.shape[1]) / (torch.linalg.vector_norm(rows, dim=1, keepdim=True) + faint))
+
+
 def unit(rows: Tensor) -> Tensor:
     """Rows less their own mean, brought to norm 1; a constant row becomes zero."""
     rows = rows - rows.mean(dim=1, keepdim=True)
@@ -167,13 +167,17 @@ def unit(rows: Tensor) -> Tensor:
 
 def morlet(orientations: int) -> Tensor:
     """Morlet wavelets of zero mean: (2·orientations, 1, 7, 7), the real parts first, then the imaginary ones."""
-    size, sigma, slant, frequency = 7, 0.8, 0.5, 0.75 * math.pi
-    axis = torch.arange(size, dtype=torch.float32) - size // 2
+    sigma = 0.8
+    slant = 0.5
+    frequency = 0.75 * math.pi
+    axis = torch.arange(7, dtype=torch.float32) - 3
     y, x = torch.meshgrid(axis, axis, indexing="ij")
     angle = torch.arange(orientations, dtype=torch.float32)[:, None, None] * (math.pi / orientations)
-    along, across = x * angle.cos() + y * angle.sin(), y * angle.cos() - x * angle.sin()
+    along = x * angle.cos() + y * angle.sin()
+    across = y * angle.cos() - x * angle.sin()
     envelope = torch.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
     envelope = envelope / envelope.sum((1, 2), keepdim=True)
-    real, imaginary = envelope * torch.cos(frequency * along), envelope * torch.sin(frequency * along)
+    real = envelope * torch.cos(frequency * along)
     real = real - envelope * real.sum((1, 2), keepdim=True)
+    imaginary = envelope * torch.sin(frequency * along)
     return torch.cat([real, imaginary])[:, None]

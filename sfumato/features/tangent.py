@@ -1,15 +1,15 @@
 """The gradient of a random network: a public map of an image whose inner products are a neural tangent kernel."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 from torch import Tensor, nn
 
 from sfumato.data.images import Shape
+from sfumato.features.scattering import to_root_norm
 
-WIDTH, SEED = 16, 0  # hidden units, and the public seed of the weights
+WIDTH = 16  # hidden units
+SEED = 0  # of the weights, public
 
 
 class Tangent(nn.Module):
@@ -19,15 +19,13 @@ class Tangent(nn.Module):
     Source: DP-NTK (Yang et al. 2023), with SiLU instead of ReLU, whose gradient has no gradient.
     """
 
-    inner: Tensor
-    outer: Tensor
-
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        pixels, public = math.prod(shape), torch.Generator().manual_seed(SEED)
+        pixels = math.prod(shape)
+        public = torch.Generator().manual_seed(SEED)
         inner = torch.randn(pixels, WIDTH, generator=public) * math.sqrt(2 / pixels)
-        self.register_buffer("inner", inner, persistent=False)
-        self.register_buffer("outer", torch.randn(WIDTH, generator=public), persistent=False)
+        self.inner = nn.Buffer(inner, persistent=False)
+        self.outer = nn.Buffer(torch.randn(WIDTH, generator=public), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         x = images.flatten(1)
@@ -35,4 +33,4 @@ class Tangent(nn.Module):
         gate = hidden.sigmoid()
         slope = gate * (1 + hidden * (1 - gate)) * self.outer.to(x)
         row = torch.cat([(slope[:, :, None] * x[:, None, :]).flatten(1), hidden * gate], dim=1)
-        return row * (math.sqrt(row.shape[1]) / (torch.linalg.vector_norm(row, dim=1, keepdim=True) + 1e-6))
+        return to_root_norm(row, 1e-6)

@@ -3,13 +3,11 @@
 Everything here is post-processing of a release: it labels public and synthetic images, and guides a sampler.
 """
 
-from __future__ import annotations
-
 import shutil
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -34,18 +32,17 @@ class TeacherNetwork(nn.Module):
     several: with offsets, under sigmoids; features: the arguments of `ProjectedFeatures`.
     """
 
-    weights: Tensor
-    offsets: Tensor
-
     def __init__(self, classes: int, several: bool = False, **features: Any) -> None:
         super().__init__()
-        self.classes, self.several = classes, several
-        self.register_buffer("offsets", torch.zeros(classes) if several else None)
+        self.classes = classes
+        self.several = several
+        if several:
+            self.offsets = nn.Buffer(torch.zeros(classes))
         self.features = ProjectedFeatures(**features)
-        self.register_buffer("weights", torch.zeros(self.features.dimension, classes))
+        self.weights = nn.Buffer(torch.zeros(self.features.dimension, classes))
 
     @classmethod
-    def of(cls, features: ProjectedFeatures, weights: Tensor, offsets: Tensor | None = None) -> TeacherNetwork:
+    def of(cls, features: ProjectedFeatures, weights: Tensor, offsets: Tensor | None = None) -> Self:
         """The teacher of these features and released weights, (d, M); of several labels with offsets, (M,)."""
         teacher = cls(weights.shape[1], **features.config(), several=offsets is not None)
         if offsets is not None:
@@ -56,7 +53,9 @@ class TeacherNetwork(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         logits = self.features(images) @ self.weights
-        return logits + self.offsets if self.several else logits
+        if self.several:
+            logits = logits + self.offsets
+        return logits
 
 
 @torch.no_grad()
@@ -68,17 +67,16 @@ def fit_features(
     network: of the feature "classifier"; images: at most FITTED of them are used, chosen by `seed`.
     """
     about = settings.features or settings.feature, shape, settings.dimension
-    own = settings.network
-    features = ProjectedFeatures(*about, network if own is None else own.arguments(), settings.flip)
+    own = settings.network and settings.network.arguments()
+    features = ProjectedFeatures(*about, own or network, settings.flip)
     rows = features.fit(images.some(FITTED, seed), settings.power, seed).double()
     return features, rows.T @ rows / len(rows)
 
 
 def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:
     """Class probabilities of public or released images, possibly memory-mapped: (N, classes) float32."""
-    parts = [np.arange(start, min(start + BATCH, len(images))) for start in range(0, len(images), BATCH)]
-    rows = [probabilities_of(teacher, images.batch(part)[0]) for part in parts]
-    return torch.cat([torch.zeros(0, teacher.classes), *rows])
+    parts = torch.arange(len(images)).split(BATCH)
+    return torch.cat([probabilities_of(teacher, images.batch(part.numpy())[0]) for part in parts])
 
 
 @torch.no_grad()
@@ -114,8 +112,8 @@ def guide_by(teacher: TeacherNetwork, strength: float) -> Guide:
     def guide(denoised: Tensor, labels: Tensor, variance: float) -> Tensor:
         with torch.enable_grad(), torch.autocast(denoised.device.type, enabled=False):
             at = denoised.detach().float().requires_grad_()
-            known = teacher((at + 1) / 2).log_softmax(dim=1).gather(1, labels[:, None]).sum()
-            (slope,) = torch.autograd.grad(known, at)
+            likelihood = teacher((at + 1) / 2).log_softmax(dim=1).gather(1, labels[:, None]).sum()
+            (slope,) = torch.autograd.grad(likelihood, at)
         return strength * variance * slope.to(denoised.dtype)
 
     return guide
@@ -137,8 +135,8 @@ def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:
     first, second = probabilities.double().clamp(min=1e-30).log().topk(2, dim=1).values.unbind(dim=1)
     unit = (first - second).mean()  # how far apart this teacher holds two classes
     for step in range(SHARE_STEPS):
-        found = at_shares(probabilities, offsets).argmax(dim=1).bincount(minlength=len(offsets))
-        offsets += unit * (1 - step / SHARE_STEPS) * ((wanted + 1) / (found + 1)).double().log()
+        counts = at_shares(probabilities, offsets).argmax(dim=1).bincount(minlength=len(offsets))
+        offsets += unit * (1 - step / SHARE_STEPS) * ((wanted + 1) / (counts + 1)).double().log()
     return offsets
 
 
@@ -147,7 +145,9 @@ def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
     for name, network in own_networks(config).items():
         shutil.copyfile(Path(network["path"]).expanduser(), directory / name)
         del network["path"]  # the owner's, which is nobody's business
-    save_network(teacher, config | ({"several": True} if teacher.several else {}), directory)
+    if teacher.several:
+        config["several"] = True
+    save_network(teacher, config, directory)
 
 
 def own_networks(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -155,9 +155,9 @@ def own_networks(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     parts = config["feature"]
     if isinstance(parts, str):
         parts = [{"map": parts, "network": config["network"]}]
-    found = [part["network"] for part in parts if part["map"] == OWN]
-    names = (OWN_FILE, *(f"{OWN_FILE}-{number}" for number in range(2, len(found) + 1)))
-    return dict(zip(names, found, strict=False))
+    networks = [part["network"] for part in parts if part["map"] == OWN]
+    names = (OWN_FILE, *(f"{OWN_FILE}-{number}" for number in range(2, len(networks) + 1)))
+    return dict(zip(names, networks, strict=False))
 
 
 def load_teacher(directory: Path) -> TeacherNetwork:

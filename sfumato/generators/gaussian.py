@@ -3,8 +3,6 @@
 Nothing here reads a sensitive image: the release was charged, and the fit is post-processing.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any
@@ -31,25 +29,23 @@ class GaussianGenerator(nn.Module):
     latent: size of z, one number for each coefficient and one that chooses the public image.
     """
 
-    means: Tensor
-    factors: Tensor
-    fine: Tensor
-    details: Tensor
-
     def __init__(self, features: dict[str, Any], classes: int, details: int) -> None:
         super().__init__()
-        self.features, self.classes = CosineMoments(**features), classes
+        self.features = CosineMoments(**features)
+        self.classes = classes
         self.shape = self.features.shape
-        size, whole = len(self.features.chosen), math.prod(self.features.shape)
+        size = len(self.features.chosen)
+        whole = math.prod(self.shape)
         self.latent = whole + 1
-        self.register_buffer("means", torch.zeros(classes, size))
-        self.register_buffer("factors", torch.zeros(classes, size, size))
-        self.register_buffer("fine", torch.zeros(whole))
-        self.register_buffer("details", torch.zeros(details, *self.features.shape, dtype=torch.uint8))
+        self.means = nn.Buffer(torch.zeros(classes, size))
+        self.factors = nn.Buffer(torch.zeros(classes, size, size))
+        self.fine = nn.Buffer(torch.zeros(whole))
+        self.details = nn.Buffer(torch.zeros(details, *self.shape, dtype=torch.uint8))
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
         """z: (B, latent); labels: (B,) int64 below `classes`. Returns (B, C, H, W) in [0, 1]."""
-        z, choice = z[:, :-1], z[:, -1]
+        choice = z[:, -1]
+        z = z[:, :-1]
         chosen = self.features.chosen
         low = self.means[labels]
         for label in labels.unique():
@@ -77,7 +73,8 @@ def fit_gaussians(release: FeatureMeans, priors: Tensor, details: Tensor | None 
     what the class has beside that. Of the latter two, every eigenvalue is shrunk by the largest of pure noise, 2·√d
     times its deviation.
     """
-    features, deviation = release.features, release.deviation
+    features = release.features
+    deviation = release.deviation
     if deviation is None:
         raise ValueError("the release does not state the deviation of its noise")
     generator = GaussianGenerator(features.arguments, len(priors), 0 if details is None else len(details))
@@ -93,8 +90,8 @@ def fit_gaussians(release: FeatureMeans, priors: Tensor, details: Tensor | None 
     largest = 2 * math.sqrt(len(pooled) / (2 if features.arguments["flip"] else 1)) * unit
     pooled = expected.diag() + beyond(pooled - expected.diag(), largest * math.sqrt(len(priors)))
     for label, share in enumerate(shares.flatten().tolist()):
-        own = pooled + OWN * beyond(covariances[label] - pooled, largest / share)
-        generator.factors[label] = factor_of(own, expected).float()
+        covariance = pooled + OWN * beyond(covariances[label] - pooled, largest / share)
+        generator.factors[label] = factor_of(covariance, expected).float()
     generator.means.copy_(means)
     generator.fine.copy_(law)
     if details is not None:
@@ -135,18 +132,17 @@ def law_of(variances: Tensor, features: CosineMoments) -> Tensor:
     One law for brightness and one for the contrasts, each by the likelihood of the released variances (Whittle 1953).
     """
     frequency = features.radius_of.double() * max(features.shape[1:])
-    found = []
-    for band in range(features.shape[0]):
-        bands = (0,) if band == 0 else (1, 2)
-        mine = torch.isin(features.chosen // len(frequency), torch.tensor(bands))
-        known = 1 + frequency[features.chosen[mine] % len(frequency)]
+    laws = []
+    for bands in [(0,), (1, 2), (1, 2)][: features.shape[0]]:
+        released = torch.isin(features.chosen // len(frequency), torch.tensor(bands))
+        base = 1 + frequency[features.chosen[released] % len(frequency)]
         scores = []
         for decay in DECAYS.tolist():
-            level = (variances[mine] * known**decay).mean().clamp(min=1e-6)
-            scores.append((float(level.log() - decay * known.log().mean()), decay, float(level)))
+            level = (variances[released] * base**decay).mean().clamp(min=1e-6)
+            scores.append((float(level.log() - decay * base.log().mean()), decay, float(level)))
         _, decay, level_of_best = min(scores)
-        found.append(level_of_best * (1 + frequency) ** -decay)
-    return torch.cat(found)
+        laws.append(level_of_best * (1 + frequency) ** -decay)
+    return torch.cat(laws)
 
 
 def beyond(matrix: Tensor, noise: float) -> Tensor:

@@ -1,7 +1,5 @@
 """The auxiliary generator: one step from noise and a label to an image (DP-MERF; FETA-Pro §3.3)."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -55,7 +53,8 @@ class Level(nn.Module):
     def __init__(self, inputs: int, outputs: int, channels: int) -> None:
         super().__init__()
         self.enlarge = Enlarge(inputs, outputs)
-        self.residual, self.norm = Residual(outputs, outputs), nn.BatchNorm2d(outputs)
+        self.residual = Residual(outputs, outputs)
+        self.norm = nn.BatchNorm2d(outputs)
         self.details = nn.Conv2d(outputs, channels, 5, padding=2)
         nn.init.zeros_(self.details.bias)  # type: ignore[arg-type]
         with torch.no_grad():
@@ -94,23 +93,26 @@ class Generator(nn.Module):
     ) -> None:
         super().__init__()
         self.several = several
-        self.resolution, self.channels, self.classes = size_of(resolution), channels, classes
+        self.resolution = size_of(resolution)
+        self.channels = channels
+        self.classes = classes
         self.shape: Shape = (channels, *both_sides(resolution))
-        self.latent, self.width = latent, width
+        self.latent = latent
+        self.width = width
         self.sides = [self.shape[1:]]  # of the images of each level, the finest first
         while math.prod(self.sides[-1]) > COARSE**2:
             self.sides.append(half(self.sides[-1]))
-        start, doublings = self.sides[-1], 0
-        while math.prod(start) > FINEST**2 or doublings == 0:
-            start, doublings = half(start), doublings + 1
-        self.start = start
-        wide = 2 * width if doublings > 1 else width
-        self.stem = nn.Linear(latent + classes, wide * math.prod(start), bias=False)
-        body: list[nn.Module] = []
-        for _ in range(doublings - 1):
-            body += [Widen(wide, 4 * width), Residual(width, width)]
+        self.start = half(self.sides[-1])
+        doublings = 0  # by the body
+        while math.prod(self.start) > FINEST**2:
+            self.start = half(self.start)
+            doublings += 1
+        wide = 2 * width if doublings else width
+        self.stem = nn.Linear(latent + classes, wide * math.prod(self.start), bias=False)
+        self.body = nn.Sequential() if doublings else nn.Sequential(Residual(width, width))
+        for _ in range(doublings):
+            self.body.extend([Widen(wide, 4 * width), Residual(width, width)])
             wide = width
-        self.body = nn.Sequential(*body, *([Residual(width, width)] if doublings == 1 else []))
         if len(self.sides) == 1:
             last = max(LAST, width // 4)
             self.widen: nn.Module = Widen(width, 4 * last)
@@ -126,7 +128,8 @@ class Generator(nn.Module):
                 last_layer.weight.mul_(FAINT)
         self.levels = nn.ModuleList()
         for sides in self.sides[-2::-1]:
-            self.levels.append(Level(last, finer := max(LAST, LEVEL // math.isqrt(math.prod(sides))), channels))
+            finer = max(LAST, LEVEL // math.isqrt(math.prod(sides)))
+            self.levels.append(Level(last, finer, channels))
             last = finer
 
     def forward(self, z: Tensor, labels: Tensor, block: int = 1) -> Tensor:
@@ -135,7 +138,9 @@ class Generator(nn.Module):
         z: (B, latent); labels: (B,) int64 below `classes`, or (B, classes); block: 2, 4, … draws the image of fewer
         levels, at the resolution divided by it.
         """
-        code = torch.cat([z, (labels if self.several else F.one_hot(labels, self.classes)).to(z)], dim=1)
+        if not self.several:
+            labels = F.one_hot(labels, self.classes)
+        code = torch.cat([z, labels.to(z)], dim=1)
         hidden = self.body(self.stem(code).unflatten(1, (-1, *self.start)))  # (B, width, H/2, W/2)
         smooth = enlarged(self.smooth(hidden).float())
         hidden = self.widen(hidden)
@@ -153,5 +158,7 @@ class Generator(nn.Module):
 
     def config(self) -> dict[str, int]:
         """The arguments that rebuild this generator."""
-        names = "resolution", "channels", "classes", "latent", "width", *(["several"] if self.several else [])
+        names = ["resolution", "channels", "classes", "latent", "width"]
+        if self.several:
+            names.append("several")
         return {name: getattr(self, name) for name in names}

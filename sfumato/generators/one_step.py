@@ -3,8 +3,6 @@
 Nothing here reads a sensitive image: the releases were charged, and the fit is post-processing.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +13,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from sfumato.data.images import ImageSet, Shape, as_floats, as_uint8, room, save_images
 from sfumato.features.fourier import FourierFeatures
 from sfumato.generators.gaussian import GaussianGenerator
 from sfumato.generators.network import COARSE, Generator
 from sfumato.privacy.rows import label_rows
-from sfumato.runtime.compute import fast_bfloat16
+from sfumato.runtime.compute import device_of, fast_bfloat16
 from sfumato.settings.training import Fit
 from sfumato.storage.png import save_png, to_grid
 from sfumato.storage.weights import load_network, save_network
@@ -32,9 +31,11 @@ RISE = 0.1  # part of the steps in which the learning rate rises
 RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
 DRAWN = 1000  # images of COARSE pixels a side at a time
 COARSE_PART = 0.5  # of the steps, for the coarse image; the finer levels share the others
-HELD_OUT, PATIENCE = 0.2, 100  # part of the cells of a release; steps without progress on them
+HELD_OUT = 0.2  # of the cells of a release
+PATIENCE = 100  # steps without progress on these
 SMOOTH = 0.98  # of the average over steps that is compared with them
-EMA, SETTLING = 0.99, 40  # of the weights; batches that the statistics of the averaged network are computed from
+EMA = 0.99  # of the weights
+SETTLING = 40  # batches that the statistics of the averaged network are computed from
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,11 @@ def fit_generator(
     row_means: of several labels, whose priors are the share of images that have each; see `PublicCounts`.
     Returns `generator` with the moving average of its weights and recomputed batch-norm statistics, in eval mode.
     """
-    device, classes, several = matches[0].target.device, generator.classes, row_means is not None
+    device = matches[0].target.device
+    several = row_means is not None
     for match in matches:
-        if match.target.shape != (match.features.size, classes + several):
-            expected = (match.features.size, classes + several)
+        expected = (match.features.size, generator.classes + several)
+        if match.target.shape != expected:
             raise ValueError(f"target of shape {tuple(match.target.shape)}: expected {expected}, features × classes")
         match.features.to(device)
     random = torch.Generator().manual_seed(seed)
@@ -89,16 +91,13 @@ def fit_generator(
     optimizer = torch.optim.Adam(generator.parameters(), lr=config.learning_rate, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step / config.steps))
     columns = (priors if row_means is None else row_means).to(matches[0].target)
-    levels = generator.blocks if teacher is None else (1,)
-    levels = [block for block in levels if any(match.features.active(block).any() for match in matches)]
-    blocks = block_of_steps(levels, config.steps)
+    levels = [block for block in generator.blocks if any(match.features.active(block).any() for match in matches)]
+    blocks = block_of_steps([1] if teacher else levels, config.steps)
 
     for step, block in enumerate(blocks):
         if step == 0 or block != blocks[step - 1]:
             stopping = EarlyStopping(matches, seed, block)
-        strata = balanced_labels(config.batch, None, classes + several, random)
-        labels, rows = several_of(strata, priors, random) if several else (strata, F.one_hot(strata, classes))
-        labels, weights = labels.to(device), rows.to(columns)
+        labels, weights = (part.to(device) for part in labels_to_fit(config.batch, priors, several, random))
         z = torch.randn(config.batch, generator.latent, generator=random).to(device)
         # if the device has bfloat16: inside the network and the phases, not for the embedding and the loss
         with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
@@ -112,9 +111,8 @@ def fit_generator(
         optimizer.step()
         schedule.step()
         stopping.observe(embeddings, weights)
-        with torch.no_grad():
-            for mean, value in zip(average.parameters(), generator.parameters(), strict=True):
-                mean.lerp_(value, 1 - min(EMA, (step + 1) / (step + 10)))
+        move = get_ema_multi_avg_fn(min(EMA, (step + 1) / (step + 10)))
+        move([*average.parameters()], [*generator.parameters()], step)
         progress(step + 1, config.steps)
     generator.load_state_dict(average.state_dict())
     recompute_batch_norm(generator, config.batch, priors if several else None, random)
@@ -139,7 +137,7 @@ def pace(done: float) -> float:
 def embedding_of(match: Match, images: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
     """μ(G), (K, classes): column m is priors_m times the mean of φ over the images, (B, C, H, W), by weights.
 
-    weights: (B, classes), one-hot labels, or, of several labels, the rows of `several_of`.
+    weights: (B, classes), those of `labels_to_fit`.
     """
     counts = weights.sum(0)
     return match.features.embed(images, weights * (priors / torch.where(counts > 0, counts, 1)))
@@ -174,15 +172,18 @@ class EarlyStopping:
         random = torch.Generator().manual_seed(seed)
         self.matches = matches
         self.targets = [match.target.clone() for match in matches]
-        self.seen, self.unseen = [], []  # of the cells that the level determines
+        self.seen = []  # by the loss, of the cells that the level determines
+        self.unseen = []
         for match in matches:
-            out, active = held_out(match.features, random), match.features.active(block)
+            out = held_out(match.features, random)
+            active = match.features.active(block)
             self.seen.append((active & ~out).to(match.target)[:, None])
             self.unseen.append((active & out).to(match.target)[:, None])
         self.means = [torch.zeros_like(match.target) for match in matches]  # μ(G), averaged over steps
         self.nearest = [torch.zeros_like(match.target) for match in matches]
         classes = matches[0].target.shape[1]
-        self.least, self.waited = torch.full((classes,), math.inf), torch.zeros(classes)
+        self.least = torch.full((classes,), math.inf)
+        self.waited = torch.zeros(classes)
         self.batches = torch.zeros(classes)  # in which each was shown
         self.held = torch.zeros(classes, dtype=torch.bool)
 
@@ -199,8 +200,8 @@ class EarlyStopping:
         self.batches += shown
         part = torch.where(shown, (9 / (self.batches + 9)).clamp(min=1 - SMOOTH), 0.0)
         distance = torch.zeros(len(self.batches))
-        for match, mean, found, unseen in zip(self.matches, self.means, embeddings, self.unseen, strict=True):
-            mean.lerp_(found, part.to(mean))
+        for match, mean, embedding, unseen in zip(self.matches, self.means, embeddings, self.unseen, strict=True):
+            mean.lerp_(embedding, part.to(mean))
             distance += match.weight * (unseen * (mean.square() - 2 * mean * match.target)).sum(0).cpu()
         nearer = ~self.held & (distance < self.least)
         self.least = torch.where(nearer, distance, self.least)
@@ -219,21 +220,19 @@ def held_out(features: FourierFeatures, random: torch.Generator) -> Tensor:
 
 
 @torch.no_grad()
-def recompute_batch_norm(generator: OneStep, batch: int, priors: Tensor | None, random: torch.Generator) -> None:
+def recompute_batch_norm(generator: Generator, batch: int, priors: Tensor | None, random: torch.Generator) -> None:
     """Recompute the statistics of the batch normalisations for the current weights: means over SETTLING batches."""
-    device = next(generator.parameters()).device
-    norms = [module for module in generator.modules() if isinstance(module, nn.BatchNorm2d)]
-    if not norms:
-        return
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # a plain mean over the batches
+    device = device_of(generator)
+    for norm in generator.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.reset_running_stats()
+            norm.momentum = None  # a plain mean over the batches
     generator.train()
-    several = priors is not None and getattr(generator, "several", False)
     for _ in range(SETTLING):
-        labels = balanced_labels(batch, None if several else priors, generator.classes + several, random)
-        if several and priors is not None:
-            labels = several_of(labels, priors, random)[0]
+        if priors is not None and generator.several:
+            labels, _ = labels_to_fit(batch, priors, True, random)
+        else:
+            labels = balanced_labels(batch, priors, generator.classes, random)
         generator(torch.randn(batch, generator.latent, generator=random).to(device), labels.to(device))
 
 
@@ -264,18 +263,22 @@ def labels_to_draw(model: Any, count: int, priors: Tensor | None, random: torch.
     return balanced_labels(count, priors, model.classes, random)
 
 
-def several_of(strata: Tensor, priors: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Label sets that have a given label, or none, so that rare ones are fitted too, and the weight of each image.
+def labels_to_fit(count: int, priors: Tensor, several: bool, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Labels, equally many of each, so that rare ones are fitted too, and the weight of each image by column.
 
-    strata: (B,) int64, the label, or the number of classes for none. The other labels are drawn by `several_labels`:
-    since they are independent, the images of a stratum are those of all that have its label. Returns (B, classes) uint8
-    and (B, classes + 1) float64: in the column of its stratum, what `label_rows` has there; zeros elsewhere.
+    Of one label an image: (count,) int64, and one-hot rows. Of several, each image has a stratum, a label or none, and
+    its other labels by `several_labels`: since they are independent, the images of a stratum are those of all that have
+    its label. Then they are (count, classes) uint8 and (count, classes + 1) float32: in the column of its stratum, what
+    `label_rows` has there; zeros elsewhere. priors: as of `fit_generator`.
     """
     classes = len(priors)
-    own = F.one_hot(strata, classes + 1)
-    labels = several_labels(len(strata), priors, random) | own[:, :classes].to(torch.uint8)
+    strata = balanced_labels(count, None, classes + several, random)
+    columns = F.one_hot(strata, classes + several)
+    if not several:
+        return strata, columns.float()
+    labels = several_labels(count, priors, random) | columns[:, :classes].to(torch.uint8)
     labels = labels * (strata < classes).to(torch.uint8)[:, None]
-    return labels, own * label_rows(labels, classes)
+    return labels, (columns * label_rows(labels, classes)).float()
 
 
 def drawing(
@@ -285,7 +288,7 @@ def drawing(
 
     A generator of several labels needs priors, and gives labels as `several_labels`.
     """
-    device = next(iter(generator.state_dict().values())).device
+    device = device_of(generator)
     random = torch.Generator().manual_seed(seed)
     labels = labels_to_draw(generator, count, priors, random)
     generator.eval()
@@ -295,7 +298,7 @@ def drawing(
         z = torch.randn(len(part), generator.latent, generator=random)
         return generator(z.to(device), part.to(device)).clamp(0, 1).cpu()  # type: ignore[no-any-return]
 
-    larger = max(1, math.isqrt(math.prod(getattr(generator, "shape", ())[1:])) // COARSE)
+    larger = max(1, math.isqrt(math.prod(generator.shape[1:])) // COARSE)
     return map(draw, labels.split(DRAWN // larger**2)), labels
 
 
@@ -310,11 +313,12 @@ def save_drawing(
 ) -> None:
     """Write the generator, `count` images of it as an image set, relabelled by `label`, and a grid of them."""
     parts, labels = drawing(generator, count, priors, seed)
-    images, first = torch.empty(0), 0
+    channels, height, width = generator.shape
+    images = room(count, (height, width, channels), directory)
+    first = 0
     for part in parts:
-        rows = torch.from_numpy(as_uint8(part))
-        images = images if first else room(count, rows.shape[1:], directory)
-        images[first : (first := first + len(rows))] = rows
+        images[first : first + len(part)] = torch.from_numpy(as_uint8(part))
+        first += len(part)
     save_generator(generator, directory)
     save_images(directory, label(ImageSet(images.numpy(), labels.numpy(), (*classes,))))
     save_png(directory / "grid.png", to_grid(as_floats(images[:100].permute(0, 3, 1, 2)), 10))
@@ -326,7 +330,9 @@ def save_generator(generator: OneStep, directory: Path) -> None:
 
 def built(**arguments: Any) -> OneStep:
     """A generator of the kind that the arguments are of, with new weights."""
-    return GaussianGenerator(**arguments) if "features" in arguments else Generator(**arguments)
+    if "features" in arguments:
+        return GaussianGenerator(**arguments)
+    return Generator(**arguments)
 
 
 def load_generator(directory: Path) -> OneStep:

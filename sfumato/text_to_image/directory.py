@@ -93,18 +93,19 @@ def locate(directory: str) -> Path:
             raise ConfigError(f"model.directory={directory} {wrong}: {LAYOUT}. {fix}")
         return path
     require_library()
-    found = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", directory)
-    if not found:
+    match = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", directory)
+    if not match:
         raise ConfigError(f"model.directory={directory}: expected hub:owner/name or hub:owner/name@revision")
     from huggingface_hub import snapshot_download
 
-    configs, weights = [f"{part}/*.json" for part in PARTS], [f"{part}/*.safetensors" for part in WEIGHTS_OF]
-    parts = [INDEX, *configs, *weights, "tokenizer/*.txt", "tokenizer/*.model"]
+    parts = [INDEX, "tokenizer/*.txt", "tokenizer/*.model"]
+    parts += [f"{part}/*.json" for part in PARTS]
+    parts += [f"{part}/*.safetensors" for part in WEIGHTS_OF]
     failed = f"model.directory={directory} cannot be downloaded from the hub"
     fix = "download it elsewhere and name the directory"
     # the type of the error depends on what fails: network, name, permission
     with explained(ConfigError, lambda error: f"{failed} ({reason_of(error)}): {fix}", causes=(Exception,)):
-        return Path(snapshot_download(found[1], revision=found[2], allow_patterns=parts))
+        return Path(snapshot_download(match[1], revision=match[2], allow_patterns=parts))
 
 
 def reason_of(error: Exception) -> str:
@@ -167,7 +168,8 @@ def weights_of(path: Path, part: str) -> tuple[Path, str]:
 
     Raises DataError if there is none: a pickle is not looked at.
     """
-    directory, stem = path / part, WEIGHTS_OF[part]
+    directory = path / part
+    stem = WEIGHTS_OF[part]
     for variant in VARIANTS:
         for name in (f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json"):
             if (directory / name).is_file():
@@ -203,11 +205,10 @@ def part_digest(path: Path, part: str) -> str:
 
 def choose_image_size(model: ModelDirectory, settings: Model) -> int:
     """`model.image_size`, or the model's own. Raises ConfigError if the VAE or the network cannot take it."""
-    size, multiple = settings.image_size or model.image_size, model.multiple
+    size = settings.image_size or model.image_size
+    multiple = model.multiple
     if size % multiple:
         lower = max(multiple, size // multiple * multiple)
-        raise ConfigError(
-            f"model.image_size={size} does not fit {model.path}: its VAE and {model.denoiser} take multiples of "
-            f"{multiple}, such as {lower} or {lower + multiple}"
-        )
+        fits = f"take multiples of {multiple}, such as {lower} or {lower + multiple}"
+        raise ConfigError(f"model.image_size={size} does not fit {model.path}: its VAE and {model.denoiser} {fits}")
     return size

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sfumato.diffusion.denoiser import Denoiser, Sampler
 from sfumato.diffusion.noise_levels import TIMESTEPS, draw_noise_levels, draw_timesteps
@@ -34,8 +34,6 @@ class LatentDiffusion(Denoiser):
     """
 
     at_a_time = 16
-    alphas_cumprod: Tensor
-    prompts: Tensor
     mask: Tensor | None
 
     def __init__(
@@ -52,21 +50,24 @@ class LatentDiffusion(Denoiser):
         self.is_transformer = model.denoiser == "transformer"
         expected = network.config.caption_channels if self.is_transformer else network.config.cross_attention_dim
         if isinstance(expected, int) and prompts.shape[2] != expected:
-            raise DataError(
-                f"{model.path}: its text encoder gives {prompts.shape[2]} numbers a token, "
-                f"its {model.denoiser} takes {expected}: the parts are of different models. Download the model again"
+            problem = (
+                f"its text encoder gives {prompts.shape[2]} numbers a token, its {model.denoiser} takes {expected}"
             )
+            raise DataError(f"{model.path}: {problem}: the parts are of different models. Download the model again")
         make_differentiable(network)
         self.network = network
-        self.prediction, self.resolution, self.image_size = model.prediction, image_size // model.factor, image_size
-        self.classes, self.channels = len(prompts) - 1, int(network.config.in_channels)
+        self.prediction = model.prediction
+        self.resolution = image_size // model.factor
+        self.image_size = image_size
+        self.classes = len(prompts) - 1
+        self.channels = int(network.config.in_channels)
         self.sized = bool(getattr(network, "use_additional_conditions", False))
         self.reference = reference
-        self.register_buffer("prompts", prompts, persistent=False)
+        self.prompts = nn.Buffer(prompts, persistent=False)
         # a U-Net sees every token, also padding, as in its training
         seen = mask.bool() if mask is not None and self.is_transformer else None
         self.register_buffer("mask", seen, persistent=False)
-        self.register_buffer("alphas_cumprod", alphas_cumprod.float(), persistent=False)
+        self.alphas_cumprod = nn.Buffer(alphas_cumprod.float(), persistent=False)
 
     def forward(self, x: Tensor, timesteps: Tensor, labels: Tensor) -> Tensor:
         """The model's prediction for noisy latents x, both (B, c, h, w); timesteps, labels: (B,), labels 0..classes."""
@@ -89,7 +90,8 @@ class LatentDiffusion(Denoiser):
         Source: Ho et al. 2020; Salimans & Ho 2022 for v.
         """
         alphas_cumprod = self.alphas_cumprod[levels][:, None, None, None]
-        image_scale, noise_scale = alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()
+        image_scale = alphas_cumprod.sqrt()
+        noise_scale = (1 - alphas_cumprod).sqrt()
         target = noise if self.prediction == "epsilon" else image_scale * noise - noise_scale * images
         output = self(image_scale * images + noise_scale * noise, levels, labels).float()
         return (output - target).square().mean(dim=(1, 2, 3))
@@ -145,7 +147,7 @@ class LatentDiffusion(Denoiser):
         # one at a time, so that the k-th latent does not depend on the batch size
         start = torch.stack([torch.randn(self.shape, generator=generator) for _ in labels])
         x = start.to(device) * float(scheduler.init_noise_sigma)
-        own = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
+        draws = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
         for t in scheduler.timesteps:
 
             def predict(x: Tensor, labels: Tensor, t: Tensor = t) -> Tensor:
@@ -153,7 +155,7 @@ class LatentDiffusion(Denoiser):
 
             with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
                 output = with_guidance(predict, scheduler.scale_model_input(x, t), labels, self.classes, guidance)
-            x = scheduler.step(output.float(), t, x, return_dict=False, **own)[0]
+            x = scheduler.step(output.float(), t, x, return_dict=False, **draws)[0]
         return x
 
     def save(self, directory: Path, trained: Sequence[str]) -> None:
@@ -172,12 +174,13 @@ def load_latent(directory: Path) -> LatentDiffusion:
     file = directory / PROMPTS
     with explained(DataError, lambda error: f"{file} cannot be read ({error}): run `stage pretrain` again"):
         tensors = load_tensors(file)
-        prompts, mask = tensors["embeddings"], tensors.get("mask")
-    network, alphas_cumprod = load_part(model, model.denoiser), make_scheduler(model).alphas_cumprod
+        prompts = tensors["embeddings"]
+    network = load_part(model, model.denoiser)
+    alphas_cumprod = make_scheduler(model).alphas_cumprod
     image_size = int(reference["image_size"])
-    found = LatentDiffusion(model, network, prompts, mask, alphas_cumprod, image_size, directory)
-    found.encoder = f"{reference['parts']['vae']['sha256']} at {image_size}"
-    return found
+    denoiser = LatentDiffusion(model, network, prompts, tensors.get("mask"), alphas_cumprod, image_size, directory)
+    denoiser.encoder = f"{reference['parts']['vae']['sha256']} at {image_size}"
+    return denoiser
 
 
 def outline(settings: Model, classes: int) -> LatentDiffusion:
@@ -191,15 +194,18 @@ def outline(settings: Model, classes: int) -> LatentDiffusion:
     tokens = int(min(model.configs["tokenizer"].get("model_max_length", 77), longest))
     with torch.device("meta"):
         network = build_network(model).to("meta")
-        prompts, mask = torch.empty(classes + 1, tokens, width), torch.ones(classes + 1, tokens, dtype=torch.bool)
-        found = LatentDiffusion(model, network, prompts, mask, torch.empty(TIMESTEPS), image_size)
-        return found.requires_grad_(False)
+        prompts = torch.empty(classes + 1, tokens, width)
+        mask = torch.ones(classes + 1, tokens, dtype=torch.bool)
+        denoiser = LatentDiffusion(model, network, prompts, mask, torch.empty(TIMESTEPS), image_size)
+        return denoiser.requires_grad_(False)
 
 
 def load_trained(directory: Path) -> LatentDiffusion:
     """The network that `LatentDiffusion.save` wrote. Raises DataError if the files do not fit the model."""
-    model, file, again = load_latent(directory), directory / TRAINED, "run `stage finetune` again"
+    model = load_latent(directory)
+    file = directory / TRAINED
     what = f"{file} cannot be read, or does not fit the model"
+    again = "run `stage finetune` again"
     with explained(DataError, lambda error: f"{what} ({error}): {again}", causes=(*UNREADABLE, RuntimeError)):
         tensors = load_tensors(file)
         model.load_state_dict(tensors, strict=False)

@@ -11,7 +11,8 @@ from sfumato.errors import DataError, explained
 from sfumato.text_to_image.directory import AGAIN, WEIGHTS_OF, ModelDirectory, reason_of, require_library, weights_of
 from sfumato.text_to_image.prompts import NO_LABEL
 
-UNSUPPORTED = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj")  # in an attention
+# attributes of an attention
+UNSUPPORTED = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj", "residual_connection")
 LONGEST_T5 = 120  # tokens; class prompts are far shorter, and masked tokens only cost time
 
 
@@ -24,10 +25,10 @@ def class_named(name: str) -> Any:
     for library in (diffusers, transformers):
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
-    found = getattr(diffusers, name, None) or getattr(transformers, name, None)
-    if found is None:
+    kind = getattr(diffusers, name, None) or getattr(transformers, name, None)
+    if kind is None:
         raise DataError(f"the installed diffusers and transformers have no {name}, which the model needs: update them")
-    return found
+    return kind
 
 
 def load_part(model: ModelDirectory, part: str) -> Any:
@@ -141,12 +142,10 @@ def build_network(model: ModelDirectory) -> nn.Module:
 def make_differentiable(network: Any) -> None:
     """Make the network work under `vmap(grad)`, in place: same weights, names and numbers. Raises DataError if not."""
     for path, module in network.named_modules():
-        if hasattr(module, "to_q") and hasattr(module, "processor"):
-            odd = [name for name in UNSUPPORTED if getattr(module, name, None)]
-            odd += ["residual_connection"] if module.residual_connection else []
-            if odd:
-                fix = "take Stable Diffusion 1.x, 2.x or PixArt"
-                raise DataError(f"the attention {path} has {odd[0]}, which is not supported: {fix}")
+        odd = [name for name in UNSUPPORTED if getattr(module, name, None)]
+        if odd and hasattr(module, "to_q") and hasattr(module, "processor"):
+            fix = "take Stable Diffusion 1.x, 2.x or PixArt"
+            raise DataError(f"the attention {path} has {odd[0]}, which is not supported: {fix}")
     network.set_attn_processor(PlainAttention())
     for path, module in list(network.named_modules()):
         if type(module) is nn.GroupNorm and module.affine:
@@ -167,10 +166,12 @@ def embed_prompts(model: ModelDirectory, prompts: Sequence[str], device: torch.d
 
     Returns ((len(prompts) + 1, tokens, D) float32, (len(prompts) + 1, tokens) bool).
     """
-    tokenizer, encoder = load_part(model, "tokenizer"), load_part(model, "text_encoder").to(device)
+    tokenizer = load_part(model, "tokenizer")
+    encoder = load_part(model, "text_encoder").to(device)
     masked = model.denoiser == "transformer"
     length = min(int(tokenizer.model_max_length), LONGEST_T5 if masked else 10**6)
-    rows, masks = [], []
+    rows: list[Tensor] = []
+    masks: list[Tensor] = []
     for prompt in [*prompts, NO_LABEL]:
         text = prompt.lower().strip() if masked else prompt
         if len(tokenizer(text).input_ids) > length:
@@ -188,7 +189,9 @@ class LatentCodec:
     """The frozen VAE: images to latents and back, one at a time."""
 
     def __init__(self, model: ModelDirectory, image_size: int, device: torch.device) -> None:
-        self.vae, self.image_size, self.device = load_part(model, "vae").to(device), image_size, device
+        self.vae = load_part(model, "vae").to(device)
+        self.image_size = image_size
+        self.device = device
         self.scale = float(self.vae.config.scaling_factor)
         self.channels = int(self.vae.config.in_channels)
 

@@ -19,7 +19,8 @@ from sfumato.text_to_image.directory import ModelDirectory, choose_image_size, p
 from sfumato.text_to_image.parts import LatentCodec, embed_prompts, make_scheduler
 from sfumato.text_to_image.prompts import class_prompts
 
-CONFIG, PROMPTS = "config.json", "prompts.safetensors"
+CONFIG = "config.json"
+PROMPTS = "prompts.safetensors"
 KIND = "latent-diffusion"
 
 
@@ -44,24 +45,25 @@ def save_reference(
     image_size = choose_image_size(model, settings)
     texts = class_prompts(settings, dataset_id, classes)
     parts = {part: part_digest(model.path, part) for part in sorted(model.classes)}
-    found = digest_of(parts)
-    if settings.sha256 is not None and found != settings.sha256.lower():
-        raise DataError(
-            f"{model.path} has sha256 {found}, but model.sha256 is {settings.sha256.lower()}: "
-            "this is another model, or a damaged one. Download it again, or correct model.sha256"
-        )
+    digest = digest_of(parts)
+    if settings.sha256 is not None and digest != settings.sha256.lower():
+        problem = f"has sha256 {digest}, but model.sha256 is {settings.sha256.lower()}"
+        fix = "Download it again, or correct model.sha256"
+        raise DataError(f"{model.path} {problem}: this is another model, or a damaged one. {fix}")
     make_scheduler(model)
     embeddings, mask = embed_prompts(model, texts, device)
     content = {
         "kind": KIND,
         "directory": settings.directory,
-        "sha256": found,
-        "parts": {part: {"class": model.classes[part], "sha256": digest} for part, digest in parts.items()},
+        "sha256": digest,
+        "parts": {part: {"class": model.classes[part], "sha256": found} for part, found in parts.items()},
         "prediction": model.prediction,
         "image_size": image_size,
         "prompts": dict(zip(classes, texts, strict=True)),
     }
-    tensors = {"embeddings": embeddings} | ({} if mask is None else {"mask": mask.to(torch.uint8)})
+    tensors = {"embeddings": embeddings}
+    if mask is not None:
+        tensors["mask"] = mask.to(torch.uint8)
     save_tensors(tensors, directory / PROMPTS)
     write_json(directory / CONFIG, content, ensure_ascii=False)
     return content
@@ -83,10 +85,8 @@ def referred(reference: Mapping[str, Any], *parts: str) -> ModelDirectory:
     for part in parts:
         part = model.denoiser if part == "denoiser" else part
         if part_digest(model.path, part) != reference["parts"].get(part, {}).get("sha256"):
-            raise DataError(
-                f"{model.path / part} no longer has the bytes that `stage pretrain` saw: put that model back, "
-                "or run `stage pretrain` on this one"
-            )
+            fix = "put that model back, or run `stage pretrain` on this one"
+            raise DataError(f"{model.path / part} no longer has the bytes that `stage pretrain` saw: {fix}")
     return model
 
 

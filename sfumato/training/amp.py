@@ -4,8 +4,6 @@ Later noise in the weights then hurts less. Public training only; nothing here t
 Source: RPGen §Stage 2, after Zheng, Zhang and Mao 2021.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Nothing here touches sensitive images.
 Source: DP-FETA §3.1 and FETA-Pro §3.2 ("from easy to hard"), RPGen §Stage 2.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,16 +70,16 @@ def warm_up(
     for number, phase in enumerate(phases):
         for name in phase.sources:
             if name not in sources or not len(sources[name][0]):
-                raise ConfigError(
-                    f"pretrain.phases[{number}] wants images from {name!r}, but there are none: "
-                    "run it or drop the source"
-                )
+                problem = f"wants images from {name!r}, but there are none"
+                raise ConfigError(f"pretrain.phases[{number}] {problem}: run it or drop the source")
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     ema = EMA(parameters, EMA_DECAY)
     model.train()
-    done, whole, most = 0, sum(phase.steps for phase in phases), plain_microbatch(model)
+    done = 0
+    whole = sum(phase.steps for phase in phases)
+    most = plain_microbatch(model)
     fast = distributed.broadcast_object(prefers_bfloat16(model))
     for phase in phases:
         optimiser = torch.optim.Adam(parameters.values(), lr=phase.learning_rate, fused=True)
@@ -130,7 +128,8 @@ def mixed_batch(phase: Phase, sources: Sources, generator: torch.Generator) -> t
     names = sorted(phase.sources)
     weights = torch.tensor([phase.sources[name] for name in names])
     choice = torch.multinomial(weights, phase.batch, replacement=True, generator=generator)
-    images, labels = [], []
+    images: list[Tensor] = []
+    labels: list[Tensor] = []
     for index, name in enumerate(names):
         count = int((choice == index).sum())
         rows = torch.randint(len(sources[name][0]), (count,), generator=generator)

@@ -4,8 +4,6 @@ It reads no sensitive image. Later `sfumato.queries.histogram` counts its answer
 that count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -18,7 +16,7 @@ from sfumato.runtime import compute
 from sfumato.settings.training import Classifier
 from sfumato.training.supervised import Schedule, accuracy, train_supervised
 
-WEIGHT_DECAY, WHITENED_DECAY = 0.02, 5e-4
+WEIGHT_DECAY = {"residual": 0.02, "whitened": 5e-4}  # by network
 WHITENED_BY = 5000  # images whose patches set the first layer
 
 
@@ -35,19 +33,16 @@ def train_public_classifier(
     order = np.random.default_rng(seed)
     chosen = order.permutation(len(images))
     held = max(1, round(settings.validation * len(images)))
-    validation, training = np.sort(chosen[:held]), chosen[held:]
+    training = chosen[held:]
     if len(training) < 2:
-        raise DataError(
-            f"the public set holds {len(images)} images, the classifier needs two or more beside those for validation: "
-            "give it more"
-        )
-    whitened = settings.network == "whitened"
+        needed = f"the classifier needs two or more beside {held} for validation"
+        raise DataError(f"the public set holds {len(images)} images, {needed}: give it more")
     schedule = Schedule(
         steps=settings.steps,
         learning_rate=settings.learning_rate,
-        weight_decay=WHITENED_DECAY if whitened else WEIGHT_DECAY,
+        weight_decay=WEIGHT_DECAY[settings.network],
         decay_vectors=False,
-        sgd=whitened,
+        sgd=settings.network == "whitened",
         label_smoothing=0.1,
         augment=True,
     )
@@ -58,7 +53,7 @@ def train_public_classifier(
             model.whiten(images.batch(np.sort(training[:WHITENED_BY]))[0])
         batches = (images.batch(rows) for rows in shuffled(training, settings.batch, order))
         train_supervised(model.to(compute.device()), batches, schedule, progress)
-    return model, accuracy(model, images, validation)
+    return model, accuracy(model, images, np.sort(chosen[:held]))
 
 
 def shuffled(indices: np.ndarray, batch: int, order: np.random.Generator) -> Iterator[np.ndarray]:

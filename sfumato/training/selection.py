@@ -4,8 +4,6 @@ It reads only what was released and public images, so it is free, and how many t
 Source: RPGen stage 1; PrivImage.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +18,8 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, write_json
 from sfumato.storage.png import save_png, to_grid
 
-SHOWN, EXAMPLES = 60, 6  # of the picture: classes at most, images of each
+SHOWN = 60  # classes in the picture, at most
+EXAMPLES = 6  # images of each
 SUREST = 12  # images of each class in the picture of those that a teacher chose
 
 
@@ -47,13 +46,16 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
     if keep < rows:  # `check_public` says what to do
         raise ConfigError(f"select keeps {keep} of {public_classes} public classes, too few for {rows} sensitive ones")
     share, extra = divmod(keep, rows)
-    taken, held, kept = np.zeros(public_classes, dtype=bool), np.zeros(rows, dtype=np.int64), []
+    taken = np.zeros(public_classes, dtype=bool)
+    held = np.zeros(rows, dtype=np.int64)
+    kept: list[Kept] = []
     for pair in np.argsort(-histogram, axis=None, kind="stable"):
         row, public = divmod(int(pair), public_classes)
         if taken[public] or held[row] > share or (held[row] == share and not extra):
             continue
         extra -= int(held[row] == share)
-        taken[public], held[row] = True, held[row] + 1
+        taken[public] = True
+        held[row] += 1
         kept.append(Kept(public, row, float(histogram[row, public])))
         if len(kept) == keep:
             break
@@ -76,13 +78,12 @@ def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np
     votes = load_array(histogram / "histogram.npy")
     with explained(DataError, lambda error: f"{histogram} holds no votes ({error!r}): run `stage histogram` again"):
         about = read_json(histogram / "histogram.json")
-        per_class, counted = bool(about["per_class"]), tuple(about["public_classes"])
+        per_class = bool(about["per_class"])
+        counted = tuple(about["public_classes"])
     numbers = votes.dtype.kind == "f" and bool(np.isfinite(votes).all())
     if not numbers or counted != tuple(public) or votes.shape != (classes if per_class else 1, len(public)):
-        raise DataError(
-            f"{histogram} counted votes for other classes than those of the public set, or holds no numbers: "
-            "run `stage classifier` and `stage histogram` again"
-        )
+        problem = "counted votes for other classes than those of the public set, or holds no numbers"
+        raise DataError(f"{histogram} {problem}: run `stage classifier` and `stage histogram` again")
     return votes, per_class
 
 
@@ -141,12 +142,11 @@ def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.nd
     """
     count, classes = probabilities.shape
     if count < per_class * classes:
-        raise ConfigError(
-            f"select.images asks for {per_class} images of each of {classes} classes, and the public set holds "
-            f"{count}: lower it, or take a larger public set"
-        )
+        asked = f"select.images asks for {per_class} images of each of {classes} classes"
+        raise ConfigError(f"{asked}, and the public set holds {count}: lower it, or take a larger public set")
     chosen: list[list[int]] = [[] for _ in range(classes)]
-    free, wanting = np.ones(count, dtype=bool), classes
+    free = np.ones(count, dtype=bool)
+    wanting = classes
     for pair in np.argsort(-probabilities, axis=None, kind="stable"):
         image, label = divmod(int(pair), classes)
         if free[image] and len(chosen[label]) < per_class:
@@ -170,11 +170,11 @@ def save_surest(
     save_choice(directory, indices, labels, "sensitive", names, names)
     rows = []
     for label, name in enumerate(names):
-        own = indices[labels == label]
-        counts = np.bincount(images.labels[own], minlength=len(images.classes))
+        chosen = indices[labels == label]
+        counts = np.bincount(images.labels[chosen], minlength=len(images.classes))
         common = [images.classes[i] for i in np.argsort(-counts, kind="stable")[:EXAMPLES] if counts[i]]
-        least = probabilities[own, label].min()
-        rows.append({"class": name, "images": len(own), "least_sure": least, "most_frequent": " ".join(common)})
+        least = probabilities[chosen, label].min()
+        rows.append({"class": name, "images": len(chosen), "least_sure": least, "most_frequent": " ".join(common)})
     columns = {"class": "", "images": "", "least_sure": ".3f", "most_frequent": ""}
     (directory / "selection.csv").write_text(csv_text(rows, columns), encoding="utf-8")
     shown = np.concatenate([indices[labels == label][:SUREST] for label in range(len(names))])

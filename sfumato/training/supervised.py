@@ -1,7 +1,5 @@
 """Supervised training of an image classifier: the one loop, its schedule, and the accuracy afterwards."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -55,7 +53,8 @@ def train_supervised(
     )
     model.train()
     for step, (images, labels) in enumerate(itertools.islice(batches, schedule.steps), start=1):
-        images, labels = images.to(device), labels.to(device)
+        images = images.to(device)
+        labels = labels.to(device)
         if schedule.augment:
             images = shift_and_mirror(images, mirror=images.shape[1] == 3)
         with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
@@ -77,7 +76,7 @@ def optimizer_of(model: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
     vectors = [value for value in model.parameters() if value.ndim <= 1]
     groups = [
         {"params": matrices, "weight_decay": schedule.weight_decay},
-        {"params": vectors, "weight_decay": schedule.weight_decay if schedule.decay_vectors else 0.0},
+        {"params": vectors, "weight_decay": schedule.weight_decay * schedule.decay_vectors},
     ]
     if schedule.sgd:
         return torch.optim.SGD(groups, lr=schedule.learning_rate, momentum=0.9, nesterov=True)
@@ -96,9 +95,8 @@ def shift_and_mirror(images: Tensor, mirror: bool) -> Tensor:
     )
     if mirror:
         columns = torch.where(torch.rand(count, 1) < 0.5, columns.flip(1), columns)
-    rows, columns = rows.to(images.device), columns.to(images.device)
-    shifted = images.gather(2, rows[:, None, :, None].expand(images.shape))
-    return shifted.gather(3, columns[:, None, None, :].expand(images.shape))
+    shifted = images.gather(2, rows.to(images.device)[:, None, :, None].expand(images.shape))
+    return shifted.gather(3, columns.to(images.device)[:, None, None, :].expand(images.shape))
 
 
 def to_tensor(images: np.ndarray, device: str) -> Tensor:
@@ -119,18 +117,15 @@ def apply(function: Callable[[Tensor], Tensor], images: np.ndarray, device: str,
 
 
 def logits(model: nn.Module, images: np.ndarray) -> np.ndarray:
-    """(N, H, W, C) uint8 -> (N, classes) float32, in evaluation mode; the mode of the model does not change."""
-    training = model.training
-    try:
-        return apply(model.eval(), images, device_of(model).type)
-    finally:
-        model.train(training)
+    """(N, H, W, C) uint8 -> (N, classes) float32, by the model in evaluation mode, in which it stays."""
+    return apply(model.eval(), images, device_of(model).type)
 
 
 def accuracy(model: nn.Module, image_set: ImageSet, indices: np.ndarray | None = None) -> float:
     """Share of the images, or of those at `indices`, that the model labels right, in [0, 1]. Reads them in batches."""
-    chosen = np.arange(len(image_set)) if indices is None else indices
-    parts = np.split(chosen, range(1000, len(chosen), 1000))
-    answers = (logits(model, image_set.images[rows]).argmax(axis=1) for rows in parts)
-    right = sum(int((own == image_set.labels[rows]).sum()) for own, rows in zip(answers, parts, strict=True))
-    return right / len(chosen)
+    if indices is None:
+        indices = np.arange(len(image_set))
+    right = 0
+    for rows in np.split(indices, range(1000, len(indices), 1000)):
+        right += int((logits(model, image_set.images[rows]).argmax(axis=1) == image_set.labels[rows]).sum())
+    return right / len(indices)

@@ -1,7 +1,5 @@
 """What the warm-up shows: images and labels of each source, from the artifacts that hold them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -82,10 +80,14 @@ def public_training_set(public: ImageSet, selection: Path, classes: int | None) 
     file = selection / "selection.json"
     with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {AGAIN}"):
         about = read_json(file)
-        own, kept = {"sensitive": True, "public": False}[about["labels"]], len(about["classes"])
-    classes = kept if classes is None else classes
-    check_rows(rows, labels, len(public), classes if own else kept, selection)
-    return MappedImages(public.images, rows), torch.from_numpy(labels) + (0 if own else classes + 1), 0 if own else kept
+        relabelled = {"sensitive": True, "public": False}[about["labels"]]
+        kept = len(about["classes"])
+    classes = classes or kept
+    check_rows(rows, labels, len(public), classes if relabelled else kept, selection)
+    images = MappedImages(public.images, rows)
+    if relabelled:
+        return images, torch.from_numpy(labels), 0
+    return images, torch.from_numpy(labels) + classes + 1, kept
 
 
 def check_rows(rows: np.ndarray, labels: np.ndarray, images: int, classes: int, selection: Path) -> None:
@@ -94,10 +96,8 @@ def check_rows(rows: np.ndarray, labels: np.ndarray, images: int, classes: int, 
         if array.dtype != np.int64 or array.ndim != 1:
             raise DataError(f"{selection / name} is {array.dtype} {array.shape}, expected int64 (n,): {AGAIN}")
         if len(array) and not (array.min() >= 0 and array.max() < end):
-            raise DataError(
-                f"{selection / name} holds {array.min()}..{array.max()}, expected 0..{end - 1}: "
-                f"it fits another public set, {AGAIN}"
-            )
+            problem = f"holds {array.min()}..{array.max()}, expected 0..{end - 1}"
+            raise DataError(f"{selection / name} {problem}: it fits another public set, {AGAIN}")
     if not len(rows):
         raise DataError(f"{selection} keeps no image: raise select.ratio, or prepare more public images")
     if len(rows) != len(labels):
