@@ -193,7 +193,7 @@ def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     marks = pd.DataFrame(index=runs.index)
     for word in (*COMPARED.values(), "delta"):
         counts = runs[word].value_counts(sort=False)  # of the known ones
-        differs = runs[word].ne(counts.idxmax()) if len(counts) else runs[word].notna()
+        differs = runs[word] != counts.idxmax() if len(counts) else runs[word].notna()
         marks[word] = differs.map({True: word, False: ""})
         names = list(runs["run"][differs])
         if names:

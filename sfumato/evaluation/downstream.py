@@ -149,8 +149,9 @@ def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = 
     per_class = [{"class": name} | summary(values) for name, values in by_class if values[0] is not None]
     shifted = {name: float(np.mean([one.shifted[name] for one in scored])) for name in scored[0].shifted}
     row = summary(per_seed) | {"per_seed": per_seed, "per_class": per_class, "shifted": shifted}
-    if scored[0].right is not None:
-        right = np.mean([one.right for one in scored], axis=0)
+    answers = [one.right for one in scored if one.right is not None]
+    if answers:
+        right = np.mean(answers, axis=0)
         row["interval"] = bootstrap_interval(right, groups)
         row["calibration"] = float(np.mean([one.calibration for one in scored]))
         if compared is not None:

@@ -67,17 +67,27 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     Raises what `checked` raises.
     Guarantee: without `local` the page is a function of the files of `release` and `ledger`, both already released.
     """
+    from jinja2 import TemplateError
+
     artifact, content, spent = checked(release, ledger)
     released = what_was_released(artifact)
     shown = f"{ledger} has a record that cannot be shown"  # a field that `check_ledger` does not need
     again = "run `stage ledger write`, or restore it from git"
-    causes = (*UNREADABLE, OverflowError)
+    causes = (*UNREADABLE, OverflowError, TemplateError)
+    page = template("report.html", autoescape=True, grouped=grouped, bound=bound_text)
     with explained(BudgetError, lambda error: f"{shown} ({error!r}): {again}", causes=causes):
         cost = what_it_cost(content, spent)
-        proof = what_to_check(artifact, content, ledger)
-    fixed = {"trust": WORDS["trust"], "not_covered": not_covered(cost["grouped"]), "words": WORDS["about"]}
-    page = template("report.html", autoescape=True)
-    return page.render(local=local, release=released, cost=cost, attacker=what_it_means(content), proof=proof, **fixed)
+        return page.render(
+            local=local,
+            ledger=content,
+            release=released,
+            cost=cost,
+            attacker=what_it_means(content),
+            proof=what_to_check(artifact, content, ledger),
+            trust=WORDS["trust"],
+            not_covered=not_covered(cost["grouped"]),
+            words=WORDS["about"],
+        )
 
 
 def not_covered(grouped: bool) -> list[str]:
@@ -168,14 +178,12 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     unit = first.get("unit", UNITS[IMAGE])
     claims = {record.get("claim") for record in records}
     return {
-        "recipe": ledger["recipe"],
         "dataset": ", ".join(sorted({record["dataset_id"] for record in records})),
         "unit": PROTECTED[unit],
         "grouped": unit == UNITS[GROUP],
         "weight": first.get("group_weight"),
         "claim": first.get("claim") if len(claims) == 1 else None,
         "declared": ledger["adjacency"] == ZERO_OUT_ONE,
-        "adjacency": ledger["adjacency"],
         "neighbours": neighbours(unit, ledger["adjacency"]),
         "epsilon": bound_text(spent),
         "delta": scientific(delta),
@@ -183,15 +191,10 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "anyone": percent_up(delta * ledger["size_hint"]),
         # a larger factor is of no use to a reader: the ceilings on an attacker are
         "factor": bound_text(math.exp(spent), 3) if spent <= math.log(LARGEST_FACTOR) else "",
-        "target": f"{ledger['target']:g}",
-        "size_hint": grouped(ledger["size_hint"]),
-        "product": ledger["size_hint"] * ledger["target"],
         "accountant": ACCOUNTANTS.get(ledger["accountant"], ledger["accountant"]),
         "accountants": [(name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())],
         "stages": rows,
         "public_images": any(record["stage"] == "histogram" for record in records),
-        "odometer": ledger["odometer"] | {"epsilon": bound_text(ledger["odometer"]["epsilon"])},
-        "charges": len(records),
         "owners": [(owner, cost_of(part)) for owner, part in of_one_person(records, apart).items() if apart],
         "together": cost_of(records),
     }

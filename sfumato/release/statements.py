@@ -16,6 +16,7 @@ import yaml
 import sfumato
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import Mechanism
+from sfumato.privacy.profile import bound_text
 from sfumato.release.card import LABEL_TABLE, WORDS
 from sfumato.release.exports import PARQUET
 from sfumato.release.report import checked, day_of, not_covered, what_it_cost, what_was_released
@@ -88,7 +89,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
         public.append("the number of images, by the owner's declaration")
     gaps = [f"The guarantee does not cover {gap}." for gap in not_covered(cost["grouped"])]
     facts = about | {key: shown[key] for key in ("images", "kind", "colour", "shape", "in_classes")}
-    facts |= {key: cost[key] for key in ("dataset", "unit", "neighbours", "charges")}
+    facts |= {key: cost[key] for key in ("dataset", "unit", "neighbours")}
     facts |= {
         "day": day,
         "year": day[:4],
@@ -107,8 +108,9 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
         "stated_epsilon": cost["epsilon"],
         "stated_delta": cost["delta"],
         "methods": ", ".join(f"{value} ({name})" for name, value in cost["accountants"]),
-        "opened": cost["odometer"]["charges"],
-        "opened_epsilon": cost["odometer"]["epsilon"],
+        "charges": len(ledger["records"]),
+        "opened": ledger["odometer"]["charges"],
+        "opened_epsilon": bound_text(ledger["odometer"]["epsilon"]),
         "trust": " ".join(WORDS["trust"]),
         "public": "; ".join(public) + ".",
         "mechanisms": "\n".join(map(mechanism_line, ledger["records"])),
@@ -117,7 +119,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
         "licensed": "licence" in about,
         "only public": shown["only_public"],
         "by teacher": card.get("labels") == "teacher" or shown["only_public"],
-        "all charges known": cost["odometer"]["complete"],
+        "all charges known": ledger["odometer"]["complete"],
         "several owners": bool(cost["owners"]),
     }
     for case, holds in cases.items():  # a later one may use what an earlier one says

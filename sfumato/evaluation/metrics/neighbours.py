@@ -31,7 +31,7 @@ def precision_recall(synthetic: np.ndarray, real: np.ndarray, k: int = NEIGHBOUR
     k = min(k, len(synthetic) - 1, len(real) - 1)
     real_radii = radii(real, k)
     synthetic_radii = radii(synthetic, k)
-    balls = []  # of each synthetic image, how many real ones it is in
+    balls: list[int] = []  # of each synthetic image, how many real ones it is in
     recalled = np.zeros(len(real), dtype=bool)
     covered = np.zeros(len(real), dtype=bool)
     chunks = pairwise_distances_chunked(synthetic.astype(np.float64), real.astype(np.float64), working_memory=MEMORY)
