@@ -145,14 +145,11 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
         # without compression: PNGs are already compressed
         with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="none") as writer:
             for start in range(places.start, places.stop, GROUP):
-                part = slice(start, min(start + GROUP, places.stop))
-                rows = [{"bytes": png_bytes(array, mark.xmp), "path": None} for array in image_set.images[part]]
-                columns = [
-                    pyarrow.array(rows, image),
-                    pyarrow.array(labels[part], number),
-                    pyarrow.array(kinds[part].tolist()),
-                ]
-                writer.write_table(pyarrow.table(columns, schema=schema))
+                rows = []
+                for i in range(start, min(start + GROUP, places.stop)):
+                    picture = {"bytes": png_bytes(image_set.images[i], mark.xmp), "path": None}
+                    rows.append({"image": picture, name: labels[i], "kind": str(kinds[i])})
+                writer.write_table(pyarrow.Table.from_pylist(rows, schema))
 
 
 def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:

@@ -92,8 +92,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
     facts |= {key: cost[key] for key in ("dataset", "unit", "neighbours")}
     facts |= {
         "day": day,
-        "year": day[:4],
-        "short_digest": ledger["digest"][:16],
+        "digest": ledger["digest"],
         "version": sfumato.__version__,
         "publisher": publisher,
         "creator": creator if "owner" in about else None,
