@@ -17,47 +17,39 @@ MEMORISED = -20.0  # a generalisation gap below this looks like copies
 PUBLISHED = {"frechet": "fid", "mmd": "kid", "mmd_std": "kid_std"}  # what numbers are called in Inception's space only
 
 
-class Features(NamedTuple):
-    """What metrics are computed from: (N, D) rows of the set, (M, D) of the hold-out, and `novel` of `fidelity`."""
-
-    compared: np.ndarray
-    reference: np.ndarray
-    novel: tuple[np.ndarray, np.ndarray, np.ndarray]
-    extractor: Extractor
-
-
 class Metric(NamedTuple):
     """One metric.
 
-    meaning: its line in docs/reference.md, which is written from here; measure: gives its numbers; None:
-    `evaluate_folder` has them from images; needs: its extractor, any if empty; yardstick: also measured of blurred real
-    images.
+    meaning: its line in docs/reference.md, which is written from here; measure: gives its numbers from a part of what
+    `fidelity` takes, by name; without it `evaluate_folder` has them from images; needs: its extractor, any if empty;
+    yardstick: also measured of blurred real images.
     """
 
     meaning: str
-    measure: Callable[[Features], dict[str, Any]] = lambda _: {}
+    measure: Callable[..., dict[str, Any]] = lambda **_: {}
     needs: str = ""
     yardstick: bool = False
 
 
-def mind(features: Features) -> dict[str, float]:
+def frechet(compared: np.ndarray, reference: np.ndarray, **_: Any) -> dict[str, float]:
+    return {"frechet": frechet_distance(compared, reference)}
+
+
+def mind(compared: np.ndarray, reference: np.ndarray, novel: tuple[np.ndarray, ...], **_: Any) -> dict[str, float]:
     """Of the set, and of training images: equally many, because the distance falls with their number."""
-    compared, reference, novel, _ = features
     count = min(map(len, (compared, reference, novel[1])))
-    real, _ = sliced_distance(novel[1], reference, count)
-    return with_spread("mind", sliced_distance(compared, reference, count)) | {"mind_real": real}
+    real = {"mind_real": sliced_distance(novel[1], reference, count)[0]}
+    return with_spread("mind", sliced_distance(compared, reference, count)) | real
 
 
-def score(features: Features) -> dict[str, float]:
-    assert features.extractor.head is not None  # Inception's; without bias, as in the first Inception Score
-    probabilities = softmax(features.compared.astype(np.float64) @ features.extractor.head.T, axis=1)
+def mmd(compared: np.ndarray, reference: np.ndarray, **_: Any) -> dict[str, float]:
+    return with_spread("mmd", kernel_distance(compared, reference))
+
+
+def score(compared: np.ndarray, extractor: Extractor, **_: Any) -> dict[str, float]:
+    assert extractor.head is not None  # Inception's; without bias, as in the first Inception Score
+    probabilities = softmax(compared.astype(np.float64) @ extractor.head.T, axis=1)
     return with_spread("inception_score", inception_score(probabilities))
-
-
-def likelihood(features: Features) -> dict[str, float]:
-    if min(map(len, features.novel)) < FEWEST:
-        return {}
-    return feature_likelihood(*features.novel)
 
 
 def with_spread(key: str, values: tuple[float, float]) -> dict[str, float]:
@@ -65,26 +57,22 @@ def with_spread(key: str, values: tuple[float, float]) -> dict[str, float]:
 
 
 METRICS = {
-    "frechet": Metric(
-        "Fréchet distance of Gaussians fitted to the features; lower is better",
-        lambda at: {"frechet": frechet_distance(at.compared, at.reference)},
-        yardstick=True,
-    ),
+    "frechet": Metric("Fréchet distance of Gaussians fitted to the features; lower is better", frechet, yardstick=True),
     "mind": Metric("sliced distance of the whole distributions; as low as `mind_real` is real", mind, yardstick=True),
-    "mmd": Metric(
-        "squared kernel distance, without bias at few images; lower is better, and it may be negative",
-        lambda at: with_spread("mmd", kernel_distance(at.compared, at.reference)),
-    ),
+    "mmd": Metric("squared kernel distance, without bias at few images; lower is better, and it may be negative", mmd),
     "inception_score": Metric("clear and varied images; higher is better; needs Inception", score, "inception"),
     "precision_recall": Metric(
         "`precision`, `recall`, `density`, `coverage`: what of each set is near the other; higher is better",
-        lambda at: precision_recall(at.compared, at.reference),
+        lambda compared, reference, **_: precision_recall(compared, reference),
         yardstick=True,
     ),
-    "fld": Metric("likelihood of the hold-out beside the images; lower is better, 0 is real", likelihood),
+    "fld": Metric(
+        "likelihood of the hold-out beside the images; lower is better, 0 is real",
+        lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= FEWEST else {},
+    ),
     "authenticity": Metric(
         "share of images that are not nearest copies of a training image; as that of `real` is best",
-        lambda at: authenticity(*at.novel),
+        lambda novel, **_: authenticity(*novel),
     ),
     "detector": Metric("balanced accuracy of a small network that tells images from the hold-out; 0.5 is best"),
     "disclosure": Metric("the test for copies, below; it stands beside the sets"),
@@ -113,11 +101,10 @@ def fidelity(
     copies, training, hold-out); metrics: some of METRICS; warn: called with what limits a number.
     Returns {"space", "reference", "images", "reference_images", "frechet", "mmd", "mmd_std", "precision", …}.
     """
-    features = Features(compared, reference, novel, extractor)
     numbers: dict[str, Any] = {}
     for key, metric in METRICS.items():
         if key in metrics:
-            numbers |= metric.measure(features)
+            numbers |= metric.measure(compared=compared, reference=reference, novel=novel, extractor=extractor)
     fewest = min(len(compared), len(reference))
     if "frechet" in numbers and fewest <= extractor.dimension:
         warn(
