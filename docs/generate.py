@@ -296,6 +296,12 @@ def stages_table() -> str:
     return "\n".join(lines)
 
 
+def metrics() -> str:
+    from sfumato.evaluation.metrics.fidelity import METRICS
+
+    return table(("metric", "meaning"), [(f"`{name}`", metric.meaning) for name, metric in METRICS.items()])
+
+
 def exit_codes() -> str:
     kinds = sorted(errors.SfumatoError.__subclasses__(), key=lambda kind: kind.exit_code)
     known = [(kind.exit_code, docstring(kind)) for kind in kinds]
@@ -326,6 +332,7 @@ def of_run(content: dict[str, Any]) -> str:
 
 PARTS = {
     "stages": stages_table,
+    "metrics": metrics,
     "commands": commands,
     "options": options,
     "exit-codes": exit_codes,

@@ -8,6 +8,7 @@ Sources: Zagoruyko and Komodakis 2016 (wide), He et al. 2016 (plain), Xie et al.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -83,11 +84,13 @@ def perceptron(pixels: int) -> nn.Sequential:
 def pooled_convolutions(channels: int, height: int, width: int) -> Body:
     """A convolution and up to four blocks that each halve the side, down to 4: 32×32 has 3. Returns (body, width)."""
     blocks: list[nn.Module] = []
-    depth, side = 32, min(height, width)
+    depth = 32
+    side = min(height, width)
     while side >= 8 and len(blocks) < 4:
         out = min(48 * 2 ** len(blocks), 192)
         blocks.append(PooledBlock(depth, out))
-        side, depth = side // 2, out
+        depth = out
+        side //= 2
     return nn.Sequential(*normed(channels, 32), *blocks, MaxAndMean(), nn.Dropout(0.2)), 2 * depth
 
 
@@ -99,22 +102,28 @@ def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
     through strided convolutions of few channels, down to LARGEST pixels a side.
     """
     layers: list[nn.Module] = []
-    side, depth, stage = min(height, width), channels, 0
-    stride = 2 if channels == 1 and side >= 16 else 1
+    side = min(height, width)
+    stride = 2 if channels == 1 and 16 <= side <= LARGEST else 1
+    depth = channels
+    out = 8
     while side > LARGEST:
-        out, stride = 8 if depth == channels else min(2 * depth, 32), 1
         layers += normed(depth, out, 2)
-        side, depth = -(-side // 2), out
-    while stage == 0 or (side >= 7 and stage < 4):
-        out = min(32 * 2**stage, 128)
-        for step in (stride, 1):
-            layers += normed(depth, out, step)
-            side, depth, stride = -(-side // step), out, 1
+        side = math.ceil(side / 2)
+        depth = out
+        out = min(2 * out, 32)
+    for out in (32, 64, 128, 128):
+        if out > 32 and side < 7:
+            break
+        layers += [*normed(depth, out, stride), *normed(out, out)]
+        side = math.ceil(side / stride)
         if side >= 2:
             layers.append(nn.MaxPool2d(2))
-        side, stage = side // 2, stage + 1
-    layers += [nn.AdaptiveAvgPool2d(min(4, max(side, 1))), nn.Flatten(), nn.Dropout(0.3)]
-    return nn.Sequential(*layers, nn.Linear(depth * min(4, max(side, 1)) ** 2, FEATURES), nn.ReLU())
+        side //= 2
+        depth = out
+        stride = 1
+    side = min(4, max(side, 1))
+    layers += [nn.AdaptiveAvgPool2d(side), nn.Flatten(), nn.Dropout(0.3)]
+    return nn.Sequential(*layers, nn.Linear(depth * side**2, FEATURES), nn.ReLU())
 
 
 # --- deep networks: a stem, three stages of blocks, of which the last two halve the sides, an average over all places
@@ -125,8 +134,10 @@ class PreActivated(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.first_norm, self.first = nn.BatchNorm2d(inputs), nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.second_norm, self.second = nn.BatchNorm2d(outputs), nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.first_norm = nn.BatchNorm2d(inputs)
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.second_norm = nn.BatchNorm2d(outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if inputs != outputs or stride > 1 else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -144,20 +155,21 @@ class Residual(nn.Module):
     def __init__(self, inputs: int, sizes: list[tuple[int, int, int]], stride: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        depth, left = inputs, stride
-        for kernel, out, groups in sizes:
-            step, left = (left, 1) if kernel == 3 else (1, left)
-            layers += normed(depth, out, step, kernel, groups)
+        depth = inputs
+        strided = [kernel for kernel, _, _ in sizes].index(3)
+        for i, (kernel, out, groups) in enumerate(sizes):
+            layers += normed(depth, out, stride if i == strided else 1, kernel, groups)
             depth = out
         self.layers = nn.Sequential(*layers[:-1])
-        resized = inputs != depth or stride > 1
-        self.shortcut = nn.Sequential(*normed(inputs, depth, stride, kernel=1)[:-1]) if resized else None
+        self.shortcut = nn.Sequential()  # of nothing: the same
+        if inputs != depth or stride > 1:
+            self.shortcut.extend(normed(inputs, depth, stride, kernel=1)[:-1])
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.layers(x) + (x if self.shortcut is None else self.shortcut(x)))
+        return F.relu(self.layers(x) + self.shortcut(x))
 
 
-def wide_resnet(channels: int, depth: int, widen: int, stride: int = 1) -> tuple[nn.Sequential, int]:
+def wide_resnet(channels: int, depth: int, widen: int, stride: int = 1) -> Body:
     """WRN-depth-widen, depth = 6n + 4; `stride`: of the stem. Returns (body, width of its features)."""
     widths = [16 * widen * 2**i for i in range(3)]
     stages = three_stages(16, widths, (depth - 4) // 6, PreActivated)
@@ -165,7 +177,7 @@ def wide_resnet(channels: int, depth: int, widen: int, stride: int = 1) -> tuple
     return averaged(stem, *stages, nn.BatchNorm2d(widths[-1]), nn.ReLU()), widths[-1]
 
 
-def plain_resnet(channels: int, depth: int, stride: int = 1) -> tuple[nn.Sequential, int]:
+def plain_resnet(channels: int, depth: int, stride: int = 1) -> Body:
     """ResNet-depth of 16, 32 and 64 channels, depth = 6n + 2. Returns (body, width of its features)."""
 
     def block(inputs: int, outputs: int, step: int) -> Residual:
@@ -175,7 +187,7 @@ def plain_resnet(channels: int, depth: int, stride: int = 1) -> tuple[nn.Sequent
     return averaged(*normed(channels, 16, stride), *stages), 64
 
 
-def resnext(channels: int, depth: int, cardinality: int, width: int, stride: int = 1) -> tuple[nn.Sequential, int]:
+def resnext(channels: int, depth: int, cardinality: int, width: int, stride: int = 1) -> Body:
     """ResNeXt-depth, cardinality × width d, depth = 9n + 2. Returns (body, width of its features).
 
     A block has a bottleneck of `cardinality` groups of `width` channels, which doubles from stage to stage. Its output

@@ -33,7 +33,6 @@ COMPARED = {  # entries of an evaluation's identity, and the columns that hold t
     "training": "schedule",
 }
 COST = ("run", "recipe", "target", "epsilon", "delta")  # the first columns of a run
-OTHERS = (*COST, "distance", "mind", "space", "problems", *COMPARED.values())  # all but the accuracies
 SHOWN = {  # of `dvc exp show --json`
     "rev": "revision",
     "name": "name",
@@ -68,18 +67,18 @@ def rows_of_experiments(shown: object, state: Path) -> tuple[list[dict], list[st
 
     state: the state directory, which holds the local numbers of each release.
     """
-    rows, left_out, seen = [], [], set()
-    for one in experiments(shown).to_dict("records"):
-        name, release = one["name"], one["release"]
-        if pd.isna(release) or pd.isna(one["ledger"]):
+    rows: dict[tuple[str, str], dict | None] = {}
+    left_out = []
+    for name, release, ledger in experiments(shown)[["name", "release", "ledger"]].itertuples(index=False):
+        if pd.isna(release) or pd.isna(ledger):
             left_out.append(f"{name}: it has no ledger or no release")
-        elif (run := (release, one["ledger"])) not in seen:  # the workspace repeats an experiment or a commit
-            seen.add(run)
-            if kept := find_evaluation(state, release, one["ledger"]):
-                rows.append(row_of(name, kept["ledger"], kept))  # DVC shows a ledger without its lists
-            else:
+        elif (release, ledger) not in rows:  # the workspace repeats an experiment or a commit
+            kept = find_evaluation(state, release, ledger)
+            if kept is None:
                 left_out.append(f"{name}: no local numbers for its release; `stage evaluate` there writes them")
-    return rows, left_out
+            # DVC shows a ledger without its lists
+            rows[release, ledger] = kept and row_of(name, kept["ledger"], kept)
+    return [row for row in rows.values() if row], left_out
 
 
 def experiments(shown: object) -> pd.DataFrame:
@@ -110,8 +109,8 @@ def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
         problems = [*problems, "its ledger is of other data than its evaluation"]
     row: dict = {"run": name, "recipe": str(ledger["recipe"]), "target": float(ledger["target"])}
     row |= {"epsilon": spent, "delta": float(ledger["delta"])}
-    for classifier, found in accuracies(metrics["release"]).items():
-        row |= {classifier: found["mean"], f"{classifier}_std": found["std"]}
+    for classifier, scored in accuracies(metrics["release"]).items():
+        row |= {classifier: scored["mean"], f"{classifier}_std": scored["std"]}
     fidelity = metrics.get("plain", metrics["release"]).get("fidelity", {})
     row["distance"] = fidelity.get("fid", fidelity.get("frechet"))
     row["mind"] = fidelity.get("mind")
@@ -152,7 +151,9 @@ def identity(
     version: of the data card; key: of the dataset. Digests of real images are keyed: without it they reveal nothing.
     """
     settings = plan.settings
-    amount = f"{settings.steps} steps" if settings.steps else f"{settings.epochs} epochs"
+    amount = f"{settings.epochs} epochs"
+    if settings.steps:
+        amount = f"{settings.steps} steps"
     return {
         "dataset": plan.dataset_id,
         "version": version,
@@ -172,7 +173,9 @@ def find_evaluation(state: Path, release: str, ledger: str) -> dict | None:
         return None
     content = read_metrics(path)
     kept = content.get("ledger")
-    return content if isinstance(kept, dict) and {*kept, "apart"} == KEYS and kept["digest"] == ledger else None
+    if isinstance(kept, dict) and {*kept, "apart"} == KEYS and kept["digest"] == ledger:
+        return content
+    return None
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------
@@ -189,20 +192,19 @@ def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     warnings = [f"{row['run']}: its ledger does not hold: {problem}" for row in rows for problem in row["problems"]]
     marks = pd.DataFrame(index=runs.index)
     for word in (*COMPARED.values(), "delta"):
-        entries = runs[word].fillna("unknown")
-        known = entries[entries != "unknown"]
-        differs = entries != (known if len(known) else entries).value_counts(sort=False).idxmax()
+        counts = runs[word].value_counts(sort=False)  # of the known ones
+        differs = runs[word] != counts.idxmax() if len(counts) else runs[word].notna()
         marks[word] = differs.map({True: word, False: ""})
-        if len(names := runs["run"][differs]):
-            named = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        names = list(runs["run"][differs])
+        if names:
+            named = ", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4)
             unlike = f"another {word} than the others, or an unknown one"
             warnings.append(f"{named}: {unlike}: do not compare its numbers with theirs")
     marks["ledger"] = ["ledger" if row["problems"] else "" for row in rows]
     runs["differs"] = [", ".join(filter(None, row)) for row in marks.itertuples(index=False)]
-    measured = dict.fromkeys(key for row in rows for key in row if key not in OTHERS)
-    return runs.sort_values(["recipe", "target", "run"])[
-        [*COST, *measured, "distance", "mind", "space", "differs"]
-    ], warnings
+    measured = [column for name in classifiers_of(runs) for column in (name, f"{name}_std")]
+    columns = [*COST, *measured, "distance", "mind", "space", "differs"]
+    return runs.sort_values(["recipe", "target", "run"])[columns], warnings
 
 
 def classifiers_of(runs: pd.DataFrame) -> list[str]:

@@ -13,7 +13,8 @@ from sfumato.evaluation.downstream import fit, schedule_of
 from sfumato.evaluation.shift import shifted
 from sfumato.training.supervised import logits
 
-CLASSIFIER, STEPS = "cnn", 200  # the network, and the gradient steps of its training
+CLASSIFIER = "cnn"
+STEPS = 200  # of its training
 COMPARED = 10_000  # images of each set, at most
 FEWEST = 4  # images of each set, below which nothing is measured
 
@@ -38,14 +39,13 @@ def detect(drawn: ImageSet, real: ImageSet, seed: int = 0) -> Detected | None:
     Both sets give equally many images of each class, as `strata` has them: their shares say nothing about likeness.
     """
     random = np.random.default_rng(seed)
-    rows: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     classes = len(real.classes) if real.labels.ndim == 1 else 1
+    pairs = []
     for label in range(classes):
-        own = [random.permutation(np.flatnonzero(strata(part.labels) == label)) for part in (drawn, real)]
-        number = min(len(own[0]), len(own[1]), COMPARED // classes)
-        for chosen, found in zip(rows, own, strict=True):
-            chosen.append(found[:number])
-    first, second = (random.permutation(np.concatenate(chosen)) for chosen in rows)
+        a, b = (random.permutation(np.flatnonzero(strata(part.labels) == label)) for part in (drawn, real))
+        number = min(len(a), len(b), COMPARED // classes)
+        pairs.append(np.stack([a[:number], b[:number]]))
+    first, second = map(random.permutation, np.concatenate(pairs, axis=1))
     if len(first) < FEWEST:
         return None
     half = len(first) // 2
@@ -63,5 +63,5 @@ def detections(sets: Mapping[str, ImageSet], train: ImageSet, holdout: ImageSet)
     some = train.take(np.sort(np.random.default_rng(0).permutation(len(train))[: 2 * COMPARED]))
     blurred = ImageSet(shifted("blurred", some.images), some.labels, some.classes)
     compared = {**sets, "real": some, "blurred": blurred}
-    found = {name: detect(image_set, holdout) for name, image_set in compared.items()}
-    return {name: one for name, one in found.items() if one is not None}
+    pairs = ((name, detect(image_set, holdout)) for name, image_set in compared.items())
+    return {name: detected for name, detected in pairs if detected is not None}

@@ -19,8 +19,10 @@ from sfumato.training.supervised import Schedule, logits, to_tensor, train_super
 
 MIN_STEPS = 600  # least gradient steps: a small set gets more passes
 Cells = np.ndarray | None  # of each image, or none
-FEWEST, OTHERS = 10, "others"  # images of a group, below which it is merged with others
-RESAMPLES, BINS = 1000, 15  # of the hold-out for an interval; of confidence for calibration
+FEWEST = 10  # images of a group, below which it is merged with OTHERS
+OTHERS = "others"
+RESAMPLES = 1000  # of the hold-out, for an interval
+BINS = 15  # of confidence, for calibration
 
 
 def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) -> Schedule:
@@ -58,10 +60,12 @@ def shuffled_batches(images: np.ndarray, labels: np.ndarray, size: int, device: 
     """
     targets = torch.from_numpy(np.array(labels, dtype=np.int64))
     while True:
-        for index in torch.randperm(len(images)).split(size):
-            if len(index) > 1 or len(images) == 1:
-                chosen = index.repeat(2) if len(images) == 1 else index
-                yield to_tensor(images[chosen.numpy()], device), targets[chosen]
+        order = torch.randperm(len(images))
+        if len(order) == 1:
+            order = order.repeat(2)
+        for rows in order.split(size):
+            if len(rows) > 1:
+                yield to_tensor(images[rows.numpy()], device), targets[rows]
 
 
 @dataclass(frozen=True)
@@ -97,10 +101,11 @@ def scored_by(scores: Callable[[ImageSet], np.ndarray], holdout: ImageSet, moved
         by_label = auroc(given, holdout.labels)
         return Scored(mean_of(by_label), by_label)
     right = given.argmax(axis=1) == holdout.labels
-    others = [scores(part).argmax(axis=1) == part.labels for part in moved.values()]
-    rows = [holdout.labels == label for label in range(len(holdout.classes))]
-    by_class = [float(right[own].mean()) if own.any() else None for own in rows]
-    shares = {what: float(own.mean()) for what, own in zip(moved, others, strict=True)}
+    by_class: list[float | None] = []
+    for label in range(len(holdout.classes)):
+        of_class = right[holdout.labels == label]
+        by_class.append(float(of_class.mean()) if len(of_class) else None)
+    shares = {name: float((scores(part).argmax(axis=1) == part.labels).mean()) for name, part in moved.items()}
     return Scored(float(right.mean()), by_class, shares, right, calibration_error(given, holdout.labels))
 
 
@@ -128,8 +133,7 @@ def auroc(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:
 
 def mean_of(by_label: Sequence[float | None]) -> float:
     """The mean of those that are known; 1/2, as by chance, if none is."""
-    known = [value for value in by_label if value is not None]
-    return float(np.mean(known)) if known else 0.5
+    return float(np.mean([value for value in by_label if value is not None] or [0.5]))
 
 
 def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = None, compared: Cells = None) -> dict:
@@ -140,20 +144,19 @@ def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = 
     of single labels "interval" and "calibration". `std` is the sample standard deviation over the seeds, None for a
     single one. `per_class` leaves out classes not in the hold-out.
     """
-    overall = [one.accuracy for one in scored]
-    by_class = [
-        {"class": name} | summary([one.by_class[i] for one in scored])
-        for i, name in enumerate(classes)
-        if scored[0].by_class[i] is not None
-    ]
+    per_seed = [one.accuracy for one in scored]
+    by_class = zip(classes, zip(*(one.by_class for one in scored), strict=True), strict=True)
+    per_class = [{"class": name} | summary(values) for name, values in by_class if values[0] is not None]
     shifted = {name: float(np.mean([one.shifted[name] for one in scored])) for name in scored[0].shifted}
-    found = summary(overall) | {"per_seed": overall, "per_class": by_class, "shifted": shifted}
-    if right := [one.right for one in scored if one.right is not None]:
-        found["interval"] = bootstrap_interval(np.mean(right, axis=0), groups)
-        found["calibration"] = float(np.mean([one.calibration for one in scored]))
+    row = summary(per_seed) | {"per_seed": per_seed, "per_class": per_class, "shifted": shifted}
+    answers = [one.right for one in scored if one.right is not None]
+    if answers:
+        right = np.mean(answers, axis=0)
+        row["interval"] = bootstrap_interval(right, groups)
+        row["calibration"] = float(np.mean([one.calibration for one in scored]))
         if compared is not None:
-            found["by_column"] = by_column(np.mean(right, axis=0), groups, compared)
-    return found
+            row["by_column"] = by_column(right, groups, compared)
+    return row
 
 
 def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> list[float]:
@@ -163,7 +166,8 @@ def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> l
     all of them; None if each image stands for itself.
     """
     units = np.arange(len(right)) if groups is None else np.unique(groups, return_inverse=True)[1]
-    sums, sizes = np.bincount(units, right), np.bincount(units)
+    sums = np.bincount(units, right)
+    sizes = np.bincount(units)
     random = np.random.default_rng(0)
     drawn = (random.integers(len(sums), size=len(sums)) for _ in range(RESAMPLES))
     return np.quantile([sums[rows].sum() / sizes[rows].sum() for rows in drawn], [0.025, 0.975]).tolist()
@@ -183,7 +187,7 @@ def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
         own = merged == value
         if own.sum() >= FEWEST:
             withheld -= int(own.sum())
-            interval = bootstrap_interval(right[own], groups if groups is None else groups[own])
+            interval = bootstrap_interval(right[own], None if groups is None else groups[own])
             about = {"group": str(value), "images": int(own.sum())}
             rows.append(about | {"mean": float(right[own].mean()), "interval": interval})
     gap = float(np.ptp([row["mean"] for row in rows] or [0.0]))

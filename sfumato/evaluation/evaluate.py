@@ -44,13 +44,8 @@ def evaluate_folder(
     teacher: its folder, which need not be there; state: the state directory; out: takes the pictures; progress: told
     of each step. Returns what metrics.json holds; None in all processes but the first.
     """
-    read_artifact(release, "synthesize")
+    synthetic = released_sets(release, plan)
     taught = teacher.exists() and read_artifact(teacher, "teacher").enabled
-    released = load_images(release, plan.classes, shape=plan.shape)
-    plain = plain_images(released, release)
-    synthetic = {RELEASE: released}
-    if plain is not None:
-        synthetic[PLAIN] = plain
     extractor = build_extractor(plan.settings, plan.shape, progress)  # before anything slow: a file may be missing
     limits: list[str] = []
     public = public_extractor(plan.settings, plan.shape, limits)
@@ -71,13 +66,14 @@ def evaluate_folder(
         metrics["teacher"] = teacher_accuracy(load_teacher(teacher).to(device()), holdout)
     if public is not None and measured:
         progress("student on a public network")
-        sets = {RELEASE: released}
+        sets = {RELEASE: synthetic[RELEASE]}
         if plan.settings.bound:
             sets["real"] = train
         metrics["public_student"] = score_students(public, sets, holdout, plan.settings.seeds)
     if extractor is not None and "disclosure" in chosen:
         progress("copies of training images")
-        metrics["disclosure"] = disclosure(generated_images(released, release), train, holdout, extractor)
+        generated = generated_images(synthetic[RELEASE], release)
+        metrics["disclosure"] = disclosure(generated, train, holdout, extractor)
     file = release / "card.json"
     if file.exists() and (mixture := read_json(file).get("mixture")):
         metrics["mixture"] = mixture
@@ -90,8 +86,18 @@ def evaluate_folder(
         detect(metrics, synthetic, train, holdout, out / "detected.png")
     if extractor is not None:
         progress("plots")
-        plot_neighbours(extractor, synthetic.get(PLAIN, released), train, out / "neighbours.png")
+        plot_neighbours(extractor, synthetic.get(PLAIN, synthetic[RELEASE]), train, out / "neighbours.png")
     return metrics
+
+
+def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSet]:
+    """The images of the release, and beside them its plain ones if it holds others too."""
+    read_artifact(release, "synthesize")
+    released = load_images(release, plan.classes, shape=plan.shape)
+    plain = plain_images(released, release)
+    if plain is None:
+        return {RELEASE: released}
+    return {RELEASE: released, PLAIN: plain}
 
 
 def detect(

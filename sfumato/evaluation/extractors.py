@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from unittest import mock
 
 import numpy as np
 import torch
@@ -130,9 +131,9 @@ def inception_extractor(path: Path | None = None) -> Extractor:
         path = Path(torch.hub.get_dir()) / "checkpoints" / inception.FID_WEIGHTS_URL.rsplit("/", 1)[1]
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
+            failed = "the Inception weights could not be downloaded"
             remedy = f"fetch {inception.FID_WEIGHTS_URL} elsewhere and name it in evaluate.weights."
-            failed, causes = "the Inception weights could not be downloaded", (OSError, RuntimeError)
-            with explained(DataError, lambda error: f"{failed} ({error}): {remedy}", causes=causes):
+            with explained(DataError, lambda e: f"{failed} ({e}): {remedy}", causes=(OSError, RuntimeError)):
                 torch.hub.download_url_to_file(inception.FID_WEIGHTS_URL, str(path), hash_prefix=PUBLISHED)
     if not path.is_file():
         raise DataError(f"evaluate.weights={path} does not exist: name a local weights file.")
@@ -142,11 +143,8 @@ def inception_extractor(path: Path | None = None) -> Extractor:
         raise DataError(f"{path} has sha256 {digest}, {expected}: it is another file, or damaged.")
     state = torch.load(path, map_location="cpu", weights_only=True)
     # pytorch-fid loads weights only through its own download
-    download, inception.load_state_dict_from_url = inception.load_state_dict_from_url, lambda *_, **__: state
-    try:
+    with mock.patch.object(inception, "load_state_dict_from_url", lambda *_, **__: state):
         network = inception.InceptionV3([inception.InceptionV3.BLOCK_INDEX_BY_DIM[2048]]).eval()
-    finally:
-        inception.load_state_dict_from_url = download
     device = compute.device().type
     network = network.to(device)
     return Extractor(

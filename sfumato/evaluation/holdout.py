@@ -8,9 +8,11 @@ from sfumato.data.lineage import digests
 from sfumato.runtime import distributed
 from sfumato.training.supervised import apply
 
-GRID, ROWS = 16, 4096  # side at which pictures are compared; pictures of training at a time
+GRID = 16  # side at which pictures are compared
+ROWS = 4096  # pictures of training at a time
 # of resized copies, nearly all correlate by more than ALIKE; of other pictures, three in a thousand at most
-ALIKE, LOOK_ALIKES = 0.9975, 0.01
+ALIKE = 0.9975
+LOOK_ALIKES = 0.01
 
 
 def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[str]]:
@@ -32,9 +34,10 @@ def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
 
     Those that only look like one were resized if they are more than LOOK_ALIKES; a few may be other pictures.
     """
-    known = {*digests(train.images)}
-    copied = np.array([value in known for value in digests(holdout.images)], dtype=bool)
-    alike, sought = copied.copy(), small(holdout.images)
+    of_training = {*digests(train.images)}
+    copied = np.array([value in of_training for value in digests(holdout.images)], dtype=bool)
+    alike = copied.copy()
+    sought = small(holdout.images)
     for start in range(0, len(train), ROWS):
         alike |= (sought @ small(train.images[start : start + ROWS]).T).max(axis=1) > ALIKE
     return alike if (alike & ~copied).sum() > LOOK_ALIKES * len(holdout) else copied

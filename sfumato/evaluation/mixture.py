@@ -40,11 +40,11 @@ def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict
     images = released.images.permute(0, 2, 3, 1).numpy()
     schedule = schedule_of(STUDENT, len(images), 1, STEPS)
     student = fit(STUDENT, images, released.labels.numpy(), classes, schedule, seed)
-    found = {}
+    shares = {}
     for name, (shown, given) in judged.items():
         right = logits(student, shown).argmax(axis=1) == given
-        found[name] = float(np.mean([right[given == label].mean() for label in np.unique(given)]))
-    return found
+        shares[name] = float(np.mean([right[given == label].mean() for label in np.unique(given)]))
+    return shares
 
 
 def chosen_mixture(agreements: Mapping[str, Mapping[str, float]]) -> str:

@@ -17,9 +17,12 @@ from sfumato.storage.files import write_local
 from sfumato.storage.png import to_grid
 
 LOCAL = "local: not for release"
-SYNTHETIC, REAL = (37, 99, 168), (224, 122, 31)  # the frames of the images, and their names in the title
-MOST_CLASSES, PAIRS = 20, 6
-ROWS, COLUMNS = 3, 16  # of pictures of each kind, of the detector
+SYNTHETIC = (37, 99, 168)  # the frame of these images, blue in the title
+REAL = (224, 122, 31)  # orange in the title
+MOST_CLASSES = 20
+PAIRS = 6  # of a class
+ROWS = 3  # of pictures of each kind, of the detector
+COLUMNS = 16
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
 
 
@@ -30,8 +33,8 @@ def accuracies(values: Mapping) -> dict[str, dict]:
 
 def scored(metrics: Mapping) -> dict[str, dict]:
     """The accuracies of every set of images, by the set's name."""
-    found = {name: accuracies(values) for name, values in metrics.items() if isinstance(values, dict)}
-    return {name: rows for name, rows in found.items() if rows}
+    sets = {name: accuracies(values) for name, values in metrics.items() if isinstance(values, dict)}
+    return {name: rows for name, rows in sets.items() if rows}
 
 
 def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
@@ -47,16 +50,16 @@ def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
     groups = runs.groupby("recipe", sort=False)
     figure = new_figure(7.5, 4.4)
     axes = figure.subplots()
-    for i, (recipe, own) in enumerate(groups):
-        colour = colormaps["tab10" if len(groups) <= 10 else "tab20"](i % 20)
-        style = {"marker": "osD^vP*X"[i % 8], "color": colour}
-        odd = own[own["differs"] != ""]
+    for i, (recipe, of_recipe) in enumerate(groups):
+        style = {"marker": "osD^vP*X"[i % 8], "color": colormaps["tab20"](2 * i % 20 + i // 10 % 2)}
+        odd = of_recipe[of_recipe["differs"] != ""]
         hollow = {"markerfacecolor": "white", "linestyle": "none", "markersize": 7}
         axes.errorbar(odd["epsilon"], 100 * odd[classifier], **style, **hollow)
-        targets = own[own["differs"] == ""].groupby("target")
-        means, over_seeds = targets[classifier].mean(), targets[f"{classifier}_std"].first()
+        targets = of_recipe[of_recipe["differs"] == ""].groupby("target")
+        over_seeds = targets[f"{classifier}_std"].first()
         spreads = targets[classifier].std().fillna(over_seeds).fillna(0.0)
         line = {"capsize": 3, "linewidth": 1.3, "markersize": 6, "label": recipe}
+        means = targets[classifier].mean()
         axes.errorbar(targets["epsilon"].mean(), 100 * means, yerr=100 * spreads, **line, **style)
     log_ticks(axes, {round(target, 6): f"{target:g}" for target in runs["target"]})
     axes.set(xlabel="ε, log scale", ylabel=f"accuracy of {classifier} on real hold-out, %")
@@ -72,12 +75,14 @@ def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, 
 
     If anything was copied, this picture shows it. The first MOST_CLASSES classes are shown, with PAIRS images of each.
     """
-    synthetic, train = subsample(synthetic), subsample(train, SEARCHED)
+    synthetic = subsample(synthetic)
+    train = subsample(train, SEARCHED)
     index, distance = nearest(features_of(extractor, synthetic.images), features_of(extractor, train.images))
     classes = range(min(len(synthetic.classes), MOST_CLASSES))
     scale = max(1, round(48 / max(synthetic.images.shape[1:3])))
     blank = framed(np.full_like(synthetic.images[0], 255), scale, (255, 255, 255))
-    tiles, ends = [], []
+    tiles = []
+    ends = []
     for label in classes:
         of_class = np.flatnonzero(having(synthetic.labels, label))
         closest = of_class[np.argsort(distance[of_class], kind="stable")[:PAIRS]]
@@ -107,7 +112,8 @@ def plot_detected(detected: Detected, path: Path) -> None:
 
     The clearest come first.
     """
-    drawn, real = np.flatnonzero(detected.drawn), np.flatnonzero(~detected.drawn)
+    drawn = np.flatnonzero(detected.drawn)
+    real = np.flatnonzero(~detected.drawn)
     ranked = drawn[np.argsort(-detected.scores[drawn], kind="stable")]
     parts = {
         "released, and it shows": ranked,

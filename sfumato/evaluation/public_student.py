@@ -50,7 +50,8 @@ def score_students(
 def score_student(extractor: Extractor, train: ImageSet, holdout: ImageSet, seed: int) -> Scored:
     """Train a linear classifier on features, in units of their spread over `train`. seed: fixes its start and order."""
     learned, scored = (torch.from_numpy(features_of(extractor, part.images)) for part in (train, holdout))
-    mean, spread = learned.mean(dim=0), learned.std(dim=0) + 1e-6
+    mean = learned.mean(dim=0)
+    spread = learned.std(dim=0) + 1e-6
     labels = torch.from_numpy(np.array(train.labels, dtype=np.int64))
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from sfumato.training.supervised import logits
 COMPARED = 10_000  # at most this many images on each side of a distance
 SEARCHED = 30_000  # at most this many training images are searched for copies
 MOVED = 5000  # at most this many hold-out images are shifted
-PLAIN, RELEASE = "plain", "release"
+RELEASE = "release"
+PLAIN = "plain"
 
 
 def evaluate_release(
@@ -49,42 +50,60 @@ def evaluate_release(
         check_fits(name, image_set, train)
     warnings = [warning for name, image_set in synthetic.items() for warning in absent_classes(name, image_set)]
     metrics: dict = {"scope": "local", "warnings": warnings}
-    metrics |= {"measure": "AUROC"} if holdout.labels.ndim == 2 else {}
-    warn = warnings.append
-    trained_on = {**synthetic, **({"real": train} if config.bound else {})}
+    if holdout.labels.ndim == 2:
+        metrics["measure"] = "AUROC"
+    trained_on = dict(synthetic)
+    if config.bound:
+        trained_on["real"] = train
     metrics |= {name: {} for name in trained_on}
-    if (why := unusable(holdout)) is not None:
-        warn(f"nothing is measured, because {why}. Give more pictures in test/, or raise data.holdout_fraction")
+    why = unusable(holdout)
+    if why is not None:
+        remedy = "Give more pictures in test/, or raise data.holdout_fraction"
+        warnings.append(f"nothing is measured, because {why}. {remedy}")
         return metrics
-    for name, classifier, found in accuracies(trained_on, holdout, config, progress):
-        metrics[name][classifier] = found
+    for name, classifier, row in accuracies(trained_on, holdout, config, progress):
+        metrics[name][classifier] = row
     chosen = chosen_metrics(config)
     if not chosen or not distributed.is_main():
         return metrics
-    assert extractor is not None  # `build_extractor` gives one if metrics ask for it
-    absent = np.flatnonzero(per_class(holdout.labels, len(train.classes)) == 0).tolist()
-    if absent:
+    absent = absent_labels(holdout)
+    if len(absent):
         names = ", ".join(repr(train.classes[label]) for label in absent[:5])
         others = " and others" if len(absent) > 5 else ""
-        warn(f"the hold-out has no image of {names}{others}: nothing is measured for these classes")
+        warnings.append(f"the hold-out has no image of {names}{others}: nothing is measured for these classes")
+    assert extractor is not None  # `build_extractor` gives one if metrics ask for it
+    add_fidelity(metrics, looked_at(synthetic), train, holdout, chosen, extractor, progress)
+    return metrics
+
+
+def add_fidelity(
+    metrics: dict,
+    synthetic: Mapping[str, ImageSet],
+    train: ImageSet,
+    holdout: ImageSet,
+    chosen: Collection[str],
+    extractor: Extractor,
+    progress: Callable[[str], None],
+) -> None:
+    """Add the fidelity of each synthetic set to `metrics`, and of the yardsticks "real" and "blurred"."""
     progress(f"real: features in {extractor.name}")
     searched = features_of(extractor, subsample(train, SEARCHED).images)
     fresh = features_of(extractor, subsample(holdout).images)
+    warn = metrics["warnings"].append
     compare = functools.partial(fidelity, reference=fresh, extractor=extractor, metrics=chosen, warn=warn)
-    for name, image_set in looked_at(synthetic).items():
+    for name, image_set in synthetic.items():
         progress(f"{name}: features and fidelity")
         features = features_of(extractor, subsample(image_set).images)
         metrics[name]["fidelity"] = compare(name, features, novel=(features, searched, fresh))
     progress("real: fidelity")
     order = np.random.default_rng(0).permutation(len(searched))
-    halves = searched[order[::2]], searched[order[1::2]]
     compared = searched[subsample_indices(len(searched), COMPARED)]
     # one half of the training images against the other: a set without copies
-    metrics.setdefault("real", {})["fidelity"] = compare("real", compared, novel=(*halves, fresh))
+    novel = searched[order[::2]], searched[order[1::2]], fresh
+    metrics.setdefault("real", {})["fidelity"] = compare("real", compared, novel=novel)
     features = extractor(shifted("blurred", subsample(train).images))
     measured = [name for name in chosen if METRICS[name].yardstick]
     metrics["blurred"] = {"fidelity": compare("blurred", features, metrics=measured, novel=(features, searched, fresh))}
-    return metrics
 
 
 def looked_at(synthetic: Mapping[str, ImageSet]) -> dict[str, ImageSet]:
@@ -109,12 +128,12 @@ def accuracies(
             progress(f"{name}: {classifier}")
         return evaluate_classifier(classifier, trained_on[name], holdout, schedules[task[:2]], moved, seed)
 
-    seeds = {name: config.seeds[:1] if name == PLAIN else config.seeds for name in trained_on}
+    seeds = dict.fromkeys(trained_on, config.seeds) | {PLAIN: config.seeds[:1]}
     scored = iter(distributed.map_sharded([(*what, seed) for what in schedules for seed in seeds[what[0]]], train))
     for (name, classifier), schedule in schedules.items():
-        own = itertools.islice(scored, len(seeds[name]))
-        found = aggregate([*own], holdout.classes, holdout.groups, holdout.compared)
-        yield name, classifier, found | {"steps": schedule.steps}
+        of_seeds = list(itertools.islice(scored, len(seeds[name])))
+        row = aggregate(of_seeds, holdout.classes, holdout.groups, holdout.compared)
+        yield name, classifier, row | {"steps": schedule.steps}
 
 
 def shifted_sets(holdout: ImageSet) -> dict[str, ImageSet]:
@@ -149,7 +168,7 @@ def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
 
 def absent_classes(name: str, image_set: ImageSet) -> Iterator[str]:
     """A warning if a synthetic set has no image of some class: no classifier can learn it."""
-    absent = np.flatnonzero(per_class(image_set.labels, len(image_set.classes)) == 0)
+    absent = absent_labels(image_set)
     if len(absent):
         more = f" and of {len(absent) - 1} others" if len(absent) > 1 else ""
         yield (
@@ -158,12 +177,20 @@ def absent_classes(name: str, image_set: ImageSet) -> Iterator[str]:
         )
 
 
+def absent_labels(image_set: ImageSet) -> np.ndarray:
+    return np.flatnonzero(per_class(image_set.labels, len(image_set.classes)) == 0)
+
+
 def subsample_indices(count: int, most: int) -> np.ndarray:
     """Indices of all, or of `most` drawn with a fixed seed, in rising order."""
-    return np.arange(count) if count <= most else np.sort(np.random.default_rng(0).choice(count, most, replace=False))
+    if count <= most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(0).choice(count, most, replace=False))
 
 
 def subsample(image_set: ImageSet, most: int | None = None) -> ImageSet:
     """The set, or `most` (COMPARED) of it drawn with a fixed seed."""
-    most = COMPARED if most is None else most
-    return image_set if len(image_set) <= most else image_set.take(subsample_indices(len(image_set), most))
+    most = most or COMPARED
+    if len(image_set) <= most:
+        return image_set
+    return image_set.take(subsample_indices(len(image_set), most))

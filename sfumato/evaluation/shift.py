@@ -13,8 +13,10 @@ from torch import Tensor
 
 from sfumato.training.supervised import apply
 
-GAIN, OFFSET = 1.2, 0.1  # of a brighter image
-PART, ANGLE = 1 / 14, 10.0  # of the side by which an image moves, right and down; degrees by which it turns
+GAIN = 1.2  # of a brighter image
+OFFSET = 0.1
+PART = 1 / 14  # of the side by which an image moves, right and down
+ANGLE = 10.0  # degrees by which it turns
 FINE = 28  # pixels of a side for each two by which the window of the blur grows
 
 
@@ -26,7 +28,9 @@ def blurred(images: Tensor) -> Tensor:
 
 def displaced(images: Tensor, angle: float, part: float) -> Tensor:
     """Turned by so many degrees about the middle, and moved by that part of the side, edges repeated."""
-    sine, cosine, back = math.sin(math.radians(angle)), math.cos(math.radians(angle)), -2 * part
+    sine = math.sin(math.radians(angle))
+    cosine = math.cos(math.radians(angle))
+    back = -2 * part
     upright = images.shape[2] / images.shape[3]  # places are in parts of each side
     place = torch.tensor([[cosine, -sine * upright, back], [sine / upright, cosine, back]], device=images.device)
     grid = F.affine_grid(place.expand(len(images), 2, 3), list(images.shape), align_corners=False)

@@ -9,7 +9,7 @@ import pandas as pd
 from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
 from sfumato.evaluation.downstream import FEWEST
 from sfumato.evaluation.plots import scored
-from sfumato.release.report import Local, Table, picture
+from sfumato.release.report import Local, Picture, Table, picture
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text
@@ -31,47 +31,42 @@ def csv_of(table: pd.DataFrame, numbers: str = ".4f") -> str:
     return csv_text((dict(zip(forms, row, strict=True)) for row in cells.itertuples(index=False)), forms)
 
 
-def measure_of(found: Mapping) -> str:
-    """What classifiers are scored by: "accuracy", or "AUROC" for several labels."""
-    return str(found.get("measure", "accuracy"))
-
-
 def tables_of(found: Mapping) -> Iterator[Table]:
     """What terminal and page show of metrics.json: accuracy by training set and class, fidelity, verdict."""
-    sets, measure = scored(found), measure_of(found)
+    sets = scored(found)
     if not sets:  # the hold-out could not judge
         return
+    measure = found.get("measure", "accuracy")  # or AUROC, of several labels
     names = list(next(iter(sets.values())))
+    moved = {name: rows[names[-1]]["shifted"] for name, rows in sets.items()}
+    judged = {f"{name}: {model}": row for name, rows in sets.items() for model, row in rows.items()}
     note = ""
     if "teacher" in found:
-        share = f"{100 * found['teacher']['accuracy']:.1f}"
-        note = f"The teacher, a classifier that was released itself, has {share} %."
+        moved["teacher"] = found["teacher"]["shifted"]
+        judged["teacher"] = found["teacher"]
+        note = f"The teacher, a classifier that was released itself, has {per_cent(found['teacher']['accuracy'])} %."
     rows = ([name, *(percent(values[c]) for c in names)] for name, values in sets.items())
     title = f"{measure[0].upper()}{measure[1:]} on the real hold-out, % (local)"
     yield table_of(title, ["trained on", *names], rows, note)
     by_class = zip(*(sets["release"][name]["per_class"] for name in names), strict=True)
-    rows = ([own[0]["class"], *map(percent, own)] for own in by_class)
+    rows = ([of_class[0]["class"], *map(percent, of_class)] for of_class in by_class)
     yield table_of("The release, class by class, % (local)", ["class", *names], rows)
-    moved = {name: list(rows.values())[-1]["shifted"] for name, rows in sets.items()}
-    moved |= {"teacher": found["teacher"]["shifted"]} if "teacher" in found else {}
-    rows = ([name, *(f"{100 * share:.1f}" for share in shares.values())] for name, shares in moved.items())
-    title = f"Accuracy of {names[-1]} on shifted hold-out images, % (local)"
     if moved["release"]:
+        rows = ([name, *map(per_cent, shares.values())] for name, shares in moved.items())
+        title = f"Accuracy of {names[-1]} on shifted hold-out images, % (local)"
         yield table_of(title, ["trained on", *moved["release"]], rows)
-    judged = {f"{name}: {model}": row for name, rows in sets.items() for model, row in rows.items()}
-    judged |= {"teacher": found["teacher"]} if "teacher" in found else {}
     rows = ([name, *reliability(row)] for name, row in judged.items() if row.get("per_class"))  # older ones lack it
-    heads = "classifier", "95 % interval", "worst class", measure, "below the mean", "calibration error"
+    heads = ("classifier", "95 % interval", "worst class", measure, "below the mean", "calibration error")
     note = "Interval: over the hold-out, of persons where it has persons. Mean: over the classes."
     yield table_of("How far these can be relied on, % (local)", heads, rows, note)
     columns = {name: row["by_column"] for name, row in judged.items() if "by_column" in row}
-    rows = (
-        [name, one["group"], str(one["images"]), f"{100 * one['mean']:.1f}", next(reliability(one)), f"{gap:.1f}"]
-        for name, column in columns.items()
-        for gap, one in ((100 * column["gap"], group) for group in column["groups"])
-    )
-    note = f"Groups of fewer than {FEWEST} images are merged into others, or withheld if these are too few as well."
     if columns:
+        rows = (
+            [name, one["group"], str(one["images"]), per_cent(one["mean"]), interval(one), per_cent(column["gap"])]
+            for name, column in columns.items()
+            for one in column["groups"]
+        )
+        note = f"Groups of fewer than {FEWEST} images are merged into others, or withheld if these are too few as well."
         title = "Group by group, % (local)"
         yield table_of(title, ["classifier", "group", "images", measure, heads[1], "best to worst"], rows, note)
     measured = {name: values for name, values in found.items() if isinstance(values, dict) and "fidelity" in values}
@@ -81,16 +76,15 @@ def tables_of(found: Mapping) -> Iterator[Table]:
         title = f"Fidelity to the real {first['reference']} images in {first['space']} (local)"
         keys = [key for key in map(str, first.index) if isinstance(first[key], float) and not key.endswith("_std")]
         spreads = compared.reindex([f"{key}_std" for key in keys])
-        cells = (map(number, compared.loc[key], spreads.loc[f"{key}_std"]) for key in keys)
-        rows = ([key.replace("_", " "), *own] for key, own in zip(keys, cells, strict=True))
+        rows = ([key.replace("_", " "), *map(number, compared.loc[key], spreads.loc[f"{key}_std"])] for key in keys)
         yield table_of(title, ["metric", *compared.columns], rows)
     if "public_student" in found:
         title = f"A second student, linear on the public network {found['public_student']['network']}, % (local)"
         note = "It knows public pictures. Compare these rows with each other, and with nothing above."
         rows = ([name, percent(row), *reliability(row)] for name, row in found["public_student"]["trained_on"].items())
         yield table_of(title, ["trained on", measure, *heads[1:3], f"its {measure}", *heads[4:]], rows, note)
-    shares, balanced = (found["verdict"][key] for key in ("accuracy", "balanced_accuracy"))
-    rows = ([name, f"{100 * share:.1f}", f"{100 * balanced[name]:.1f}"] for name, share in shares.items())
+    balanced = found["verdict"]["balanced_accuracy"]
+    rows = ([name, per_cent(share), per_cent(balanced[name])] for name, share in found["verdict"]["accuracy"].items())
     yield table_of("What a classifier can do, % (local)", ["what is used", measure, "mean over classes"], rows)
 
 
@@ -103,13 +97,16 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
 
     It skips what does not exist. Raises DataError if a file exists and cannot be read.
     """
-    again, causes = "run `stage evaluate` again", (*UNREADABLE, LookupError, RuntimeError)
+    numbers = Local()
+    again = "run `stage evaluate` again"
+    causes = (*UNREADABLE, LookupError, RuntimeError)
     with explained(DataError, lambda error: f"{metrics} cannot be read ({error!r}): {again}", causes=causes):
-        found = read_json(metrics) if metrics.is_file() else {}
-        tables = tuple(tables_of(found)) if found else ()
-        warnings, verdict = tuple(map(str, found.get("warnings", ()))), found["verdict"]["sentence"] if found else ""
+        if metrics.is_file():
+            found = read_json(metrics)
+            warnings = tuple(map(str, found.get("warnings", ())))
+            numbers = Local(found["verdict"]["sentence"], tuple(tables_of(found)), warnings)
     plots = tuple(picture(path, path.stem, "rests on real images") for path in sorted(evaluation.glob("*.png")))
-    pictures = []
+    pictures: list[Picture] = []
     for stage, what in SEEN.items():
         try:
             files = sorted((artifacts / stage).glob("*.png"))
@@ -118,25 +115,36 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
         except SfumatoError:  # not whole, so do not trust its pictures
             continue
         pictures += [picture(path, f"{stage}: {path.stem}", what) for path in files]
-    return Local(verdict, tables, warnings, plots, tuple(pictures))
+    return numbers._replace(plots=plots, pictures=tuple(pictures))
 
 
 def number(value: float | None, spread: float | None = None) -> str:
-    return "–" if pd.isna(value) else f"{value:.4g}" + ("" if pd.isna(spread) else f" ± {spread:.4g}")
+    if pd.isna(value):
+        return "–"
+    return f"{value:.4g}" if pd.isna(spread) else f"{value:.4g} ± {spread:.4g}"
 
 
 def reliability(row: Mapping) -> Iterator[str]:
     """Of a classifier, in per cent: interval, worst class, its mean, the gap to the mean of all, calibration error."""
-    yield " to ".join(f"{100 * end:.1f}" for end in row.get("interval", ())) or "–"
-    worst = min(row["per_class"], key=lambda one: one["mean"])
-    yield worst["class"]
-    yield f"{100 * worst['mean']:.1f}"
-    yield f"{100 * (np.mean([one['mean'] for one in row['per_class']]) - worst['mean']):.1f}"
-    yield f"{100 * row['calibration']:.1f}" if "calibration" in row else "–"
+    means = {one["class"]: one["mean"] for one in row["per_class"]}
+    worst = min(means, key=lambda name: means[name])
+    yield interval(row)
+    yield worst
+    yield per_cent(means[worst])
+    yield per_cent(np.mean([*means.values()]) - means[worst])
+    yield per_cent(row["calibration"]) if "calibration" in row else "–"
+
+
+def interval(row: Mapping) -> str:
+    return " to ".join(map(per_cent, row.get("interval", ()))) or "–"
+
+
+def per_cent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
 def percent(row: Mapping) -> str:
     """Mean ± standard deviation in per cent; only the mean of a single seed."""
     if pd.isna(row["mean"]):
         return "–"
-    return f"{100 * row['mean']:.1f}" + ("" if pd.isna(row["std"]) else f" ± {100 * row['std']:.1f}")
+    return per_cent(row["mean"]) if pd.isna(row["std"]) else f"{per_cent(row['mean'])} ± {per_cent(row['std'])}"

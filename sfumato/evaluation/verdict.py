@@ -23,7 +23,8 @@ LEVELS = {
     "useless": (-math.inf, "a classifier learns almost nothing from this release: do not rely on it"),
 }
 UNKNOWN = "classifiers learn nothing from the real images either, so nothing can be said about the release"
-UNJUDGED, FEWEST = "cannot be judged", 10  # hold-out images of each class, below which nothing is judged
+UNJUDGED = "cannot be judged"
+FEWEST = 10  # hold-out images of each class, below which nothing is judged
 ERRORS = 3.0  # standard errors by which an accuracy must exceed chance to be told from it
 BETTER = 0.02  # balanced accuracy by which the teacher must lead to be recommended
 
@@ -43,46 +44,51 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
         empty: dict[str, Any] = {"level": UNJUDGED, "learned": None, "accuracy": {}, "balanced_accuracy": {}}
         return empty | {"sentence": f"{UNJUDGED}: {found['warnings'][-1]}."}
     present = per_class(labels, classes)
-    chance = 1 / max(int((present > 0).sum()), 1)
-    guesses = {
-        "chance": {"accuracy": 1 / classes, "balanced_accuracy": chance},
-        "majority class": {"accuracy": float(present.max() / len(labels)), "balanced_accuracy": chance},
-    }
+    rows = guesses(present, labels) | {"release": best(found["release"])}
+    if "teacher" in found:
+        rows["teacher"] = found["teacher"]
+    if accuracies(found.get("real", {})):
+        rows["real"] = best(found["real"])
+    balanced = {name: row["balanced_accuracy"] for name, row in rows.items()}
+    release = balanced["release"]
+    chance = balanced["chance"]
+    above = balanced.get("real", 1.0) - chance
     error = math.sqrt(chance * (1 - chance) / len(labels))
     if labels.ndim == 2:
-        chance, error = 0.5, auroc_error(present, len(labels))
-        guesses = {"chance": {"accuracy": chance, "balanced_accuracy": chance}}
-    rows = {
-        **guesses,
-        "release": best(found["release"]),
-        **({"teacher": found["teacher"]} if "teacher" in found else {}),
-        **({"real": best(found["real"])} if accuracies(found.get("real", {})) else {}),
-    }
-    release, real = (rows.get(name, {}).get("balanced_accuracy", 1.0) for name in ("release", "real"))
-    learned = (release - chance) / (real - chance) if real - chance > ERRORS * error else None
+        error = auroc_error(present, len(labels))
+    clear = ERRORS * error  # what so many images can tell from chance
+    learned = None
     if present.min() < FEWEST:
-        level, learned = UNJUDGED, None
+        level = UNJUDGED
         sentence = f"the hold-out has {present.min()} images of a class, and {FEWEST} of each are needed. Hold out more"
-    elif learned is None:
-        level, sentence = "unknown", UNKNOWN
+    elif above <= clear:
+        level = "unknown"
+        sentence = UNKNOWN
     else:
-        clear = release - chance > ERRORS * error  # apart from chance, as far as so many images can tell
-        level = level_of(learned) if clear else "useless"
+        learned = (release - chance) / above
+        level = level_of(learned) if release - chance > clear else "useless"
         sentence = LEVELS[level][1]
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
-    if level != UNJUDGED and "teacher" in found and found["teacher"]["balanced_accuracy"] > release + BETTER:
-        sentence += ". The teacher is a better classifier: who needs no more than a classifier should take it"
-    mixture = ""
+    parts = [f"{level}{part}: {sentence}"]
+    if level != UNJUDGED and balanced.get("teacher", 0.0) > release + BETTER:
+        parts.append("The teacher is a better classifier: who needs no more than a classifier should take it")
     if found.get("mixture"):
-        mixture = f" It was made {found['mixture']['chosen']}, as the students of both mixtures decided."
-    copies = f" Copies: {found['disclosure']['sentence']}" if "disclosure" in found else ""
+        parts.append(f"It was made {found['mixture']['chosen']}, as the students of both mixtures decided")
+    said = ". ".join(parts) + "."
+    if "disclosure" in found:
+        said += f" Copies: {found['disclosure']['sentence']}"
+    accuracy = {name: row["accuracy"] for name, row in rows.items()}
+    return {"level": level, "sentence": said, "learned": learned, "accuracy": accuracy, "balanced_accuracy": balanced}
+
+
+def guesses(present: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, float]]:
+    """What classifiers have that look at no image, by the number of images of each class."""
+    if labels.ndim == 2:
+        return {"chance": {"accuracy": 0.5, "balanced_accuracy": 0.5}}
+    chance = 1 / max(int((present > 0).sum()), 1)
     return {
-        "level": level,
-        "sentence": f"{level}{part}: {sentence}.{mixture}{copies}",
-        "learned": learned,
-        **{
-            measure: {name: row[measure] for name, row in rows.items()} for measure in ("accuracy", "balanced_accuracy")
-        },
+        "chance": {"accuracy": 1 / len(present), "balanced_accuracy": chance},
+        "majority class": {"accuracy": float(present.max() / len(labels)), "balanced_accuracy": chance},
     }
 
 

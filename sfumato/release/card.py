@@ -47,37 +47,34 @@ def dataset_card(
     blend, public -> number of images; records: every charge behind the release, by id; apart: data sets of several
     owners, merged, which show different people by declaration; mixture: that of `Varied`.
     """
-    settings, facts = plan.settings, privacy_facts(plan, records, apart)
+    drawn = dict(sorted(sources.items()))
+    chosen = drawn.pop(PUBLIC_SOURCE, 0)
+    count = sum(sources.values())
+    channels, height, width = plan.shape
     claims = {record.get("claim", "") for record in records.values()}
-    chosen, drawn = sources.get(PUBLIC_SOURCE, 0), {k: n for k, n in sources.items() if k != PUBLIC_SOURCE}
-    kind = "synthetic" if not chosen else "synthetic and public" if drawn else "public, privately chosen"
-    count, (channels, height, width) = sum(sources.values()), plan.shape
-    shape: dict[str, Any] = {"count": count, "height": height, "width": width, "channels": channels}
-    shape |= {"colour": "grey" if channels == 1 else "colour"}
     numbers = enumerate(zip(plan.classes, per_class, strict=True))
     return template("card.md", autoescape=False, plain=plain).render(
-        **facts,
-        **shape,
+        **privacy_facts(plan, records, apart),
+        settings=plan.settings,
+        count=count,
+        height=height,
+        width=width,
+        channels=channels,
         size=next((name for bound, name in SIZES if count < bound), "n>10M"),
         licence=plan.about.get("licence", "other"),
-        kind=kind,
         chosen=chosen,
-        drawn=sorted(drawn.items()),
+        drawn=drawn,
         mixture=mixture,
         coarse="auxiliary" in sources and any(record["stage"] == "covariance" for record in records.values()),
         changed=[(WORDS["kinds"][name], number) for name, number in kinds.items() if name in WORDS["kinds"]],
-        kinds=list(kinds),
-        unchanged=kinds.get("plain", 0) + kinds.get("public", 0),
+        kinds=kinds,
         claim=claims.pop() if len(claims) == 1 else "",
         owners=sorted(apart),
         together=privacy_facts(plan, records)["epsilon"],
         several=plan.several,
         classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
         about=[(word, plan.about[key]) for key, word in WORDS["about"].items() if key in plan.about],
-        export=settings.export,
-        mark=settings.mark,
         prepared=PREPARED | plan.prepared,
-        relabel=settings.relabel,
     )
 
 
@@ -114,7 +111,8 @@ def cost_of(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[s
     apart: data sets that show different people by declaration; the cost is that for one person.
     Returns epsilon, delta, the adjacency that they are for, and the units that are protected.
     """
-    adjacency, delta = common_adjacency(records.values()), checked_delta(plan.delta, plan.size_hint)
+    adjacency = common_adjacency(records.values())
+    delta = checked_delta(plan.delta, plan.size_hint)
     spent = spent_on_one(list(records.values()), delta, plan.accountant, adjacency, apart)
     units = sorted({record["unit"] for record in records.values()})
     return {"epsilon": spent, "delta": delta, "adjacency": adjacency, "units": units}

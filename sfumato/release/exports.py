@@ -21,7 +21,9 @@ from sfumato.data.tables import check_parquet
 from sfumato.storage.files import FORMULA, csv_text, replace_file
 from sfumato.storage.png import png_bytes, save_png
 
-NPZ, PNG, METADATA = "images.npz", "png", "metadata.csv"
+NPZ = "images.npz"
+PNG = "png"
+METADATA = "metadata.csv"
 CLASSES = "classes"  # pictures of ten images of each class
 PARQUET = "parquet/train-00000-of-00001.parquet"  # dataset hubs name the parts of a split so
 TABLES = "parquet/*.parquet"
@@ -96,12 +98,12 @@ def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mar
         path = directory / SAMPLES / f"train-{shard:05d}.tar"
         with tarfile.open(path, "w", pax_headers=comment) as file:
             for i in rows:
-                label, names = image_set.labels[i], image_set.classes
+                label = image_set.labels[i]
                 about: dict[str, Any] = {"kind": str(kinds[i])}
                 if image_set.labels.ndim == 2:
-                    about["labels"] = [names[place] for place in np.flatnonzero(label)]
+                    about["labels"] = [image_set.classes[place] for place in np.flatnonzero(label)]
                 else:
-                    about |= {"label": int(label), "class": names[label]}
+                    about |= {"label": int(label), "class": image_set.classes[label]}
                 picture = png_bytes(image_set.images[i], mark.xmp)
                 for end, content in (("png", picture), ("json", json.dumps(about, ensure_ascii=False).encode())):
                     entry = tarfile.TarInfo(f"{i:08d}.{end}")
@@ -120,11 +122,16 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
     import pyarrow
     from pyarrow import parquet
 
-    one: dict[str, Any] = {"names": list(image_set.classes), "_type": "ClassLabel"}
-    several = image_set.labels.ndim == 2
-    name, number = ("labels", pyarrow.list_(pyarrow.int64())) if several else ("label", pyarrow.int64())
-    features: dict[str, dict] = {"image": {"_type": "Image"}, "kind": {"dtype": "string", "_type": "Value"}}
-    features[name] = {"feature": one, "_type": "Sequence"} if several else one
+    name = "label"
+    number = pyarrow.int64()
+    feature: dict[str, Any] = {"names": list(image_set.classes), "_type": "ClassLabel"}
+    labels = image_set.labels.tolist()
+    if image_set.labels.ndim == 2:
+        name = "labels"
+        number = pyarrow.list_(number)
+        feature = {"feature": feature, "_type": "Sequence"}
+        labels = [np.flatnonzero(row).tolist() for row in image_set.labels]
+    features = {"image": {"_type": "Image"}, "kind": {"dtype": "string", "_type": "Value"}, name: feature}
     said = {"description": mark.description, SOURCE_TYPE: mark.source_type or "not generated"}
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     schema = pyarrow.schema(
@@ -133,17 +140,16 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
     )
     (directory / PARQUET).parent.mkdir(parents=True, exist_ok=True)
     files = shards(image_set)
-    for shard, own in enumerate(files):
+    for shard, places in enumerate(files):
         path = directory / TABLES.replace("*", f"train-{shard:05d}-of-{len(files):05d}")
         # without compression: PNGs are already compressed
         with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="none") as writer:
-            for start in range(own.start, own.stop, GROUP):
-                part = slice(start, min(start + GROUP, own.stop))
-                rows = [{"bytes": png_bytes(array, mark.xmp), "path": None} for array in image_set.images[part]]
-                labels, kind = image_set.labels[part], kinds[part].tolist()
-                values = [np.flatnonzero(row).tolist() for row in labels] if several else labels.tolist()
-                columns = [pyarrow.array(rows, image), pyarrow.array(values, number), pyarrow.array(kind)]
-                writer.write_table(pyarrow.table(columns, schema=schema))
+            for start in range(places.start, places.stop, GROUP):
+                rows = []
+                for i in range(start, min(start + GROUP, places.stop)):
+                    picture = {"bytes": png_bytes(image_set.images[i], mark.xmp), "path": None}
+                    rows.append({"image": picture, name: labels[i], "kind": str(kinds[i])})
+                writer.write_table(pyarrow.Table.from_pylist(rows, schema))
 
 
 def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
@@ -152,14 +158,21 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
     Readers that number the folders by sorted names, as torchvision's ImageFolder does, find the same labels if each
     class has an image. Images with several labels lie in one folder, and the table has a column for each label.
     """
-    classes, several, rows = image_set.classes, image_set.labels.ndim == 2, []
+    classes = image_set.classes
     folders = folder_names(classes)
+    columns: tuple[str, ...] = ("file_name", "label", "class", "kind")
+    if image_set.labels.ndim == 2:
+        columns = ("file_name", "kind", *classes)
+    rows = []
     for i, (image, label) in enumerate(zip(image_set.images, image_set.labels.tolist(), strict=True)):
-        name = f"{i:06d}.png" if several else f"{folders[label]}/{i:06d}.png"
+        name = f"{i:06d}.png"
+        if image_set.labels.ndim == 2:
+            row = dict(zip(classes, label, strict=True))
+        else:
+            name = f"{folders[label]}/{name}"
+            row = {"label": label, "class": classes[label]}
         save_png(directory / PNG / name, image, mark.xmp)
-        own = dict(zip(classes, label, strict=True)) if several else {"label": label, "class": classes[label]}
-        rows.append({**own, "file_name": name, "kind": str(kinds[i])})
-    columns = ("file_name", "kind", *classes) if several else ("file_name", "label", "class", "kind")
+        rows.append(row | {"file_name": name, "kind": str(kinds[i])})
     replace_file(directory / PNG / METADATA, csv_text(rows, dict.fromkeys(columns, "")).encode())
 
 

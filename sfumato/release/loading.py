@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from sfumato.release.torch_dataset import ReleaseDataset
 
 RELEASE = Path("artifacts/synthesize")  # in a project
-NEEDED, KINDS_FILE = ("images.npy", "labels.npy", "card.json"), "kinds.npy"
+NEEDED = ("images.npy", "labels.npy", "card.json")
+KINDS_FILE = "kinds.npy"
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,13 @@ class Release:
         """
         import pandas
 
-        images, kinds = {"image": list(self.images)}, {"kind": self.kinds}
+        table = pandas.DataFrame({"image": list(self.images), "kind": self.kinds})
         if self.labels.ndim == 2:  # a label may have the name of another column
             labels = pandas.DataFrame(np.array(self.labels), columns=list(self.classes))
-            return pandas.concat([pandas.DataFrame(images | kinds), labels], axis=1)
-        names = [self.classes[label] for label in self.labels]
-        return pandas.DataFrame({**images, "label": self.labels, "class": names, **kinds})
+            return pandas.concat([table, labels], axis=1)
+        table.insert(1, "label", self.labels)
+        table.insert(2, "class", [self.classes[label] for label in self.labels])
+        return table
 
     def to_huggingface(self, path: str | Path) -> Path:
         """A folder that `datasets.load_dataset` reads and a hub takes: cards, README and Parquet, or PNGs and a table.
@@ -93,10 +95,13 @@ class Release:
         if folder.exists() and any(folder.iterdir()):
             raise DataError(f"{folder} is not empty: name another folder")
         images = ImageSet(self.images, self.labels, self.classes)
-        save, place = save_parquet, {"data_files": TABLES}
+        mark = mark_of(self.card["sources"])
         if find_spec("pyarrow") is None:
-            save, place = save_png_folders, {"data_dir": PNG}
-        save(folder, images, self.kinds, mark_of(self.card["sources"]))
+            save_png_folders(folder, images, self.kinds, mark)
+            place = {"data_dir": PNG}
+        else:
+            save_parquet(folder, images, self.kinds, mark)
+            place = {"data_files": TABLES}
         for name in ("card.json", "privacy.json"):
             shutil.copyfile(self.path / name, folder / name)
         _, front, text = (self.path / "README.md").read_text(encoding="utf-8").split("---\n", 2)
@@ -147,9 +152,11 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
     fetch = "fetch the release again"
     with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {fetch}"):
         content = json.loads(file.read_text(encoding="utf-8"))
-        files, records, local = dict(content["files"]), dict(content["records"]), content["local"]
-        stage, enabled = content["stage"], content["enabled"]
-    if stage != "synthesize" or not enabled or local:
+        files = dict(content["files"])
+        records = dict(content["records"])
+        stage = content["stage"]
+        released = stage == "synthesize" and content["enabled"] and not content["local"]
+    if not released:
         raise DataError(f"{folder} is not a release, but what the stage `{stage}` wrote: name that of `synthesize`")
     for name in NEEDED:
         if name not in files or not (folder / name).is_file():
@@ -159,13 +166,14 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
             raise DataError(f"{folder / name} no longer has the bytes that {file.name} lists: {fetch}")
     with explained(DataError, lambda error: f"{folder} cannot be read ({error!r}): {fetch}"):
         card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
-        names = [*NEEDED[:2], *([KINDS_FILE] if KINDS_FILE in files else [])]
-        arrays = [np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in names]
-        if KINDS_FILE not in files:  # a release of version 0.2
-            card["kinds"] = {"plain": len(arrays[0])}
-            arrays.append(np.full(len(arrays[0]), "plain"))
+        images, labels = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in NEEDED[:2])
+        if KINDS_FILE in files:
+            kind = np.load(folder / KINDS_FILE, mmap_mode="r", allow_pickle=False)
+        else:  # a release of version 0.2
+            card["kinds"] = {"plain": len(images)}
+            kind = np.full(len(images), "plain")
     if missing := {*(kinds or ())} - {*card["kinds"]}:
         raise DataError(f"{folder} holds no images of kind {min(missing)}: kinds={', '.join(card['kinds'])}")
-    chosen = slice(None) if kinds is None else np.isin(arrays[2], [*kinds])
-    images, labels, kind = (array[chosen] for array in arrays)
+    if kinds is not None:
+        images, labels, kind = (array[np.isin(kind, [*kinds])] for array in (images, labels, kind))
     return Release(images, labels, kind, tuple(card["classes"]), card, records, folder)

@@ -9,7 +9,8 @@ import hashlib
 
 import numpy as np
 
-BLOCK, LEVELS = 8, 16  # pixels of a side, as JPEG cuts pictures; grey levels of a mean that share a sign
+BLOCK = 8  # pixels of a side, as JPEG cuts pictures
+LEVELS = 16  # grey levels of a mean that share a sign
 STEP = 3.0  # of the coefficient, as JPEG rounds it at quality 90
 WAVE = np.cos((2 * np.arange(BLOCK) + 1) * np.pi / BLOCK) / 2
 BASIS = np.outer(WAVE, WAVE).ravel()  # (64,), of norm 1: two half waves down and two across

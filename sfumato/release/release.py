@@ -25,7 +25,8 @@ from sfumato.storage.png import named_grid, save_png, to_grid
 PRIVACY = "differentially private; privacy.json holds every mechanism that was paid for, ledger.json composes them"
 ENLARGED = 96  # pixels of a side that images are magnified to in the grid, and to twice as many in that of a class
 SHOWN = 10  # images of each class in the pictures
-FIRST, LOOKED_AT = 8, 1000  # pictures of a preview, chosen among so many
+FIRST = 8  # pictures of a preview
+LOOKED_AT = 1000  # pictures among which they are chosen
 
 
 def save_release(
@@ -40,8 +41,8 @@ def save_release(
 
     sources: (N,), the stage that drew each; apart: data sets of merged owners, as `cost_of` takes them.
     """
-    images, labels, drawn = varied.images, varied.labels, dict(sorted(Counter(sources.tolist()).items()))
-    released = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), plan.classes)
+    drawn = dict(sorted(Counter(sources.tolist()).items()))
+    released = ImageSet(varied.images.permute(0, 2, 3, 1).numpy(), varied.labels.numpy(), plan.classes)
     mark = replace(mark_of(drawn), everywhere=plan.settings.mark != "pictures")
     pattern = mark_pixels(released, varied.kinds, plan)
     save_images(directory, released)
@@ -57,14 +58,14 @@ def save_release(
     number = Counter(varied.kinds.tolist())
     kinds = {name: number[name] for name in KINDS if number[name]}
     unchanged = np.isin(varied.kinds, (PLAIN, PUBLIC))
-    shown = sorted_examples(images, labels, len(plan.classes), SHOWN, unchanged)
+    shown = sorted_examples(varied.images, varied.labels, len(plan.classes), SHOWN, unchanged)
     save_png(directory / "grid.png", named_grid(shown, plan.classes, SHOWN, ENLARGED), mark.xmp)
     for name, part in zip(folder_names(plan.classes), shown.split(SHOWN), strict=True):
         save_png(directory / CLASSES / f"{name}.png", to_grid(part, SHOWN // 2, 2 * ENLARGED), mark.xmp)
     for form in plan.settings.export:
         FORMS[form](directory, released, varied.kinds, mark)
     card = {
-        "images": len(images),
+        "images": len(released),
         "shape": list(plan.shape),
         "range": [0, 255],
         "prepared": PREPARED | plan.prepared,
@@ -90,10 +91,11 @@ def save_release(
 
 def save_preview(path: Path, drawn: ImageSet, source: str) -> None:
     """The first pictures of a generator, in rows of a class: as public as `drawn`, of which it is a part."""
-    names, columns = drawn.classes[:FIRST], max(1, FIRST // len(drawn.classes))
+    names = drawn.classes[:FIRST]
+    columns = max(1, FIRST // len(drawn.classes))
     first = drawn.take(np.arange(min(len(drawn), LOOKED_AT)))
-    images, labels = torch.from_numpy(first.images).permute(0, 3, 1, 2), torch.from_numpy(first.labels)
-    shown = sorted_examples(images, labels, len(names), columns)
+    images = torch.from_numpy(first.images).permute(0, 3, 1, 2)
+    shown = sorted_examples(images, torch.from_numpy(first.labels), len(names), columns)
     save_png(path, named_grid(shown, names, columns, ENLARGED), mark_of([source]).xmp)
 
 
@@ -121,5 +123,7 @@ def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:
 def generated_images(released: ImageSet, directory: Path) -> ImageSet | None:
     """The images of a release but for public ones, where it says their kinds. None if all are public."""
     kinds = directory / KINDS_FILE
-    drawn = np.flatnonzero(load_array(kinds) != PUBLIC) if kinds.exists() else np.arange(len(released))
+    if not kinds.exists():
+        return released
+    drawn = np.flatnonzero(load_array(kinds) != PUBLIC)
     return released.take(drawn) if len(drawn) else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from sfumato.errors import UNREADABLE, BudgetError, DataError, explained
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.check import check_ledger
-from sfumato.privacy.events import PROTECTED, UNITS, ZERO_OUT_ONE, Mechanism, event_of
-from sfumato.privacy.ledger import by_id, compose, of_one_person, read_ledger
+from sfumato.privacy.events import PROTECTED, UNITS, ZERO_OUT_ONE, Mechanism, common_adjacency, event_of
+from sfumato.privacy.ledger import by_id, compose, of_one_person, read_ledger, spent_on_one
 from sfumato.privacy.profile import bound_text, membership_advantage, percent_up, privacy_profile, true_positive_rate
 from sfumato.release.card import WORDS, neighbours, template
 from sfumato.release.exports import PUBLIC_SOURCE
@@ -30,6 +30,7 @@ FALSE_ALARMS = 0.01
 LISTED_CLASSES = 100
 ACCOUNTANTS = {"rdp": "Rényi", "rdp_classic": "Rényi, older conversion", "pld": "privacy-loss distribution"}
 LARGEST_FACTOR = 10.0  # of e^ε in words
+STRENGTHS = {"strong": 0.1, "limited": 0.5, "weak": 1.0}  # the largest membership advantage of each
 
 
 class Picture(NamedTuple):
@@ -66,14 +67,27 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     Raises what `checked` raises.
     Guarantee: without `local` the page is a function of the files of `release` and `ledger`, both already released.
     """
+    from jinja2 import TemplateError
+
     artifact, content, spent = checked(release, ledger)
+    released = what_was_released(artifact)
     shown = f"{ledger} has a record that cannot be shown"  # a field that `check_ledger` does not need
-    again, causes = "run `stage ledger write`, or restore it from git", (*UNREADABLE, OverflowError)
+    again = "run `stage ledger write`, or restore it from git"
+    causes = (*UNREADABLE, OverflowError, TemplateError)
+    page = template("report.html", autoescape=True, grouped=grouped, bound=bound_text)
     with explained(BudgetError, lambda error: f"{shown} ({error!r}): {again}", causes=causes):
-        cost, proof = what_it_cost(content, spent), what_to_check(artifact, content, ledger)
-    facts = {"release": what_was_released(artifact), "cost": cost, "attacker": what_it_means(content), "proof": proof}
-    fixed = {"trust": WORDS["trust"], "not_covered": not_covered(cost["grouped"]), "words": WORDS["about"]}
-    return template("report.html", autoescape=True).render(local=local, **facts, **fixed)
+        cost = what_it_cost(content, spent)
+        return page.render(
+            local=local,
+            ledger=content,
+            release=released,
+            cost=cost,
+            attacker=what_it_means(content),
+            proof=what_to_check(artifact, content, ledger),
+            trust=WORDS["trust"],
+            not_covered=not_covered(cost["grouped"]),
+            words=WORDS["about"],
+        )
 
 
 def not_covered(grouped: bool) -> list[str]:
@@ -87,7 +101,8 @@ def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
     Raises BudgetError if the ledger does not hold or belongs to another release, DataError if the release is
     missing, changed or local.
     """
-    artifact, content = read_artifact(release, "synthesize"), read_ledger(ledger)
+    artifact = read_artifact(release, "synthesize")
+    content = read_ledger(ledger)
     spent, problems = check_ledger(content)
     problems += [
         f"it lacks charge {key[:8]} of {release}"
@@ -116,21 +131,22 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
         counted = zip(card["classes"], per_class(labels, len(card["classes"])).tolist(), strict=True)
         classes = [(label, name, grouped(n)) for label, (name, n) in enumerate(counted)]
         channels, height, width = card["shape"]
-        some, all_of_them = PUBLIC_SOURCE in card["sources"], set(card["sources"]) == {PUBLIC_SOURCE}
-        kinds = [] if all_of_them else ["synthetic images"]
-        kinds += ["public images, privately selected and labelled"] if some else []
+        public = PUBLIC_SOURCE in card["sources"]
+        only_public = {*card["sources"]} == {PUBLIC_SOURCE}
+        kinds = {"synthetic images": not only_public, "public images, privately selected and labelled": public}
+        number = grouped(len(card["classes"]))
         return {
             "images": grouped(card["images"]),
             "shape": f"{height} × {width}",
             "colour": "grey" if channels == 1 else "colour",
             "classes": classes[:LISTED_CLASSES],
-            "class_count": (number := grouped(len(card["classes"]))),
+            "class_count": number,
             "several": labels.ndim == 2,
             "in_classes": f"in {number} classes" if labels.ndim == 1 else f"with any number of {number} labels each",
             "sources": [(name, grouped(number)) for name, number in sorted(card["sources"].items())],
-            "public_images": some,
-            "only_public": all_of_them,
-            "kind": " and ".join(kinds),
+            "public_images": public,
+            "only_public": only_public,
+            "kind": " and ".join(kind for kind, present in kinds.items() if present),
             "about": {key: str(text) for key, text in card.get("about", {}).items() if key in WORDS["about"]},
             "kinds": [(name, grouped(number)) for name, number in card["kinds"].items()],
             "grid": picture(artifact.path / "grid.png", "", "Ten released images of each class"),
@@ -139,36 +155,35 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
 
 def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     """Epsilon and delta, the table of charges and the bar of spending, all computed again from the records."""
-    apart, delta, by = ledger.get("apart", ()), ledger["delta"], ledger["accountant"]
-    composed = compose(ledger["records"], delta, apart, by)
-    owners = of_one_person(ledger["records"], apart).items() if apart else ()
-    together = compose(ledger["records"], delta, (), by)["epsilon"][by] if apart else 0
-    records, rows, start = by_id(ledger), [], 0.0
-    for stage in (name for name in QUERIES if composed["stages"][name]["records"]):
-        entry = composed["stages"][stage]
-        charges = []
-        for record in (records[key] for key in entry["records"]):
-            one = Mechanism.from_json(record["event"])
-            sums = {"sigma": f"{one.noise_multiplier:g}", "rate": f"{one.sample_rate:.4g}", "uses": grouped(one.uses)}
-            charges.append({"released": record["released"], **sums})
+    records = ledger["records"]
+    apart = ledger.get("apart", ())
+    delta = ledger["delta"]
+
+    def cost_of(part: Sequence[dict]) -> str:
+        return bound_text(spent_on_one(part, delta, ledger["accountant"], common_adjacency(part)))
+
+    composed = compose(records, delta, apart, ledger["accountant"])
+    spending = {name: stage for name in QUERIES if (stage := composed["stages"][name])["records"]}
+    rows = []
+    start = 0.0
+    for stage, entry in spending.items():
+        charges = [charge_row(by_id(ledger)[key]) for key in entry["records"]]
         share = 100 * entry["share"]
-        tint = 1 + sum(other["share"] > entry["share"] for other in composed["stages"].values())
+        tint = 1 + sum(other["share"] > entry["share"] for other in spending.values())
         place = {"start": f"{start:.2f}", "width": f"{share:.2f}", "tint": min(tint, 6)}
         cost = {"epsilon": bound_text(entry["epsilon"]), "share": f"{share:.1f}"}
         rows.append({"stage": stage, "charges": charges, **cost, **place})
         start += share
-    public = any(record["stage"] == "histogram" for record in ledger["records"])
-    first: dict = next(iter(ledger["records"]), {})
-    unit, claims = first.get("unit", UNITS[IMAGE]), {record.get("claim") for record in ledger["records"]}
+    first: dict = next(iter(records), {})
+    unit = first.get("unit", UNITS[IMAGE])
+    claims = {record.get("claim") for record in records}
     return {
-        "recipe": ledger["recipe"],
-        "dataset": ", ".join(sorted({record["dataset_id"] for record in ledger["records"]})),
+        "dataset": ", ".join(sorted({record["dataset_id"] for record in records})),
         "unit": PROTECTED[unit],
         "grouped": unit == UNITS[GROUP],
         "weight": first.get("group_weight"),
         "claim": first.get("claim") if len(claims) == 1 else None,
         "declared": ledger["adjacency"] == ZERO_OUT_ONE,
-        "adjacency": ledger["adjacency"],
         "neighbours": neighbours(unit, ledger["adjacency"]),
         "epsilon": bound_text(spent),
         "delta": scientific(delta),
@@ -176,18 +191,19 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "anyone": percent_up(delta * ledger["size_hint"]),
         # a larger factor is of no use to a reader: the ceilings on an attacker are
         "factor": bound_text(math.exp(spent), 3) if spent <= math.log(LARGEST_FACTOR) else "",
-        "target": f"{ledger['target']:g}",
-        "size_hint": grouped(ledger["size_hint"]),
-        "product": ledger["size_hint"] * ledger["target"],
-        "accountant": ACCOUNTANTS.get(by, by),
+        "accountant": ACCOUNTANTS.get(ledger["accountant"], ledger["accountant"]),
         "accountants": [(name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())],
         "stages": rows,
-        "public_images": public,
-        "odometer": ledger["odometer"] | {"epsilon": bound_text(ledger["odometer"]["epsilon"])},
-        "charges": len(ledger["records"]),
-        "owners": [(own, bound_text(compose(part, delta, (), by)["epsilon"][by])) for own, part in owners],
-        "together": bound_text(together),
+        "public_images": any(record["stage"] == "histogram" for record in records),
+        "owners": [(owner, cost_of(part)) for owner, part in of_one_person(records, apart).items() if apart],
+        "together": cost_of(records),
     }
+
+
+def charge_row(record: Mapping) -> dict[str, str]:
+    one = Mechanism.from_json(record["event"])
+    sums = {"sigma": f"{one.noise_multiplier:g}", "rate": f"{one.sample_rate:.4g}", "uses": grouped(one.uses)}
+    return {"released": record["released"], **sums}
 
 
 def what_it_means(ledger: Mapping) -> dict[str, Any]:
@@ -196,7 +212,7 @@ def what_it_means(ledger: Mapping) -> dict[str, Any]:
     profiles = [privacy_profile(map(event_of, part), ledger["adjacency"]) for part in parts]
     advantage = max(map(membership_advantage, profiles))
     hits = max(true_positive_rate(profile, FALSE_ALARMS) for profile in profiles)
-    strength = "strong" if advantage <= 0.1 else "limited" if advantage <= 0.5 else "weak"
+    strength = next(name for name, most in STRENGTHS.items() if advantage <= most)
     shares = {"guess": (1 + advantage) / 2, "hits": hits, "advantage": advantage}
     return {name: percent_up(share) for name, share in shares.items()} | {"strength": strength}
 
@@ -230,7 +246,8 @@ def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, track
     report: folder of the public report; verdict: on the release, or where to find it; tracked: what git tracks.
     Raises BudgetError if the ledger cannot be read, DataError if the release cannot.
     """
-    artifact, content = read_artifact(release, "synthesize"), read_ledger(ledger)
+    artifact = read_artifact(release, "synthesize")
+    content = read_ledger(ledger)
     spent, _ = check_ledger(content)
     classifier = release.with_name("teacher")
     text = template("summary.md", autoescape=False).render(

@@ -16,6 +16,7 @@ import yaml
 import sfumato
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import Mechanism
+from sfumato.privacy.profile import bound_text
 from sfumato.release.card import LABEL_TABLE, WORDS
 from sfumato.release.exports import PARQUET
 from sfumato.release.report import checked, day_of, not_covered, what_it_cost, what_was_released
@@ -24,8 +25,9 @@ from sfumato.storage.artifacts import PRIVACY, Artifact
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
 
-CROISSANT, REGISTRY = "croissant.json", "deployment.yaml"
-FORMS = Path(__file__).with_suffix(".yaml")
+CROISSANT = "croissant.json"
+REGISTRY = "deployment.yaml"
+FORMS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 OTHER = "application/octet-stream"  # the format of any other file
 ASKED = ("owner", "owner_type", "purpose", "region")  # what the registry requires and a ledger does not hold
 
@@ -40,22 +42,22 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> list[str]:
     artifact, content, spent = checked(release, ledger)
     if not content["records"]:
         return []
-    facts, forms = facts_of(artifact, content, spent), yaml.safe_load(FORMS.read_text(encoding="utf-8"))
+    facts = facts_of(artifact, content, spent)
     files = read_json(artifact.path / PRIVACY)["files"] | {PRIVACY: digest_of_file(artifact.path / PRIVACY)}
     base = facts.get("url", f"../{release.name}").rstrip("/")  # as the pipeline lays them out
     distribution = [
-        {"name": name, "sha256": sha256, "base": base, "format": forms["formats"].get(PurePath(name).suffix, OTHER)}
+        {"name": name, "sha256": sha256, "base": base, "format": FORMS["formats"].get(PurePath(name).suffix, OTHER)}
         for name, sha256 in sorted(files.items())
         if not name.startswith("png/")
     ]
-    record = filled(forms["croissant"], facts | {"distribution": [filled(forms["file"], one) for one in distribution]})
+    record = filled(FORMS["croissant"], facts | {"distribution": [filled(FORMS["file"], one) for one in distribution]})
     if PARQUET in files and LABEL_TABLE not in files:  # its one column of labels
-        record["recordSet"].append(filled(forms["table"], {"parquet": PARQUET}))
+        record["recordSet"].append(filled(FORMS["table"], {"parquet": PARQUET}))
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     (directory / CROISSANT).write_text(text, encoding="utf-8")
     if missing := [f"release.{key}" for key in ASKED if key not in facts]:
         return missing
-    (directory / REGISTRY).write_text(as_yaml(filled(forms["registry"], facts)), encoding="utf-8")
+    (directory / REGISTRY).write_text(as_yaml(filled(FORMS["registry"], facts)), encoding="utf-8")
     return []
 
 
@@ -74,57 +76,54 @@ def filled(form: Any, facts: Mapping[str, Any]) -> Any:
 def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any]:
     """What both statements hold, by the names that the forms use. The owner's words are among them, if given."""
     card = read_json(artifact.path / "card.json")
-    shown, cost = what_was_released(artifact), what_it_cost(ledger, spent)
-    about, odometer, only_public = shown["about"], cost["odometer"], shown["only_public"]
+    shown = what_was_released(artifact)
+    cost = what_it_cost(ledger, spent)
+    about = shown["about"]
     day = max(day_of(record) for record in ledger["records"])
     publisher = about.get("owner", "Its owner")
-    email = {"email": about["contact"]} if "@" in about.get("contact", "") else {}
-    declared = ["the number of images, by the owner's declaration"] if cost["declared"] else []
-    public = ["the fact that the set exists", "its class names and the shape of its images", "all settings", *declared]
-    others = ", ".join(f"{value} ({name})" for name, value in cost["accountants"])
-    gaps = (f"The guarantee does not cover {gap}." for gap in not_covered(cost["grouped"]))
-    by_teacher = card.get("labels") == "teacher" or only_public
-    return about | {
-        "dataset": cost["dataset"],
-        "description": f"{shown['images']} labelled {shown['kind']}, {shown['colour']}, {shown['shape']} pixels, "
-        f"{shown['in_classes']}.",
-        "kind": shown["kind"],
-        "in_classes": shown["in_classes"],
+    creator = {"@type": "sc:Organization", "name": publisher}
+    if "@" in about.get("contact", ""):
+        creator["email"] = about["contact"]
+    public = ["the fact that the set exists", "its class names and the shape of its images", "all settings"]
+    if cost["declared"]:
+        public.append("the number of images, by the owner's declaration")
+    gaps = [f"The guarantee does not cover {gap}." for gap in not_covered(cost["grouped"])]
+    facts = about | {key: shown[key] for key in ("images", "kind", "colour", "shape", "in_classes")}
+    facts |= {key: cost[key] for key in ("dataset", "unit", "neighbours")}
+    facts |= {
         "day": day,
-        "year": day[:4],
-        "short_digest": ledger["digest"][:16],
+        "digest": ledger["digest"],
         "version": sfumato.__version__,
         "publisher": publisher,
-        "creator": {"@type": "sc:Organization", "name": publisher, **email} if "owner" in about else None,
+        "creator": creator if "owner" in about else None,
         "slug": re.sub(r"[^a-z0-9]+", "-", f"{publisher} {cost['dataset']} {day[:4]}".lower()).strip("-"),
-        "licence_or_other": about.get("licence", "other"),
-        "use_cases": [about["purpose"]] if "purpose" in about else None,
-        "product": "Dataset" if only_public else "Synthetic data",
-        "collection": "Software Collection" if only_public else "Synthetic data generation",
-        "keywords": ["differential privacy", *([] if only_public else ["synthetic data"])],
         "class_names": [{"classes/label": i, "classes/name": name} for i, name in enumerate(card["classes"])],
         "limitations": ["Made to train classifiers; images and labels were not checked by hand.", *gaps],
-        "labels": "Labels were given by a classifier that was trained under the same guarantee."
-        if by_teacher
-        else "Labels are those that the models were asked for.",
-        "measured": f"Made from noisy measurements: {', '.join(row['stage'] for row in cost['stages'])}.",
+        "use_cases": [about["purpose"]] if "purpose" in about else None,
+        "queries": ", ".join(row["stage"] for row in cost["stages"]),
         "epsilon": round_up(spent, 4),
         "delta": ledger["delta"],
-        "unit": cost["unit"],
         "size_hint": ledger["size_hint"],
-        "neighbours": cost["neighbours"],
-        "guarantee": f"(ε, δ)-differentially private with ε = {cost['epsilon']} and δ = {cost['delta']} for "
-        f"{cost['unit']}{' of any one owner, whose people are others by declaration' if cost['owners'] else ''}.",
-        "accounting": f"All charges ({cost['charges']}) are composed together; ε by method: {others}.",
-        "all_time": "What was ever opened on each set is in its owner's journal. Further releases add to it."
-        if cost["owners"]
-        else f"When the ledger was written, the charges opened on the dataset were "
-        f"{'' if odometer['complete'] else 'at least '}{odometer['charges']} in all, ε = {odometer['epsilon']} "
-        "together. Further releases add to it.",
+        "stated_epsilon": cost["epsilon"],
+        "stated_delta": cost["delta"],
+        "methods": ", ".join(f"{value} ({name})" for name, value in cost["accountants"]),
+        "charges": len(ledger["records"]),
+        "opened": ledger["odometer"]["charges"],
+        "opened_epsilon": bound_text(ledger["odometer"]["epsilon"]),
         "trust": " ".join(WORDS["trust"]),
         "public": "; ".join(public) + ".",
         "mechanisms": "\n".join(map(mechanism_line, ledger["records"])),
     }
+    cases = {
+        "licensed": "licence" in about,
+        "only public": shown["only_public"],
+        "by teacher": card.get("labels") == "teacher" or shown["only_public"],
+        "all charges known": ledger["odometer"]["complete"],
+        "several owners": bool(cost["owners"]),
+    }
+    for case, holds in cases.items():  # a later one may use what an earlier one says
+        facts |= filled(FORMS["cases"][case][holds], facts)
+    return facts | filled(FORMS["texts"], facts)
 
 
 def mechanism_line(record: Mapping) -> str:

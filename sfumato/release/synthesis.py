@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.data.images import LABELS, as_bytes, as_floats, having, load_array, load_images, room
+from sfumato.data.images import LABELS, as_bytes, as_floats, having, load_array, load_images, per_class, room
 from sfumato.data.store import load_public
 from sfumato.diffusion.denoiser import Progress
 from sfumato.diffusion.sampler import Guide
@@ -62,16 +62,16 @@ def evolved_images(
     """
     classes = len(priors) if priors is not None else int(load_array(directory / LABELS).max(initial=0)) + 1
     population = load_images(directory, map(str, range(classes)), shape=shape)  # type: ignore[arg-type]
-    known = population.labels
-    held = torch.from_numpy(np.bincount(known, minlength=classes))
-    shares = (torch.ones(len(held)).double() if priors is None else priors.double()) * (held > 0)
+    shares = torch.ones(classes).double() if priors is None else priors.double()
+    shares = shares * torch.from_numpy(per_class(population.labels, classes) > 0)
     random = torch.Generator().manual_seed(seed)
-    labels = balanced_labels(count, shares / shares.sum(), len(held), random)
+    labels = balanced_labels(count, shares / shares.sum(), classes, random)
     rows = torch.empty_like(labels)
     for label in labels.unique().tolist():
-        places, own = (labels == label).nonzero().flatten(), torch.from_numpy(np.flatnonzero(known == label))
-        order = own[torch.randperm(len(own), generator=random)]
-        rows[places] = order.repeat(-(-len(places) // len(own)))[: len(places)]
+        of_class = torch.from_numpy(np.flatnonzero(population.labels == label))
+        order = of_class[torch.randperm(len(of_class), generator=random)]
+        wanted = labels == label
+        rows[wanted] = order[torch.arange(int(wanted.sum())) % len(order)]
     images = MappedImages(population.images)
     return (as_floats(images[part]) for part in rows.split(DRAWN)), labels
 
@@ -85,13 +85,13 @@ def chosen_images(
     wanted = balanced_labels(count, priors, int(labels.max()) + 1, torch.Generator().manual_seed(seed))
     rows = []
     for label, number in enumerate(wanted.bincount().tolist()):
-        found = (labels == label).nonzero().flatten()
-        if len(found) < number:
+        of_class = (labels == label).nonzero().flatten()
+        if len(of_class) < number:
             raise DataError(
-                f"the release asks for {number} images of class {label}, and {paths['select']} holds {len(found)}: "
+                f"the release asks for {number} images of class {label}, and {paths['select']} holds {len(of_class)}: "
                 "lower synthesize.count, or raise select.images"
             )
-        rows.append(found[:number])
+        rows.append(of_class[:number])
     chosen = torch.cat(rows)
     return (as_floats(images[part]) for part in chosen.split(DRAWN)), labels[chosen]
 
@@ -117,32 +117,36 @@ def draw_mixture(
     }
     numbers[max(numbers, key=lambda name: numbers[name])] += settings.count - sum(numbers.values())
     order = torch.randperm(settings.count, generator=torch.Generator().manual_seed(seed))
-    places, drawn = order.argsort(), np.repeat(list(numbers), list(numbers.values()))
-    images, labels, first = None, [], 0
+    places = order.argsort()
+    images = None
+    labels = []
+    done = 0
     for i, (name, number) in enumerate(numbers.items()):
         if not number:
             continue
-        parts, own = draw_from(name, paths, number, settings, priors, seed + i, progress, shape, guide)
-        labels.append(own)
+        parts, of_source = draw_from(name, paths, number, settings, priors, seed + i, progress, shape, guide)
+        labels.append(of_source)
         for part in parts:
             if not part.isfinite().all():
                 raise DataError(f"the model of {name} drew pixels that are not finite: run this stage again")
-            images = room(settings.count, part.shape[1:], folder) if images is None else images
-            images[places[first : first + len(part)]] = as_bytes(part)
-            first += len(part)
+            if images is None:
+                images = room(settings.count, part.shape[1:], folder)
+            images[places[done : done + len(part)]] = as_bytes(part)
+            done += len(part)
     assert images is not None
-    return images, torch.cat(labels)[order], drawn[order.numpy()]
+    drawn_by = np.repeat(list(numbers), list(numbers.values()))
+    return images, torch.cat(labels)[order], drawn_by[order.numpy()]
 
 
 def sorted_examples(
-    images: Tensor, labels: Tensor, classes: int, per_class: int, among: np.ndarray | bool = True
+    images: Tensor, labels: Tensor, classes: int, number: int, among: np.ndarray | bool = True
 ) -> Tensor:
-    """The first `per_class` images, (N, C, H, W) uint8, of each class, class by class, in [0, 1], for a grid.
+    """The first `number` images, (N, C, H, W) uint8, of each class, class by class, in [0, 1], for a grid.
 
     Blanks if a class has fewer. among: (N,) bool, of which images.
     """
-    examples = torch.ones(classes, per_class, *images.shape[1:])
+    examples = torch.ones(classes, number, *images.shape[1:])
     for label in range(classes):
-        found = torch.from_numpy(np.flatnonzero(having(labels.numpy(), label) & among)[:per_class])
-        examples[label, : len(found)] = as_floats(images[found])
+        rows = torch.from_numpy(np.flatnonzero(having(labels.numpy(), label) & among)[:number])
+        examples[label, : len(rows)] = as_floats(images[rows])
     return examples.flatten(0, 1)

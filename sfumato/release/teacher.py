@@ -69,7 +69,8 @@ def load_teacher(path: str | Path) -> Teacher:
         raise DataError(f"{folder} holds no teacher: the recipe has none")
     with explained(DataError, lambda error: f"{folder / 'card.json'} cannot be read ({error!r})"):
         card: Any = read_json(folder / "card.json")
-        network, classes = load_network(folder), tuple(card["classes"])
+        network = load_network(folder)
+        classes = tuple(card["classes"])
         if (tuple(card["shape"]), len(classes)) != (network.features.shape, network.classes):
             raise ValueError("it is of other images or classes than the network")
         return Teacher(network, classes, card, artifact.records)

@@ -16,8 +16,10 @@ class ReleaseDataset(Dataset[tuple[Any, Any]]):
     """Pairs of an image, (C, H, W) float32 in [0, 1], and its label; `classes` and `targets` as in torchvision."""
 
     def __init__(self, release: Release, transform: Callable[[Tensor], Any] | None = None) -> None:
-        self.release, self.transform = release, transform
-        self.classes, self.targets = list(release.classes), release.labels.tolist()
+        self.release = release
+        self.transform = transform
+        self.classes = list(release.classes)
+        self.targets = release.labels.tolist()
 
     def __len__(self) -> int:
         return len(self.release)
@@ -25,5 +27,8 @@ class ReleaseDataset(Dataset[tuple[Any, Any]]):
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         pixels = torch.tensor(self.release.images[index]).permute(2, 0, 1).float() / 255
         target = self.targets[index]
-        target = torch.tensor(target, dtype=torch.float32) if isinstance(target, list) else target
-        return (pixels if self.transform is None else self.transform(pixels)), target
+        if isinstance(target, list):
+            target = torch.tensor(target, dtype=torch.float32)
+        if self.transform is not None:
+            return self.transform(pixels), target
+        return pixels, target

@@ -21,9 +21,16 @@ from sfumato.features.teacher_network import TeacherNetwork, at_shares, probabil
 from sfumato.settings.release import Synthesize
 
 BLEND = (0.3, 0.7)  # the part of the first image in a blend
-STRETCHED, SHIFTED, WARPED, KNOTS = 0.12, 0.06, 0.1, 5
-TEXTURED, STRIPES, SPOTS, RELIT = 0.6, (1.0, 7.0), (4, 14), 0.6
-PLAIN, DISTORTED, BLENDED, PUBLIC = KINDS = "plain", "distorted", "blend", "public"  # of released images
+STRETCHED = 0.12  # the most by which a distortion changes a side or slants it
+SHIFTED = 0.06  # and moves it
+WARPED = 0.1  # spread of its warps, which bend the image between KNOTS × KNOTS places
+KNOTS = 5
+TEXTURED = 0.6  # the strongest texture
+STRIPES = (1.0, 7.0)  # half waves across the image
+SPOTS = (4, 14)  # across the image
+RELIT = 0.6  # the largest logarithm of an exponent of brightness
+KINDS = ("plain", "distorted", "blend", "public")  # of released images
+PLAIN, DISTORTED, BLENDED, PUBLIC = KINDS
 BATCH = 500  # images varied at a time, which bounds the memory
 
 
@@ -58,23 +65,24 @@ def vary(
     those asked of the models; seed: fixes the variants; the global generator stays as it was; public: (N,) which images
     are public ones, and of that kind unless they are changed.
     """
-    distorted, blended = int(len(images) * settings.distorted), int(len(images) * settings.mixed)
+    distorted = int(len(images) * settings.distorted)
+    blended = int(len(images) * settings.mixed)
     plain = len(images) - distorted - blended
     random = torch.Generator().manual_seed(seed)
-    first = None
+    asked = None
     if settings.relabel and teacher is not None and teacher.several:
         vary_parts(images, plain, distorted, None, random)
         labels = surest_labels(probabilities_of(teacher, images), labels.sum(dim=0, dtype=torch.int64))
     elif settings.relabel and teacher is not None:
-        first = labels[:plain]
+        asked = labels[:plain]
         seen = probabilities_of(teacher, images)
-        offsets = share_offsets(seen[:plain], labels[:plain].bincount(minlength=teacher.classes))
+        offsets = share_offsets(seen[:plain], asked.bincount(minlength=teacher.classes))
         vary_parts(images, plain, distorted, at_shares(seen, offsets), random)
         seen = torch.cat([seen[:plain], probabilities_of(teacher, images[plain:])])
         labels = at_shares(seen, offsets).argmax(dim=1)
     kinds = np.array([PLAIN, DISTORTED, BLENDED]).repeat([plain, distorted, blended])
     kinds[np.logical_and(kinds == PLAIN, public)] = PUBLIC
-    return Varied(images, labels, kinds, first)
+    return Varied(images, labels, kinds, asked)
 
 
 def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, seed: int) -> Varied:
@@ -82,16 +90,15 @@ def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, se
 
     images: (B, C, H, W) uint8; labels: (B,) int64; every: of the drawn images and their variants, one in so many stays.
     """
-    kinds = varied.kinds[::every]
-    plain = int((kinds == PLAIN).sum())
-    added = len(images)
-    first = torch.randperm(plain + added, generator=torch.Generator().manual_seed(seed))
-    order = torch.cat([first, torch.arange(plain + added, len(kinds) + added)])
+    kinds = np.concatenate([varied.kinds[::every], np.repeat(PUBLIC, len(images))])
+    drawn = torch.from_numpy(np.flatnonzero((kinds == PLAIN) | (kinds == PUBLIC)))
+    mixed = torch.randperm(len(drawn), generator=torch.Generator().manual_seed(seed))
+    order = torch.cat([drawn[mixed], torch.from_numpy(np.flatnonzero((kinds != PLAIN) & (kinds != PUBLIC)))])
     return Varied(
-        torch.cat([varied.images[::every][:plain], images, varied.images[::every][plain:]])[order],
-        torch.cat([varied.labels[::every][:plain], labels, varied.labels[::every][plain:]])[order],
-        np.concatenate([kinds[:plain], np.repeat(PUBLIC, added), kinds[plain:]])[order.numpy()],
-        None if varied.asked is None else torch.cat([varied.asked[::every], labels])[first],
+        torch.cat([varied.images[::every], images])[order],
+        torch.cat([varied.labels[::every], labels])[order],
+        kinds[order.numpy()],
+        None if varied.asked is None else torch.cat([varied.asked[::every], labels])[mixed],
     )
 
 
@@ -154,12 +161,14 @@ def blend_partners(probabilities: Tensor, end: int, random: torch.Generator) -> 
     probabilities: (N, classes). The second class is drawn by the teacher's probability for it; if no earlier image is
     of that class, any is taken. Returns ((B,) float32, (B,) int64).
     """
-    classes, own = probabilities[:end].argmax(dim=1), probabilities[end:]
-    rest = own.scatter(1, own.argmax(dim=1, keepdim=True), 0) + 1e-6
+    classes = probabilities[:end].argmax(dim=1)
+    blended = probabilities[end:]
+    rest = blended.scatter(1, blended.argmax(dim=1, keepdim=True), 0) + 1e-6
     second = torch.multinomial(rest, 1, generator=random).flatten()
-    partner = torch.randint(end, (len(own),), generator=random)
+    partner = torch.randint(end, (len(blended),), generator=random)
     for label in second.unique():
-        known, asked = (classes == label).nonzero().flatten(), (second == label).nonzero().flatten()
-        if len(known):
-            partner[asked] = known[torch.randint(len(known), (len(asked),), generator=random)]
-    return uniform(random, *BLEND, len(own)), partner
+        of_class = (classes == label).nonzero().flatten()
+        wanted = second == label
+        if len(of_class):
+            partner[wanted] = of_class[torch.randint(len(of_class), (int(wanted.sum()),), generator=random)]
+    return uniform(random, *BLEND, len(blended)), partner

@@ -47,7 +47,7 @@ def test_labels_follow_the_priors(models):
 
 def test_examples_are_sorted_by_class_with_blanks_where_there_are_too_few():
     images = torch.tensor([0, 51, 102, 153], dtype=torch.uint8).view(4, 1, 1, 1)
-    grid = sorted_examples(images, torch.tensor([1, 0, 1, 1]), classes=2, per_class=2).flatten().tolist()
+    grid = sorted_examples(images, torch.tensor([1, 0, 1, 1]), classes=2, number=2).flatten().tolist()
     assert grid == pytest.approx([0.2, 1.0, 0.0, 0.4])
 
 

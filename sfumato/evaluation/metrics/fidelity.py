@@ -18,11 +18,21 @@ PUBLISHED = {"frechet": "fid", "mmd": "kid", "mmd_std": "kid_std"}  # what numbe
 
 
 class Metric(NamedTuple):
-    """What gives the numbers of a metric from a part of what `fidelity` takes; None: the stage does, from images."""
+    """One metric.
 
+    meaning: its line in docs/reference.md, which is written from here; measure: gives its numbers from a part of what
+    `fidelity` takes, by name; without it `evaluate_folder` has them from images; needs: its extractor, any if empty;
+    yardstick: also measured of blurred real images.
+    """
+
+    meaning: str
     measure: Callable[..., dict[str, Any]] | None = None
-    needs: str = ""  # its extractor; any if empty
-    yardstick: bool = False  # also measured of blurred real images
+    needs: str = ""
+    yardstick: bool = False
+
+
+def frechet(compared: np.ndarray, reference: np.ndarray, **_: Any) -> dict[str, float]:
+    return {"frechet": frechet_distance(compared, reference)}
 
 
 def mind(compared: np.ndarray, reference: np.ndarray, novel: tuple[np.ndarray, ...], **_: Any) -> dict[str, float]:
@@ -30,6 +40,10 @@ def mind(compared: np.ndarray, reference: np.ndarray, novel: tuple[np.ndarray, .
     count = min(map(len, (compared, reference, novel[1])))
     real = {"mind_real": sliced_distance(novel[1], reference, count)[0]}
     return with_spread("mind", sliced_distance(compared, reference, count)) | real
+
+
+def mmd(compared: np.ndarray, reference: np.ndarray, **_: Any) -> dict[str, float]:
+    return with_spread("mmd", kernel_distance(compared, reference))
 
 
 def score(compared: np.ndarray, extractor: Extractor, **_: Any) -> dict[str, float]:
@@ -42,23 +56,34 @@ def with_spread(key: str, values: tuple[float, float]) -> dict[str, float]:
     return {key: values[0], f"{key}_std": values[1]}
 
 
-METRICS = {  # docs/reference.md describes each
-    "frechet": Metric(lambda compared, reference, **_: {"frechet": frechet_distance(compared, reference)}, "", True),
-    "mind": Metric(mind, yardstick=True),
-    "mmd": Metric(lambda compared, reference, **_: with_spread("mmd", kernel_distance(compared, reference))),
-    "inception_score": Metric(score, needs="inception"),
-    "precision_recall": Metric(lambda compared, reference, **_: precision_recall(compared, reference), "", True),
-    "fld": Metric(lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= FEWEST else {}),
-    "authenticity": Metric(lambda novel, **_: authenticity(*novel)),
-    "detector": Metric(),
-    "disclosure": Metric(),
+METRICS = {
+    "frechet": Metric("Fréchet distance of Gaussians fitted to the features; lower is better", frechet, yardstick=True),
+    "mind": Metric("sliced distance of the whole distributions; as low as `mind_real` is real", mind, yardstick=True),
+    "mmd": Metric("squared kernel distance, without bias at few images; lower is better, and it may be negative", mmd),
+    "inception_score": Metric("clear and varied images; higher is better; needs Inception", score, "inception"),
+    "precision_recall": Metric(
+        "`precision`, `recall`, `density`, `coverage`: what of each set is near the other; higher is better",
+        lambda compared, reference, **_: precision_recall(compared, reference),
+        yardstick=True,
+    ),
+    "fld": Metric(
+        "likelihood of the hold-out beside the images; lower is better, 0 is real",
+        lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= FEWEST else {},
+    ),
+    "authenticity": Metric(
+        "share of images that are not nearest copies of a training image; as that of `real` is best",
+        lambda novel, **_: authenticity(*novel),
+    ),
+    "detector": Metric("balanced accuracy of a small network that tells images from the hold-out; 0.5 is best"),
+    "disclosure": Metric("the test for copies, below; it stands beside the sets"),
 }
 
 
 def chosen_metrics(config: Evaluate) -> tuple[str, ...]:
     """`evaluate.fidelity`, filled in."""
-    fitting = (name for name, metric in METRICS.items() if metric.needs in ("", config.extractor))
-    return tuple(fitting) if config.fidelity is None else config.fidelity
+    if config.fidelity is not None:
+        return config.fidelity
+    return tuple(name for name, metric in METRICS.items() if metric.needs in ("", config.extractor))
 
 
 def fidelity(
@@ -76,23 +101,26 @@ def fidelity(
     copies, training, hold-out); metrics: some of METRICS; warn: called with what limits a number.
     Returns {"space", "reference", "images", "reference_images", "frechet", "mmd", "mmd_std", "precision", …}.
     """
-    given = {"compared": compared, "reference": reference, "novel": novel, "extractor": extractor}
-    measures = [metric.measure for key, metric in METRICS.items() if key in metrics]
-    found = {key: value for measure in measures if measure for key, value in measure(**given).items()}
+    numbers: dict[str, Any] = {}
+    for key, metric in METRICS.items():
+        if key in metrics and metric.measure is not None:
+            numbers |= metric.measure(compared=compared, reference=reference, novel=novel, extractor=extractor)
     fewest = min(len(compared), len(reference))
-    if "frechet" in found and fewest <= extractor.dimension:
+    if "frechet" in numbers and fewest <= extractor.dimension:
         warn(
             f"{name}: {fewest} images in a space of {extractor.dimension} dimensions: "
             "their covariance is rank-deficient and the Fréchet distance too large. "
             "Compare it with distances of equally many images only; mmd (kid) has no such bias"
         )
-    if (k := found.get("neighbours", NEIGHBOURS)) < NEIGHBOURS:
+    k = numbers.get("neighbours", NEIGHBOURS)
+    if k < NEIGHBOURS:
         warn(f"{name}: precision and recall take {k} neighbours, not {NEIGHBOURS}: there are only {fewest} images")
-    if "fld" in metrics and "fld" not in found:
+    if "fld" in metrics and "fld" not in numbers:
         warn(f"{name}: no feature likelihood: it needs {FEWEST} images or more of each kind, which differ")
-    if found.get("generalisation_gap", 0) < MEMORISED:
+    gap = numbers.get("generalisation_gap", 0.0)
+    if gap < MEMORISED:
         warn(
-            f"{name}: training images are likelier than hold-out images by {-found['generalisation_gap']:.0f} "
+            f"{name}: training images are likelier than hold-out images by {-gap:.0f} "
             "hundredths of a nat per dimension, as when images were copied. Look at neighbours.png"
         )
     about = {
@@ -101,4 +129,6 @@ def fidelity(
         "images": len(compared),
         "reference_images": len(reference),
     }
-    return about | {key if extractor.head is None else PUBLISHED.get(key, key): value for key, value in found.items()}
+    if extractor.head is not None:
+        numbers = {PUBLISHED.get(key, key): value for key, value in numbers.items()}
+    return about | numbers

@@ -16,8 +16,8 @@ def nearest(features: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np
 
 def radii(features: np.ndarray, k: int) -> np.ndarray:
     """(N,) distance of each row to its k-th nearest other row, float64. Raises ValueError for too few rows."""
-    known = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(features.astype(np.float64))
-    return np.asarray(known.kneighbors()[0][:, -1])
+    distances, _ = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(features.astype(np.float64)).kneighbors()
+    return np.asarray(distances[:, -1])
 
 
 def precision_recall(synthetic: np.ndarray, real: np.ndarray, k: int = NEIGHBOURS) -> dict[str, float]:
@@ -29,22 +29,22 @@ def precision_recall(synthetic: np.ndarray, real: np.ndarray, k: int = NEIGHBOUR
     that hold a synthetic image.
     """
     k = min(k, len(synthetic) - 1, len(real) - 1)
-    real_radii, synthetic_radii = radii(real, k), radii(synthetic, k)
-    precise = dense = 0
-    recalled, covered = np.zeros(len(real), dtype=bool), np.zeros(len(real), dtype=bool)
-    synthetic, real, start = synthetic.astype(np.float64), real.astype(np.float64), 0
-    for block in pairwise_distances_chunked(synthetic, real, working_memory=MEMORY):
-        inside = block <= real_radii
-        precise += int(inside.any(axis=1).sum())
-        dense += int(inside.sum())
+    real_radii = radii(real, k)
+    synthetic_radii = radii(synthetic, k)
+    balls: list[int] = []  # of each synthetic image, how many real ones it is in
+    recalled = np.zeros(len(real), dtype=bool)
+    covered = np.zeros(len(real), dtype=bool)
+    chunks = pairwise_distances_chunked(synthetic.astype(np.float64), real.astype(np.float64), working_memory=MEMORY)
+    for distances in chunks:
+        inside = distances <= real_radii
+        own_radii = synthetic_radii[len(balls) : len(balls) + len(distances), None]
+        balls += inside.sum(axis=1).tolist()
         covered |= inside.any(axis=0)
-        recalled |= (block <= synthetic_radii[start : start + len(block), None]).any(axis=0)
-        start += len(block)
-    count = len(synthetic)
+        recalled |= (distances <= own_radii).any(axis=0)
     return {
-        "precision": precise / count,
+        "precision": float(np.mean(np.array(balls) > 0)),
         "recall": float(recalled.mean()),
-        "density": dense / (k * count),
+        "density": float(np.mean(balls) / k),
         "coverage": float(covered.mean()),
         "neighbours": k,
     }
