@@ -54,7 +54,8 @@ def card_problems(params: Params, card: Card) -> Iterator[str]:
 
 
 def unit_problems(params: Params, card: Card) -> Iterator[str]:
-    privacy, groups = params.privacy, params.data.groups
+    privacy = params.privacy
+    groups = params.data.groups
     if groups is not None and privacy.unit != GROUP:
         remedy = "say privacy.unit: group (and count groups in privacy.size_hint), or take data.groups out"
         yield f"data.groups names groups, but privacy.unit={privacy.unit or 'null'}: {remedy}"
@@ -79,10 +80,10 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
     """What takes one label an image, if images have several, and what several need."""
     if card.labels != SEVERAL:
         return
-    auxiliary, made = params.auxiliary, params.synthesize
+    made = params.synthesize
     varied = made.labels == "uniform" or made.distorted + made.mixed + made.teacher_guidance > 0
     options = (  # which take one label an image
-        ("auxiliary", "auxiliary.target=covariance", auxiliary.target == "covariance"),
+        ("auxiliary", "auxiliary.target=covariance", params.auxiliary.target == "covariance"),
         ("pretrain", "model.directory", params.model.directory is not None),
         ("synthesize", "synthesize.labels: uniform, distorted, mixed or teacher_guidance", varied),
     )
@@ -96,7 +97,8 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
     elif not isinstance(noise := params.count.noise, str):
         from sfumato.queries.count import several_bound
 
-        spread, size = noise * several_bound(len(card.classes)), params.privacy.size
+        size = params.privacy.size
+        spread = noise * several_bound(len(card.classes))
         if spread > BLURRED * size:
             yield (
                 f"count.noise={noise:g} blurs the number of images with each of {len(card.classes)} labels by about "
@@ -110,12 +112,13 @@ def missing_stages(params: Params) -> Iterator[str]:
     if not params.runs("synthesize"):
         yield f"{recipe}: run={list(params.run)} does not name synthesize, so nothing would be released: add it"
     for name in params.run:
-        stage, settings = STAGES[name], getattr(params, name)
+        stage = STAGES[name]
+        settings = getattr(params, name)
         chosen = getattr(settings, settings.chooser, None)
         who = f"{name}.{settings.chooser}={chosen}" if isinstance(chosen, str) else name
+        way_out = f"change {name}.{settings.chooser}" if settings.chooser else f"take {name} out"
         for other in stage.upstream:
             if not params.runs(other) and other not in stage.optional and settings.reads(other):
-                way_out = f"change {name}.{settings.chooser}" if settings.chooser else f"take {name} out"
                 yield f"{recipe}: {who} needs {other}, which is switched off. Add {other} to run, or {way_out}"
     voted = params.runs("select") and params.select.by == "votes" and params.select.ratio < 1
     if voted and not params.runs("histogram"):
@@ -155,7 +158,9 @@ def name_problems(params: Params) -> Iterator[str]:
 
 def shape_problems(params: Params, card: Card) -> Iterator[str]:
     _, height, width = card.shape
-    central, frequency, model = params.central, params.frequency, params.model
+    central = params.central
+    frequency = params.frequency
+    model = params.model
     if params.runs("central") and central.statistic == "mode" and central.max_norm is not None:
         yield f"central.max_norm={central.max_norm} has no effect on the mode, whose bound is fixed: leave it out"
     number = sum(len(feature.length_scales) for feature in frequency.features)
@@ -173,16 +178,16 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
 
 def release_problems(params: Params) -> Iterator[str]:
     """Public images without a sensitive class, and a guide without a diffusion model."""
-    if params.runs("synthesize") and params.synthesize.teacher_guidance > 0:
-        if not {"pretrain", "finetune"} & set(params.synthesize.sources):
+    made = params.synthesize
+    if params.runs("synthesize") and made.teacher_guidance > 0:
+        if not {"pretrain", "finetune"} & set(made.sources):
             yield "synthesize.teacher_guidance guides diffusion models, and synthesize.sources names none: leave it out"
         elif params.model.directory is not None:
             yield "synthesize.teacher_guidance does not go with a public model, which draws latents: leave it out"
-    made = params.synthesize
     if made.choose and not ("select" in made.sources and len(made.sources) > 1 and made.labels == "uniform"):
         yield "synthesize.choose compares sources with select and without: name both, and set labels: uniform"
     labelled = params.select.by == "teacher" or (params.runs("histogram") and params.histogram.per_class)
-    if params.runs("synthesize") and "select" in params.synthesize.sources and not labelled:
+    if params.runs("synthesize") and "select" in made.sources and not labelled:
         remedy = "set select.by: teacher, or histogram.per_class: true"
         yield f"synthesize.sources names select, whose images keep their public labels: {remedy}"
 
@@ -212,7 +217,8 @@ def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
             f"public.source={params.public.source}, but {public.source} was prepared: run `stage prepare public`"
         )
     classes = len(public.classes)
-    select, histogram = params.select, params.histogram
+    select = params.select
+    histogram = params.histogram
     if params.runs("select") and select.by == "teacher":
         if not sensitive <= select.images <= public.images:
             raise ConfigError(

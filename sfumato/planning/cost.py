@@ -28,10 +28,12 @@ from sfumato.settings.params import Params
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.training.supervised import Schedule
 
-WRITTEN, CALL = 80, 40_000  # operations that take as long as writing a number, and as the call of an operator
-TRAINING, PER_IMAGE = 3, 4  # passes of a training step, and of a clipped per-image gradient, in forward passes
+WRITTEN = 80  # operations that take as long as writing a number
+CALL = 40_000  # and as the call of an operator
+TRAINING = 3  # forward passes that take as long as a step of a training
+PER_IMAGE = 4  # and as a clipped per-image gradient
 PUBLIC_CLASSES = 100  # of a public set that is not prepared yet
-LABEL = torch.zeros(1, dtype=torch.int64)
+ONE_LABEL = torch.zeros(1, dtype=torch.int64)
 
 _counted: dict[str, int] = {}
 
@@ -43,8 +45,9 @@ class Count(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        written = 0 if func.is_view else sum(one.numel() for one in tree_leaves(out) if isinstance(one, Tensor))
-        self.operations += CALL + WRITTEN * written
+        self.operations += CALL
+        if not func.is_view:
+            self.operations += WRITTEN * sum(one.numel() for one in tree_leaves(out) if isinstance(one, Tensor))
         if (count := flop_registry.get(func._overloadpacket)) is not None:
             self.operations += count(*args, **(kwargs or {}), out_val=out)
         return out
@@ -77,7 +80,7 @@ class Work:
     @property
     def diffusion(self) -> int:
         network = partial(UNet, self.shape[1:], self.shape[0], self.classes, **self.params.model.network())
-        return operations_of(network, self.shape, (), LABEL)
+        return operations_of(network, self.shape, (), ONE_LABEL)
 
     @property
     def public_network(self) -> int:
@@ -87,11 +90,11 @@ class Work:
 
     @property
     def teacher_map(self) -> int:
-        settings, classifier = self.params.teacher, self.params.classifier
-        network: dict[str, Any] | None = None if settings.network is None else settings.network.arguments()
+        settings = self.params.teacher
+        network = settings.network and settings.network.arguments()
         if settings.reads("classifier"):
-            network = {"network": classifier.network, "shape": self.shape, "width": classifier.width}
-            network["classes"] = PUBLIC_CLASSES
+            trained = self.params.classifier.model_dump(include={"network", "width"})
+            network = {**trained, "shape": self.shape, "classes": PUBLIC_CLASSES}
         about = settings.features or settings.feature, self.shape, settings.dimension
         return operations_of(partial(ProjectedFeatures, *about, network, settings.flip), self.shape)
 
@@ -105,18 +108,19 @@ class Work:
         """Of the image of the level of this block."""
         settings = self.params.auxiliary
         network = partial(new_generator, self.shape, self.classes, settings.latent, settings.width, 0)
-        return operations_of(network, (settings.latent,), LABEL, block)
+        return operations_of(network, (settings.latent,), ONE_LABEL, block)
 
     def fourier(self, block: int = 1) -> int:
         """Of means of blocks of so many pixels a side."""
-        settings, (channels, *sides) = self.params.frequency, self.shape
+        settings = self.params.frequency
+        channels, *sides = self.shape
         seen = (channels, *(-(-side // block) for side in sides))
         return operations_of(partial(FourierFeatures, self.shape, settings.features, settings.size, 0), seen)
 
     def of(self, name: str) -> float | None:
         """Operations of a stage; None if its time is unknown until it ran: of a public model, and without a case."""
-        params, settings = self.params, getattr(self.params, name)
-        if params.model.directory is not None and (STAGES[name].network or name == "synthesize"):
+        settings = getattr(self.params, name)
+        if self.params.model.directory is not None and (STAGES[name].network or name == "synthesize"):
             return None
         if name in QUERIES:
             return self.of_query(name, settings)
@@ -127,32 +131,35 @@ class Work:
                 return 0.0
             case "auxiliary":  # coarse to fine
                 generator = new_generator(self.shape, self.classes, settings.latent, settings.width, 0)
-                coarsest = max(feature.block for feature in params.frequency.features)
+                coarsest = max(feature.block for feature in self.params.frequency.features)
                 blocks = block_of_steps([block for block in generator.blocks if block <= coarsest], settings.steps)
                 costs = {block: self.generator(block) + self.fourier(block) for block in set(blocks)}
                 return TRAINING * settings.batch * sum(costs[block] for block in blocks)
             case "refine":
                 cost = self.generator() + self.fourier() + self.teacher_map
-                if params.runs("embedding"):
+                if self.params.runs("embedding"):
                     cost += self.learned_network + self.teacher_map
                 return TRAINING * settings.steps * settings.batch * cost
             case "select":
-                return self.teacher_map * self.public_images if settings.by == "teacher" else 0.0
+                return self.teacher_map * self.public_images * (settings.by == "teacher")
             case "pretrain":
                 passes = 0
                 for phase in settings.phases:
-                    passes += phase.steps * phase.batch * (1 + phase.amp.steps if phase.amp else 1)
+                    ascents = phase.amp.steps if phase.amp else 0
+                    passes += phase.steps * phase.batch * (ascents + 1)
                 return TRAINING * passes * self.diffusion
             case "synthesize":
-                evaluations = (2 * settings.steps - 1) * (2 if settings.guidance > 0 else 1)  # of Heun's solver
-                cost = self.teacher_map * (1 + settings.distorted + settings.mixed) if settings.reads("teacher") else 0
+                evaluations = (2 * settings.steps - 1) * (1 + (settings.guidance > 0))  # of Heun's solver
+                per_image = 0.0
+                if settings.reads("teacher"):
+                    per_image += self.teacher_map * (1 + settings.distorted + settings.mixed)
                 for source, weight in settings.sources.items():
                     share = weight / sum(settings.sources.values())
                     if source in ("auxiliary", "refine"):
-                        cost += share * self.generator()
+                        per_image += share * self.generator()
                     elif source in ("finetune", "pretrain"):
-                        cost += share * self.diffusion * evaluations
-                return settings.count * cost
+                        per_image += share * self.diffusion * evaluations
+                return settings.count * per_image
             case "evaluate":
                 return TRAINING * self.evaluation
         return None
@@ -181,8 +188,11 @@ class Work:
     @property
     def evaluation(self) -> int:
         """Of one pass over the images of all trainings."""
-        settings, drawn = self.params.evaluate, self.params.synthesize
-        sets = [drawn.count, *([self.params.privacy.size] if settings.bound else [])] * len(settings.seeds)
+        settings = self.params.evaluate
+        drawn = self.params.synthesize
+        sets = [drawn.count] * len(settings.seeds)
+        if settings.bound:
+            sets += [self.params.privacy.size] * len(settings.seeds)
         if drawn.relabel:
             sets.append(int(drawn.count * (1 - drawn.distorted - drawn.mixed)))
         steps = sum(schedule_of("cnn", images, settings.epochs, settings.steps).steps for images in sets)

@@ -33,12 +33,13 @@ from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
 
-FILE = Path("cache") / "durations.json"  # below the state directory
+DURATIONS = Path("cache") / "durations.json"  # below the state directory
 FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # commands that the plan does not resolve
 OFF = 1.0  # seconds of a stage that is switched off, with DVC's part
 START = 8.0  # seconds that DVC, imports and the files of an artifact add to a stage
 FACTOR = 4.0  # a past run that differs more than this from its estimate is not used: it was resumed, or disturbed
-BATCH, REPEATS = 64, 20  # images of a pass that measures the speed, and passes
+MEASURED_IMAGES = 64  # in a pass that measures the speed
+MEASURED_PASSES = 20
 PARALLEL = 0.5  # n threads are about n to this power times as fast as one
 
 
@@ -46,13 +47,16 @@ def now() -> float:
     """Seconds of processor time if one thread does the work, so that other programs count little; else wall time."""
     if device().type == "cuda":
         torch.cuda.synchronize()
-        return time.perf_counter()
-    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+    elif torch.get_num_threads() == 1:
+        return time.process_time()
+    return time.perf_counter()
 
 
 def gain(threads: int) -> float:
     """How many times as fast so many threads should be as one."""
-    return 1.0 if device().type == "cuda" else threads**PARALLEL
+    if device().type == "cuda":
+        return 1.0
+    return threads**PARALLEL
 
 
 @functools.cache
@@ -60,22 +64,27 @@ def operations_per_second() -> float:
     """Of one thread, in the precision of trainings: in a convolution and a matrix product, by the best of passes."""
     layers = [nn.Conv2d(64, 64, 3, padding=1), nn.SiLU(), nn.Flatten(), nn.Linear(64 * 14 * 14, 576)]
     operations = operations_of(functools.partial(nn.Sequential, *layers), (64, 14, 14))  # before they are moved
-    network, images = nn.Sequential(*layers).to(device()), torch.rand(BATCH, 64, 14, 14, device=device())
+    network = nn.Sequential(*layers).to(device())
+    images = torch.rand(MEASURED_IMAGES, 64, 14, 14, device=device())
     with torch.no_grad(), torch.autocast(device().type, torch.bfloat16, enabled=fast_bfloat16(device().type)):
-        best = min(timeit.repeat(lambda: network(images), timer=now, number=1, repeat=REPEATS))
-    return BATCH * operations / best
+        best = min(timeit.repeat(lambda: network(images), timer=now, number=1, repeat=MEASURED_PASSES))
+    return MEASURED_IMAGES * operations / best
 
 
 class Machine:
     """The speed of this machine, and the last run of each stage on it: measured once, kept in the state directory."""
 
     def __init__(self, state: Path) -> None:
-        self.path, found = state / FILE, dict[str, Any]()
-        name = torch.cuda.get_device_name() if device().type == "cuda" else platform.machine()
+        name = platform.machine()
+        if device().type == "cuda":
+            name = torch.cuda.get_device_name()
         identity = [platform.node(), name, THREADS, torch.__version__, "operations"]
+        self.path = state / DURATIONS
+        self.content: dict[str, Any] = {"machine": identity, "runs": {}}
         with suppress(*UNREADABLE):
-            found = dict(read_json(self.path))
-        self.content: dict[str, Any] = found if found.get("machine") == identity else {"machine": identity, "runs": {}}
+            kept = dict(read_json(self.path))
+            if kept.get("machine") == identity:
+                self.content = kept
 
     def write(self) -> None:
         if self.path.parent.parent.is_dir():
@@ -96,28 +105,35 @@ def expected_seconds(
     shape: (C, H, W) of an image. Their number is `privacy.size_hint`, never a private count. public_images: how many
     there are, if a stage reads them; state: the private state directory.
     """
-    machine, found = Machine(state), dict[str, float | None](dict.fromkeys(STAGES, OFF))
+    machine = Machine(state)
+    work = Work(params, shape, classes, public_images)
+    expected: dict[str, float | None] = dict.fromkeys(STAGES, OFF)
     with one_thread():  # several would wait for each other where other programs run
         for name in filter(params.runs, STAGES):
-            seconds = corrected(name, Work(params, shape, classes, public_images), machine)
-            found[name] = None if seconds is None else START + seconds
-    return {**found, **dict.fromkeys(FRAME, START)}
+            seconds = corrected(name, work, machine)
+            expected[name] = None if seconds is None else START + seconds
+    return {**expected, **dict.fromkeys(FRAME, START)}
 
 
 def corrected(name: str, work: Work, machine: Machine) -> float | None:
     """The estimate of a stage's work, times what its last run took for each second that it was expected to take."""
-    operations, run, then = work.of(name), machine.content["runs"].get(name, {}), None
+    run = machine.content["runs"].get(name, {})
     same_model = run.get("model") in (None, work.params.model.non_default())
+    then = None
     if run.get("shape") == list(work.shape) and same_model:
         with suppress(*UNREADABLE):  # of another version
             settings = STAGES[name].settings.model_validate(run["settings"])
             then = replace(work, params=work.params.model_copy(update={name: settings}))
+    operations = work.of(name)
     if operations is None:
         return float(run["seconds"]) if then else None
     seconds = machine.seconds(operations)
-    before = machine.seconds(then.of(name) or 0.0) if then else 0.0
-    factor = run["seconds"] / before if before > 1 else 1.0
-    return seconds * factor if 1 / FACTOR < factor < FACTOR else seconds
+    if then is None:
+        return seconds
+    before = machine.seconds(then.of(name) or 0.0)
+    if before > 1 and 1 / FACTOR < run["seconds"] / before < FACTOR:
+        return seconds * run["seconds"] / before
+    return seconds
 
 
 @contextmanager
@@ -130,8 +146,12 @@ def timed(state: Path, plan: StagePlan[Any]) -> Iterator[None]:
     yield
     seconds = (now() - begun) * gain(torch.get_num_threads()) / gain(THREADS)
     if distributed.is_main():
-        machine, settings = Machine(state), plan.settings.model_dump(mode="json")
-        about = {"shape": list(plan.shape), "model": plan.model and plan.model.non_default()}
-        machine.content["runs"][plan.stage] = {"seconds": float(f"{seconds:.1e}"), "settings": settings, **about}
+        machine = Machine(state)
+        machine.content["runs"][plan.stage] = {
+            "seconds": float(f"{seconds:.1e}"),
+            "settings": plan.settings.model_dump(mode="json"),
+            "shape": list(plan.shape),
+            "model": plan.model and plan.model.non_default(),
+        }
         with suppress(OSError):
             machine.write()

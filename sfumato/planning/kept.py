@@ -71,11 +71,14 @@ class Past:
         found = decide(self.state, work, self.runs, None, self.terms)
         if found.run is None or found.kind != RESTORE or not found.same_inputs:
             return found
-        here = own_record(self.artifact(name), found.run.record["id"])
-        return replace(found, problem="") if here else found
+        if own_record(self.artifact(name), found.run.record["id"]):
+            return replace(found, problem="")
+        return found
 
     def artifact(self, name: str) -> Path:
-        return self.folder / (PUBLIC if name == "public" else f"{ARTIFACTS}/{name}")
+        if name == "public":
+            return self.folder / PUBLIC
+        return self.folder / ARTIFACTS / name
 
 
 def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) -> Past:
@@ -90,9 +93,8 @@ def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) ->
     others = [record for file in files for record in records_in(file) if is_record(record)]
     others = [r for r in others if r["id"] not in known and (r["dataset_id"], r["data_version"]) == version]
     runs = [*(Run({"record": r, "plan": r["plan"]}, r, end=CLOSE) for r in others), *journal]
-    return Past(
-        state=state, folder=folder, runs=runs, terms={"adjacency": ZERO_OUT_ONE if declared_size else ADD_OR_REMOVE_ONE}
-    )
+    adjacency = ZERO_OUT_ONE if declared_size else ADD_OR_REMOVE_ONE
+    return Past(state=state, folder=folder, runs=runs, terms={"adjacency": adjacency})
 
 
 def records_in(file: Path) -> list[dict]:
@@ -109,13 +111,14 @@ def repeat_counts(params: Params, plans: Mapping[str, tuple[str, ...]], runs: Se
     The number in privacy.spend_again is compared with what was released, or else left open, so a wish is granted once.
     It also reaches the queries that depend on a named one, because their inputs will change.
     """
-    wishes, found = params.privacy.spend_again, {}
+    wishes = params.privacy.spend_again
+    repeats = {}
     for name, same in plans.items():
         mine = [run for run in runs if run.opened.get("plan") in same and run.end != ABANDON]
         done = [run.record.get("again", 0) for run in [run for run in mine if run.end == CLOSE] or mine]
         wished = sum(wishes.get(other, 0) for other in (name, *stages_before(name, params)))
-        found[name] = max(done) + (wished > max(done)) if done else wished  # a first release fulfils the wish
-    return found
+        repeats[name] = max(done) + (wished > max(done)) if done else wished  # a first release fulfils the wish
+    return repeats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,12 +136,16 @@ class Spending:
     @property
     def words(self) -> str:
         """What becomes of it if it does not pay."""
-        run, problem = self.decision.run, self.decision.problem
+        run = self.decision.run
+        problem = self.decision.problem
         if run is None or self.pays:
             return "is not paid for yet"
-        if self.decision.kind == RESTORE:
-            return f"already released as {run.record['id']}" + (f". {problem}" if problem else "; not spent again")
-        return problem or f"goes on at no further cost, if the images are the same: run {run.id[:8]} was left open"
+        if self.decision.kind != RESTORE:
+            return problem or f"goes on at no further cost, if the images are the same: run {run.id[:8]} was left open"
+        released = f"already released as {run.record['id']}"
+        if problem:
+            return f"{released}. {problem}"
+        return f"{released}; not spent again"
 
 
 def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Spending], set[str]]:
@@ -147,25 +154,28 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Spending], set[
     out: the folder of the plan so far. Released queries are put back at once, and do not count as run.
     """
     changed: dict[str, str] = {}  # stage -> the stage whose change reaches it
-    found, coming = [], set[str]()
+    coming = set[str]()
+    spending = []
     for name, stage in STAGES.items():
         there = name == "evaluate" or past.artifact(name).is_dir()  # evaluate leaves no artifact
-        same, whole = holds(out / f"{name}.yaml", made.files[name]), not coming & {*stage.upstream}
-        done = there and same and whole
+        same = holds(out / f"{name}.yaml", made.files[name])
+        done = there and same and not coming & {*stage.upstream}
         cause = next((changed[other] for other in stage.upstream if other in changed), None)
         if not same or (name in made.mechanisms and cause is None):
             cause = name
         if name in made.mechanisms:
             inputs = [*filter(getattr(made.params, name).reads, stage.inputs)]
-            decision = past.decide(
-                name, made.lineage[name], settings_digest(made.files[name]), inputs, not coming & {*inputs}
-            )
+            settings = settings_digest(made.files[name])
+            decision = past.decide(name, made.lineage[name], settings, inputs, not coming & {*inputs})
             done = decision.kind == RESTORE
-            cause = None if done else cause
-            found.append(Spending(stage=name, decision=decision, cause=cause))
-        changed |= {name: cause} if cause else {}
-        coming |= set() if done else {name}
-    return found, coming
+            if done:
+                cause = None
+            spending.append(Spending(stage=name, decision=decision, cause=cause))
+        if cause:
+            changed[name] = cause
+        if not done:
+            coming.add(name)
+    return spending, coming
 
 
 def holds(file: Path, content: dict) -> bool:

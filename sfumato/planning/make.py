@@ -76,21 +76,21 @@ class ProjectPlan:
         if self.inherited:
             ids = ", ".join(sorted({record["dataset_id"] for record in self.inherited}))
             number = len(self.inherited)
-            some = f"{number} charge{'' if number == 1 else 's'} of an earlier release"
-            yield f"the budget holds {some}, behind public inputs (datasets {ids})"
+            charges = "1 charge" if number == 1 else f"{number} charges"
+            yield f"the budget holds {charges} of an earlier release, behind public inputs (datasets {ids})"
         for warning in warnings_of(self.plan.params, self.plan.budget["delta"], len(self.card.classes)):
             yield f"warning: {warning}"
 
     def spending(self) -> tuple[list[Spending], set[str]]:
         """What becomes of each query, and the stages that will run. Raises BudgetError if the journal lacks charges."""
-        odometer, bounded = self.odometer, self.plan.params.privacy.lifetime != UNLIMITED
-        if odometer.head() is not None:
-            check_known(odometer, self.card, seen_in_ledgers(self.card.dataset_id, self.folder), bounded)
+        if self.odometer.head() is not None:
+            bounded = self.plan.params.privacy.lifetime != UNLIMITED
+            check_known(self.odometer, self.card, seen_in_ledgers(self.card.dataset_id, self.folder), bounded)
         return spending_of(self.plan, self.past, self.folder / PLAN)
 
     def seconds(self) -> dict[str, float | None]:
         """Seconds that each stage should take on this machine."""
-        many = self.public.images if self.public is not None else 0
+        many = self.public.images if self.public else 0
         return estimate.expected_seconds(self.plan.params, self.card.shape, len(self.card.classes), self.state, many)
 
     def check_lifetime(self, spending: Sequence[Spending]) -> None:
@@ -124,37 +124,42 @@ def resolve_project(
     loaded = load_params(folder / params, folder / recipes)
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # before anything is spent
-    missing = dry_run and not (folder / CARD).exists()
-    card = unprepared(folder, loaded, say) if missing else read_card(folder / CARD)
+    prepared = (folder / CARD).exists()
+    if dry_run and not prepared:
+        card = unprepared(folder, loaded, say)
+    else:
+        card = read_card(folder / CARD)
     version = card.version
     if dry_run:
         version = loaded.data.version or unnamed_version(dataset_directory(state, card.dataset_id)) or version
-    again = version != card.version
-    if again:
+    if version != card.version:
         say(f"the images are not yet prepared as version {version}: `dvc repro` does so first, and then what follows")
         card = replace(card, version=version)
+        prepared = False
     if see is not None and (note := changed_pictures(loaded, state)):  # that there were changes is private
         see(note)
     if loaded.privacy.unit is None and loaded.data.groups is None and card.source in OF_THE_OWNER:
         say(f"warning: {PEOPLE}")
-    public, inputs, shown = folder / PUBLIC, list[Artifact](), None
-    if reads_public(loaded) and not (dry_run and not public.exists()):
+    public = folder / PUBLIC
+    public_card = None
+    inputs = []
+    if reads_public(loaded) and (public.exists() or not dry_run):
         inputs.append(read_artifact(public, "public"))
-        shown = read_public_card(public / "card.json")
+        public_card = read_public_card(public / "card.json")
     if loaded.model.directory is not None:
         inputs += lineage_of_model(folder, loaded, state)
     inherited = list(merge_records(inputs).values())
     past = known_past(state, card, folder, declared_size=loaded.privacy.declared_size)
-    prepared = {"prepare sensitive": not missing and not again, "prepare public": (public / "card.json").exists()}
+    ready = {"prepare sensitive": prepared, "prepare public": (public / "card.json").exists()}
     return ProjectPlan(
         folder=folder,
         state=state,
-        plan=make_plan(loaded, card, shown, past.runs, inherited),
+        plan=make_plan(loaded, card, public_card, past.runs, inherited),
         card=card,
-        public=shown,
+        public=public_card,
         inherited=inherited,
         past=past,
-        unprepared=frozenset(name for name, there in prepared.items() if not there),
+        unprepared=frozenset(name for name, there in ready.items() if not there),
     )
 
 
@@ -162,7 +167,8 @@ def lineage_of_model(folder: Path, params: Params, state: Path) -> list[Artifact
     """The releases that the public model comes from. Raises ConfigError if it does not fit, or is not public."""
     from sfumato.text_to_image.directory import HUB, choose_image_size, locate, read_model_directory, require_library
 
-    model, place = params.model, str(params.model.directory)
+    model = params.model
+    place = str(model.directory)
     require_library()
     if not place.startswith(HUB):
         place = str(folder / Path(place).expanduser())
@@ -222,14 +228,15 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
 
 def risk_line(made: Plan) -> str:
     """How often an attacker is right at most, and at which ε half as far above a coin."""
-    mechanisms, unit = [*made.mechanisms.values()], made.params.privacy.unit
-    adjacency, accountant = made.budget["adjacency"], made.budget["accountant"]
+    mechanisms = [*made.mechanisms.values()]
+    adjacency = made.budget["adjacency"]
+    one = "person" if made.params.privacy.unit == GROUP else "image"
     guess = best_guess(mechanisms, adjacency)
     half = noise_for_guess(mechanisms, (guess + 0.5) / 2, adjacency)
-    events = [replace(one, noise_multiplier=half * one.noise_multiplier).event for one in mechanisms]
-    lower = epsilon(events, made.budget["delta"], accountant, adjacency)
+    events = [replace(each, noise_multiplier=half * each.noise_multiplier).event for each in mechanisms]
+    lower = epsilon(events, made.budget["delta"], made.budget["accountant"], adjacency)
     return (
-        f"risk: who guesses whether one {'person' if unit == 'group' else 'image'} was in the set is right at most "
+        f"risk: who guesses whether one {one} was in the set is right at most "
         f"{percent_up(guess)} % of the time (a coin: 50 %), whatever else they know; half as far above a coin, "
         f"{percent_up((guess + 0.5) / 2)} %, at ε = {lower:.2g}"
     )
@@ -239,7 +246,8 @@ def share_lines(made: Plan, own: Mapping[str, Any], file: Path) -> Iterator[str]
     """Which stages have another share than the requested one, and why. own: the content of the file."""
     apart = []
     for name in made.mechanisms:
-        noise, share = getattr(made.params, name).noise, made.budget["stages"][name]["share"]
+        noise = getattr(made.params, name).noise
+        share = made.budget["stages"][name]["share"]
         section = own.get(name)
         if noise == REST and isinstance(section, dict) and str(section.get("noise", REST)) != REST:
             yield f"{name} takes the rest, as recipe {made.params.recipe} says, and not {section['noise']} of {file}"
@@ -255,15 +263,17 @@ def spending_lines(made: Plan, odometer: Odometer, spending: Sequence[Spending])
     if not before:
         yield f"nothing was ever spent on dataset {odometer.dataset_id!r}, by the journal in {odometer.path.parent}"
     for entry in spending:
-        stage, cause = entry.stage, entry.cause
+        stage = entry.stage
         cost = f"ε = {made.budget['stages'][stage]['epsilon']:.3f} alone ({made.mechanisms[stage]})"
         if not entry.pays:
             yield f"{stage}: {entry.words}{f' ({cost})' if entry.decision.kind == GO_ON else ''}"
-        else:
-            why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
-            if made.lineage[stage].again:
-                why = "is named in privacy.spend_again, or reads what is"
-            yield f"{stage}: would {'re-spend' if stage in before else 'spend'} {cost}: it {why}"
+            continue
+        why = f"depends on {entry.cause}, which was changed"
+        if made.lineage[stage].again:
+            why = "is named in privacy.spend_again, or reads what is"
+        elif entry.cause == stage:
+            why = "is new or was changed"
+        yield f"{stage}: would {'re-spend' if stage in before else 'spend'} {cost}: it {why}"
 
 
 def settings_for_ever_lines(params: Params) -> Iterator[str]:
@@ -274,7 +284,8 @@ def settings_for_ever_lines(params: Params) -> Iterator[str]:
 
 def step_noise_lines(made: Plan) -> Iterator[str]:
     """How long the noise of a DP-SGD step is beside the longest possible signal, by public numbers."""
-    params, mechanism = made.params, made.mechanisms.get("finetune")
+    params = made.params
+    mechanism = made.mechanisms.get("finetune")
     if mechanism is None:
         return
     file = made.files["finetune"]
@@ -283,17 +294,19 @@ def step_noise_lines(made: Plan) -> Iterator[str]:
     weights = sum(value.numel() for value in parameters.values())
     length = step_noise(mechanism.noise_multiplier, weights, mechanism.sample_rate * file["size_hint"])
     about = "about " if params.finetune.trainable in SALIENT else ""
-    hint = ": mostly noise. A larger share, ε or batch, or fewer trained weights shorten it"
-    yield (
-        f"finetune: the noise of a step is {length:.2g} times as long as its signal can be, "
-        f"over {about}{weights:,} trained weights{hint if length > 1 else ''}"
-    )
+    hint = ""
+    if length > 1:
+        hint = ": mostly noise. A larger share, ε or batch, or fewer trained weights shorten it"
+    beside = f"{length:.2g} times as long as its signal can be"
+    yield f"finetune: the noise of a step is {beside}, over {about}{weights:,} trained weights{hint}"
 
 
 def draw_lines(made: Plan) -> Iterator[str]:
     """How many groups a draw of each query expects, if groups are protected."""
     size = made.params.privacy.size
-    for name, mechanism in made.mechanisms.items() if made.params.privacy.unit == GROUP else ():
+    if made.params.privacy.unit != GROUP:
+        return
+    for name, mechanism in made.mechanisms.items():
         yield f"{name}: a draw expects {mechanism.sample_rate * size:.4g} of {size} groups"
 
 

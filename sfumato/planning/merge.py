@@ -35,7 +35,8 @@ def merge_projects(
         refuse_links(folder / ARTIFACTS)
         refuse_links(folder / Path(PUBLIC).parts[0], folder / PUBLIC)
     plans = [plans_of(folder / PLAN) for folder in folders]
-    first, queries = plans[0], same_settings(folders, plans)
+    first = plans[0]
+    queries = same_settings(folders, plans)
     found = {name: [read_artifact(folder / ARTIFACTS / name, name) for folder in folders] for name in queries}
     budgets = [read_budget(folder / PLAN / "budget.json") for folder in folders]
     releases = zip(*found.values(), strict=True)  # of each owner
@@ -88,9 +89,12 @@ def write_plans(
     """The plan of the merged project: that of the first owner for all of them. No query can run by it."""
     texts = {"budget.json": json.dumps(dict(budget), indent=1) + "\n"}
     for name, plan in plans.items():
-        theirs = {"dataset_id": dataset_name(dataset_id), "size_hint": size_hint} if plan.get("dataset_id") else {}
-        theirs |= {"delta": budget["delta"]} if name == "synthesize" else {}
-        texts[f"{name}.yaml"] = as_yaml({key: value for key, value in plan.items() if key != "about"} | theirs)
+        merged = {key: value for key, value in plan.items() if key != "about"}
+        if plan.get("dataset_id"):
+            merged |= {"dataset_id": dataset_name(dataset_id), "size_hint": size_hint}
+        if name == "synthesize":
+            merged["delta"] = budget["delta"]
+        texts[f"{name}.yaml"] = as_yaml(merged)
     write_texts(folder, texts)
 
 

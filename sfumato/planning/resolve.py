@@ -6,7 +6,7 @@ All of it is public: nothing here reads an image or a noisy answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,8 @@ class Plan:
 
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:
     """What each query that is switched on asks of the budget. Raises ConfigError unless exactly one takes the rest."""
-    asks, rests = {}, []
+    asks = {}
+    rests = []
     for name in filter(params.runs, QUERIES):
         settings = getattr(params, name)
         rate, uses = settings.sampling(params.privacy.size)
@@ -122,7 +123,8 @@ def make_plan(
     plans = {name: (today[name], *([earlier[name]["plan"]] if name in earlier else [])) for name in mechanisms}
     repeats = repeat_counts(params, plans, runs)
     for name in mechanisms:
-        files[name] |= {"again": repeats[name]} if repeats[name] else {}
+        if repeats[name]:
+            files[name]["again"] = repeats[name]
     lineage = {n: Lineage(plan=today[n], schema4=earlier.get(n, {}), again=repeats[n]) for n in mechanisms}
     return Plan(params, files, mechanisms, budget, lineage)
 
@@ -172,26 +174,21 @@ MEANINGLESS = 20  # an epsilon above which the guarantee says next to nothing
 MOSTLY_NOISE = 0.1  # part of the images of a class that the noise of their number may be
 
 
-def warnings_of(params: Params, delta: float, classes: int) -> list[str]:
+def warnings_of(params: Params, delta: float, classes: int) -> Iterator[str]:
     """What is allowed and yet weakens the guarantee, or blurs the number of images of a class: one sentence each."""
-    found, hint = [], params.privacy.size
+    hint = params.privacy.size
     if params.privacy.epsilon > MEANINGLESS:
-        found.append(
-            f"privacy.epsilon={params.privacy.epsilon:g}: above {MEANINGLESS} the guarantee says next to nothing"
-        )
-    named = f"privacy.size_hint={hint}"
+        yield f"privacy.epsilon={params.privacy.epsilon:g}: above {MEANINGLESS} the guarantee says next to nothing"
     if params.privacy.delta is None and delta == LARGEST_DELTA:
-        found.append(f"{named}: δ = {delta:g} is the largest allowed; so few cannot be protected well")
+        yield f"privacy.size_hint={hint}: δ = {delta:g} is the largest allowed; so few cannot be protected well"
     if not params.privacy.declared_size and float(f"{hint:.1e}") != hint:
         remedy = f"round it, as to {float(f'{hint:.1e}'):.0f}, or set privacy.declared_size: true if it is public"
-        found.append(f"{named} looks like an exact count, which is private: {remedy}")
-    noise, usual = params.count.noise, hint / classes
+        yield f"privacy.size_hint={hint} looks like an exact count, which is private: {remedy}"
+    noise = params.count.noise
+    usual = hint / classes
     if params.runs("count") and not isinstance(noise, str) and noise > MOSTLY_NOISE * usual:
-        found.append(
-            f"count.noise={noise:g} blurs the number of images of a class, about {usual:.3g}: give it a share, such "
-            "as count.noise: 1%, before the first release"
-        )
-    return found
+        remedy = "give it a share, such as count.noise: 1%, before the first release"
+        yield f"count.noise={noise:g} blurs the number of images of a class, about {usual:.3g}: {remedy}"
 
 
 def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | None) -> dict:
@@ -215,7 +212,8 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["about"] = about
     if enabled and stage.name in WITH_CARDS:
         prepared = params.data.model_dump(mode="json", include={"fit", "range"}, exclude_defaults=True)
-        content |= {"prepared": prepared} if prepared else {}
+        if prepared:
+            content["prepared"] = prepared
         if by_line(params.privacy.accountant) == EXACT:
             content["accountant"] = EXACT
     if mechanism is not None:

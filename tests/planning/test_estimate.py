@@ -16,7 +16,7 @@ from torch import nn
 from sfumato.features.batch_invariant import one_thread
 from sfumato.planning import estimate
 from sfumato.planning.cost import CALL, WRITTEN, Work, operations_of
-from sfumato.planning.estimate import FILE, FRAME, OFF, expected_seconds, operations_per_second, timed
+from sfumato.planning.estimate import DURATIONS, FRAME, OFF, expected_seconds, operations_per_second, timed
 from sfumato.privacy.resolved import StagePlan
 from sfumato.runtime import compute
 from sfumato.settings.stages import STAGES
@@ -150,16 +150,16 @@ def test_a_run_of_another_model_or_shape_or_without_an_estimate_corrects_nothing
 def test_durations_are_private_and_rounded(tmp_path):
     params, _ = expected(tmp_path)
     remember(tmp_path, plan_of(params, "frequency"), 123.456)
-    file = tmp_path / FILE
+    file = tmp_path / DURATIONS
     assert json.loads(file.read_text())["runs"]["frequency"]["seconds"] == 120.0
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
 
 def test_a_damaged_file_or_one_of_another_machine_is_not_used(tmp_path):
     _, first = expected(tmp_path)
-    content = json.loads((tmp_path / FILE).read_text())
+    content = json.loads((tmp_path / DURATIONS).read_text())
     for text in ("[]", "{", '{"machine": 3}', json.dumps({**content, "machine": ["another"], "speed": 1.0})):
-        (tmp_path / FILE).write_text(text)
+        (tmp_path / DURATIONS).write_text(text)
         assert expected(tmp_path)[1] == first
 
 
