@@ -16,7 +16,7 @@ from sfumato.settings.training import PUBLIC_MODEL
 from sfumato.text_to_image.prompts import class_prompts
 
 
-def check_consistent(params: Params, card: Card) -> None:
+def check_consistent(params: Params, card: Card, public: PublicCard | None = None) -> None:
     """Raise ConfigError if a stage needs one that is switched off, or if parameters and images do not fit."""
     of_the_card = card_problems(params, card), unit_problems(params, card), label_problems(params, card)
     of_the_stages = missing_stages(params), name_problems(params), public_model_problems(params)
@@ -28,14 +28,13 @@ def check_consistent(params: Params, card: Card) -> None:
         from sfumato.release.synthesizer import outline
 
         outline(params.model, card.shape, len(card.classes))  # raises ConfigError if widths and levels do not fit
+    for problem in public_problems(params, public, len(card.classes)) if public else ():
+        raise ConfigError(problem)
 
 
 def reads_public(params: Params) -> bool:
     """Whether a stage that is switched on reads public images: they are prepared then, and only then."""
-    return any(
-        params.runs(name) and "public" in stage.inputs and getattr(params, name).reads("public")
-        for name, stage in STAGES.items()
-    )
+    return any("public" in params.inputs_of(name) for name in params.run)
 
 
 PREPARE_AGAIN = "run `stage prepare sensitive`, or mend params.yaml"
@@ -210,18 +209,16 @@ def public_model_problems(params: Params) -> Iterator[str]:
         )
 
 
-def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
-    """Raise ConfigError if more public classes are asked for than there are, or fewer than each class needs."""
-    if public.source not in (None, params.public.source):
-        raise ConfigError(
-            f"public.source={params.public.source}, but {public.source} was prepared: run `stage prepare public`"
-        )
-    classes = len(public.classes)
+def public_problems(params: Params, public: PublicCard, sensitive: int) -> Iterator[str]:
+    """More public classes than there are, or fewer than each sensitive one needs."""
     select = params.select
     histogram = params.histogram
+    classes = len(public.classes)
+    if public.source not in (None, params.public.source):
+        yield f"public.source={params.public.source}, but {public.source} was prepared: run `stage prepare public`"
     if params.runs("select") and select.by == "teacher":
         if not sensitive <= select.images <= public.images:
-            raise ConfigError(
+            yield (
                 f"select.images={select.images} of {public.images} public images in {sensitive} classes: "
                 f"give between {sensitive} and {public.images}"
             )
@@ -229,13 +226,13 @@ def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
         from sfumato.training.selection import number_to_keep
 
         kept = number_to_keep(select, classes)
+        remedy = f"select.ratio must be at least {sensitive / classes:.4g}"
+        if classes < sensitive:
+            remedy = "take another public set, or histogram.per_class: false"
         if kept < sensitive:
-            remedy = f"select.ratio must be at least {sensitive / classes:.4g}"
-            if classes < sensitive:
-                remedy = "take another public set, or histogram.per_class: false"
-            raise ConfigError(
+            yield (
                 f"select.ratio={select.ratio:g} keeps {kept} of {classes} public classes, but each of the {sensitive} "
                 f"sensitive ones needs its own: {remedy}"
             )
     if params.runs("histogram") and histogram.votes > classes:
-        raise ConfigError(f"histogram.votes={histogram.votes} exceeds the {classes} public classes: lower it")
+        yield f"histogram.votes={histogram.votes} exceeds the {classes} public classes: lower it"

@@ -21,7 +21,7 @@ from sfumato.data.survey import Survey, survey
 from sfumato.errors import ConfigError, explained
 from sfumato.planning.project_files import Say, project_files, unsaid, write_project
 from sfumato.settings.data import GROUP, IMAGE, OUTER, SEVERAL, Data, Groups
-from sfumato.settings.fields import Size, both_sides, by, part_of, size_of
+from sfumato.settings.fields import Size, both_sides, part_of, size_of
 from sfumato.settings.params import Params
 from sfumato.settings.stages import PROPOSAL
 from sfumato.storage.documents import read_json
@@ -61,9 +61,7 @@ class Owner:
         self.see = see
 
     def answer(self, question: str, default: Any, kind: type | None = str) -> Any:
-        if self.ask is None:
-            return default
-        return self.ask(question, default, kind)
+        return default if self.ask is None else self.ask(question, default, kind)
 
     def number(self, question: str, given: float | None, default: float | None) -> float:
         if given is None:
@@ -100,15 +98,10 @@ class Proposed:
             notes["privacy"] = SIZE_NOTE + NOTES["privacy"]
         files = project_files({**self.chosen.own, **(more or {})}, notes, self.chosen.seconds / 60, __version__)
         write_project(self.out, files, say, force=force)
-        shown = {
-            "images": self.survey.images,
-            "persons": self.survey.persons,
-            "protects": protected(self.known),
-            "classes": dict(zip(self.survey.classes, self.survey.counts, strict=True)),
-            "sizes": list(size_rows(self)),
-            "budget": self.plan.budget,
-            "seconds": self.seconds,
-        }
+        survey = self.survey
+        shown: dict[str, Any] = {"images": survey.images, "persons": survey.persons, "protects": protected(self.known)}
+        shown["classes"] = dict(zip(survey.classes, survey.counts, strict=True))
+        shown |= {"sizes": list(size_rows(self)), "budget": self.plan.budget, "seconds": self.seconds}
         write_local(self.out / PROPOSAL, json.dumps(shown).encode())  # for `stage serve`
 
 
@@ -178,12 +171,10 @@ def propose_for(
     """The proposals for what was seen and is wanted, and the plan of the chosen one. wanted: of `Known`."""
     # slow to import: pictures that cannot be used are named first
     from sfumato.planning import estimate
-    from sfumato.planning.proposal import Known, proposals, proposed_card, read_table, sizes_of
+    from sfumato.planning.proposal import Known, proposals, proposed_card, sizes_of
     from sfumato.planning.resolve import make_plan
 
-    sides = sizes_of(seen.side, seen.longer, seen.proportion, read_table())
-    if asked is not None:
-        sides = (asked,)
+    sides = (asked,) if asked else sizes_of(seen.side, seen.longer, seen.proportion)
     known = Known(
         side=max(sides, key=both_sides),
         channels=3 if seen.colour else 1,
@@ -214,10 +205,8 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
     """Raise ConfigError if git would take the images, or if files would be overwritten."""
     for images in filter(None, (folder, public)):
         if out == images or out in images.parents or images in out.parents:
-            remedy = "run from another folder, or name one with --out"
-            raise ConfigError(
-                f"the project {out} and {images} lie in one another, where git would take the images: {remedy}"
-            )
+            text = f"the project {out} and {images} lie in one another, where git would take the images"
+            raise ConfigError(f"{text}: run from another folder, or name one with --out")
     if public == folder:
         raise ConfigError(f"--public {public} holds the sensitive images: name a folder of public ones, or none")
     there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
@@ -342,7 +331,7 @@ def understood(found: Survey) -> Iterator[str]:
     for name, count in zip(found.classes, found.counts, strict=True):
         yield f"         ├─ {name}: {count}{', too few to learn from' if count < FEW_PICTURES else ''}"
     if found.groups is not None:
-        yield f"         ├─ {found.persons} persons, by {way_of(found.groups)}"
+        yield f"         ├─ {found.persons} persons, by {found.groups.words}"
     way = "test/,"
     held = found.held_out
     if held is None:
@@ -384,62 +373,27 @@ def warnings(made: Proposed, state: Path) -> Iterator[str]:
     from sfumato.privacy.odometer import Odometer
 
     params = made.chosen.params
-    known = made.known
     for warning in warnings_of(params, made.plan.budget["delta"], len(made.survey.classes)):
         yield f"warning: {warning}"
     yield from settings_for_ever_lines(params)
-    if known.unit == GROUP:
+    if made.known.unit == GROUP:
         yield "the minutes are those of one image a person: queries take longer where persons have more"
-    if Odometer(state, known.dataset_id).opened():
-        yield f"warning: dataset {known.dataset_id!r} has a history here already: what was spent on it counts on"
+    if Odometer(state, made.known.dataset_id).opened():
+        yield f"warning: dataset {made.known.dataset_id!r} has a history here already: what was spent on it counts on"
 
 
-def expected_kind(made: Proposed) -> str | None:
-    """The public runs that its usefulness is forecast by; None for several labels, with which nothing was measured."""
-    if made.known.data.get("labels") == SEVERAL:
-        return None
-    if set(made.chosen.params.synthesize.sources) == {"select"}:
-        return "chosen"
-    return "colour" if made.known.channels == 3 else "grey"
-
-
-def size_rows(made: Proposed) -> Iterator[tuple[str, str, str, str]]:
+def size_rows(made: Proposed) -> Iterator[list[str]]:
     """Of each size, the largest first: its pixels, its minutes, up to how many more help, and its usefulness."""
-    from sfumato.planning.forecast import forecast
-
-    known = made.known
-    kind = expected_kind(made)
     for one in sorted([made.chosen, *made.others], key=lambda one: both_sides(one.params.data.size or 0), reverse=True):
-        size = one.params.data.size or known.side
-        pixels = f"{size}" if isinstance(size, int) else by(size)
-        if one is made.chosen:
-            pixels = f"proposed {pixels}"
-        minutes = f"{one.seconds / 60:.0f}"
-        if not one.enough:
-            minutes += " at least"
-        expected = forecast(kind, known.size_hint * known.epsilon, one.grown) if kind else "unknown"
-        yield pixels, minutes, f"{math.ceil(one.whole)}", expected
+        pixels, *numbers = one.words
+        mark = "proposed " if one is made.chosen else ""
+        yield [mark + pixels, *numbers]
 
 
 def protected(known: Known) -> str:
     """The unit of privacy, in words."""
     if known.groups:
-        return f"each person with all their images, whose ids are found by: {way_of(Groups(**known.groups))}"
+        return f"each person with all their images, whose ids are found by: {Groups(**known.groups).words}"
     if known.unit == IMAGE:
         return "each image; it is your word that no two are of one person"
     return "each image; a person with several is not protected as one (--groups, or --one-image-each if none has)"
-
-
-def way_of(groups: Groups) -> str:
-    """Where ids of persons are found, in words."""
-    (way, value), *_ = groups.model_dump(exclude_defaults=True).items()
-    ways = {
-        ("folder", True): "a folder each, in each class",
-        ("folder", OUTER): "a folder each, with those of classes inside",
-        ("array", True): "`groups` beside the images",
-        ("dicom", True): "DICOM's PatientID",
-    }
-    words = ways.get((way, value), f"{way} {value}")
-    if groups.alone:
-        words += ", and each image without one for itself"
-    return words

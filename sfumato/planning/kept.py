@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
 def stages_before(name: str, params: Params) -> tuple[str, ...]:
     """The stages that are switched on and that `name` reads, directly or through others, in the order of the table."""
-    reads = getattr(params, name).reads
-    direct = [other for other in STAGES[name].upstream if params.runs(other) and reads(other)]
-    found = {*direct, *(far for other in direct for far in stages_before(other, params))}
-    return tuple(other for other in STAGES if other in found)
+    direct = [*filter(params.runs, params.inputs_of(name))]
+    before = {*direct, *(far for other in direct for far in stages_before(other, params))}
+    return tuple(other for other in STAGES if other in before)
 
 
 def settings_for_ever(params: Params) -> dict[str, list[str]]:
@@ -164,7 +163,7 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Spending], set[
         if not same or (name in made.mechanisms and cause is None):
             cause = name
         if name in made.mechanisms:
-            inputs = [*filter(getattr(made.params, name).reads, stage.inputs)]
+            inputs = made.params.inputs_of(name)
             settings = settings_digest(made.files[name])
             decision = past.decide(name, made.lineage[name], settings, inputs, not coming & {*inputs})
             done = decision.kind == RESTORE

@@ -125,10 +125,7 @@ def resolve_project(
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # before anything is spent
     prepared = (folder / CARD).exists()
-    if dry_run and not prepared:
-        card = unprepared(folder, loaded, say)
-    else:
-        card = read_card(folder / CARD)
+    card = read_card(folder / CARD) if prepared or not dry_run else unprepared(folder, loaded, say)
     version = card.version
     if dry_run:
         version = loaded.data.version or unnamed_version(dataset_directory(state, card.dataset_id)) or version

@@ -56,8 +56,7 @@ TRACKED = (
 
 def dvc_text(*, clone: bool = False) -> str:
     """The text of `dvc.yaml`."""
-    header = CLONE_HEADER if clone else DVC_HEADER
-    return header + block_yaml(dvc_content(clone=clone))
+    return (CLONE_HEADER if clone else DVC_HEADER) + block_yaml(dvc_content(clone=clone))
 
 
 def block_yaml(content: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from dp_accounting import DpEvent
 
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import BudgetError, ConfigError
-from sfumato.planning.checks import check_consistent, check_public
+from sfumato.planning.checks import check_consistent
 from sfumato.planning.kept import holds, repeat_counts, stages_before
 from sfumato.privacy.accountant import (
     EXACT,
@@ -92,9 +92,7 @@ def make_plan(
     public: the card of the public set, if a stage reads it; runs: on these images so far (`Past`); inherited: the
     records that public images and a public model bring, which the budget holds too.
     """
-    check_consistent(params, card)
-    if public is not None:
-        check_public(params, public, len(card.classes))
+    check_consistent(params, card, public)
     privacy = params.privacy
     delta = checked_delta(privacy.delta, privacy.size, "privacy.")
     adjacency = ZERO_OUT_ONE if privacy.declared_size else ADD_OR_REMOVE_ONE
@@ -135,7 +133,7 @@ def plan_digest(name: str, params: Params, files: Mapping[str, dict], public: Pu
     The revision of a free stage before it does not count: better code for what is free is no reason to spend again.
     """
     stages = (*stages_before(name, params), name)
-    reads = any("public" in STAGES[n].inputs and getattr(params, n).reads("public") for n in stages)
+    reads = any("public" in params.inputs_of(n) for n in stages)
     first = {n: {"revision": 1} if n != name and STAGES[n].free and "revision" in files[n] else {} for n in stages}
     settings = {n: settings_digest({**files[n], **first[n]}) for n in stages}
     return digest_of({"settings": settings, "public": asdict(public) if reads and public is not None else None})

@@ -74,5 +74,6 @@ class QuerySettings(Settings):
 
     def sampling(self, size_hint: int) -> tuple[float, int]:
         """(sample rate, number of releases), from public numbers only."""
-        batch, uses = getattr(self, "batch", None), getattr(self, self.releases) if self.releases else 1
-        return 1.0 if batch is None else min(1.0, batch / size_hint), uses
+        batch = getattr(self, "batch", None) or size_hint
+        uses = getattr(self, self.releases, 1)
+        return min(1.0, batch / size_hint), uses

@@ -8,7 +8,8 @@ from sfumato.errors import ConfigError
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.fields import PositiveFloat, Strict, is_positive
 
-FEWEST_UNITS, MOST_UNITS = 3, 10**10  # of a dataset
+FEWEST_UNITS = 3  # of a dataset
+MOST_UNITS = 10**10
 UNLIMITED = "unlimited"  # a lifetime budget: for images that are public
 
 
@@ -50,7 +51,9 @@ class Privacy(Strict):
     def once_each(cls, value: object) -> object:
         if value is True:
             raise ValueError("it names queries and how often to pay for each again, such as {count: 1}")
-        return dict.fromkeys(value, 1) if isinstance(value, (list, tuple)) else value or {}
+        if isinstance(value, (list, tuple)):
+            return dict.fromkeys(value, 1)
+        return value or {}
 
     @model_validator(mode="after")
     def cap_of_groups(self) -> Self:
@@ -74,4 +77,4 @@ class Privacy(Strict):
     @property
     def lifetime(self) -> float | str:
         """`lifetime_epsilon`, filled in."""
-        return self.epsilon if self.lifetime_epsilon is None else self.lifetime_epsilon
+        return self.lifetime_epsilon or self.epsilon
