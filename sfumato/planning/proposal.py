@@ -241,10 +241,10 @@ def known_recipe(name: str) -> dict[str, Any]:
 def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:
     """The shares and the teacher's constants of a recipe as they are at `epsilon`, below 1 with a slower teacher."""
     content = known_recipe(recipe)
-    at = {
-        name: section["noise"] for name, section in content.items() if isinstance(section, dict) and "noise" in section
-    }
-    sections: dict[str, Any] = {n: {"noise": noise_at(epsilon, one)} for n, one in at.items() if isinstance(one, dict)}
+    sections: dict[str, Any] = {}
+    for name, section in content.items():
+        if isinstance(section, dict) and isinstance(noise := section.get("noise"), dict):
+            sections[name] = {"noise": noise_at(epsilon, noise)}
     if "teacher" not in content:
         return sections
     teacher = content["teacher"]
