@@ -223,10 +223,10 @@ def look(folder: Path, said: dict[str, Any], owner: Owner, state: Path) -> Surve
         try:
             classes = said["classes"] and tuple(part.strip() for part in said["classes"].split(","))
             read = {"groups": groups_of(said["groups"]), "classes": classes, "span": range_of(said["span"])}
-            found = survey(folder, **said | read | {"skip": part_of(said["skip"])}, state=state)
-            for line in understood(found):
+            seen = survey(folder, **said | read | {"skip": part_of(said["skip"])}, state=state)
+            for line in understood(seen):
                 owner.see(line)
-            return found
+            return seen
         except ASKED as unclear:
             if owner.ask is None:
                 raise
@@ -262,25 +262,25 @@ def look_for_persons(
     return seen, IMAGE if one_image_each else None
 
 
-def ask_for_groups(found: Survey, owner: Owner) -> str | None:
+def ask_for_groups(seen: Survey, owner: Owner) -> str | None:
     """Which images are whose, if two can be of one person. Raises ConfigError if it seems so and nobody is asked."""
-    if found.named and owner.ask is None:
-        words = f"--groups '{found.named}' protects persons; --one-image-each is your word that it is not so"
+    if seen.named and owner.ask is None:
+        words = f"--groups '{seen.named}' protects persons; --one-image-each is your word that it is not so"
         raise ConfigError(f"{LIKE_PERSONS}: {words}")
-    if found.named:
-        owner.see(f"{LIKE_PERSONS}, which {found.named} finds")
-    if owner.answer("Can two images be of one person?", bool(found.named), None):
-        return owner.answer(GROUPS_QUESTION, found.named)
+    if seen.named:
+        owner.see(f"{LIKE_PERSONS}, which {seen.named} finds")
+    if owner.answer("Can two images be of one person?", bool(seen.named), None):
+        return owner.answer(GROUPS_QUESTION, seen.named)
     return None
 
 
-def ask_for_size(found: Survey, owner: Owner) -> int:
+def ask_for_size(seen: Survey, owner: Owner) -> int:
     """The rounded number of images, or of persons, that are not held out: it is published."""
     from sfumato.planning.proposal import rounded_size
 
-    what = "sensitive images" if found.persons is None else "persons"
-    units: float = found.persons or found.images
-    if found.held_out is None:
+    what = "sensitive images" if seen.persons is None else "persons"
+    units: float = seen.persons or seen.images
+    if seen.held_out is None:
         units *= 1 - Data().holdout_fraction
     return int(owner.answer(f"How many {what}, roughly (published with the release)", rounded_size(round(units))))
 

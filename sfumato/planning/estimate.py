@@ -248,9 +248,7 @@ class Machine:
     """The speed of this machine, and the last run of each stage on it: measured once, kept in the state directory."""
 
     def __init__(self, state: Path) -> None:
-        name = platform.machine()
-        if device().type == "cuda":
-            name = torch.cuda.get_device_name()
+        name = torch.cuda.get_device_name() if device().type == "cuda" else platform.machine()
         identity = [platform.node(), name, THREADS, torch.__version__, "operations"]
         self.path = state / DURATIONS
         self.content: dict[str, Any] = {"machine": identity, "runs": {}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,16 +32,6 @@ def stages_before(name: str, params: Params) -> tuple[str, ...]:
     direct = [*filter(params.runs, params.inputs_of(name))]
     before = {*direct, *(far for other in direct for far in stages_before(other, params))}
     return tuple(other for other in STAGES if other in before)
-
-
-def settings_for_ever(params: Params) -> dict[str, list[str]]:
-    """The free stages that queries read, directly or through others, with those queries.
-
-    A change of their settings after the release makes these spend again.
-    """
-    queries = {name: stages_before(name, params) for name in QUERIES if params.runs(name)}
-    readers = {name: [q for q, before in queries.items() if name in before] for name, s in STAGES.items() if s.free}
-    return {name: found for name, found in readers.items() if found}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +66,7 @@ class Past:
         return found
 
     def artifact(self, name: str) -> Path:
-        if name == "public":
-            return self.folder / PUBLIC
-        return self.folder / ARTIFACTS / name
+        return self.folder / (PUBLIC if name == "public" else f"{ARTIFACTS}/{name}")
 
 
 def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) -> Past:
@@ -98,10 +87,9 @@ def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) ->
 
 def records_in(file: Path) -> list[dict]:
     """What a ledger or a `privacy.json` holds; nothing if it cannot be read."""
-    try:
+    with suppress(*UNREADABLE):
         return list(by_id(read_json(file)).values())
-    except UNREADABLE:
-        return []
+    return []
 
 
 def repeat_counts(params: Params, plans: Mapping[str, tuple[str, ...]], runs: Sequence[Run]) -> dict[str, int]:
@@ -139,12 +127,9 @@ class Spending:
         problem = self.decision.problem
         if run is None or self.pays:
             return "is not paid for yet"
-        if self.decision.kind != RESTORE:
-            return problem or f"goes on at no further cost, if the images are the same: run {run.id[:8]} was left open"
-        released = f"already released as {run.record['id']}"
-        if problem:
-            return f"{released}. {problem}"
-        return f"{released}; not spent again"
+        if self.decision.kind == RESTORE:
+            return f"already released as {run.record['id']}" + (f". {problem}" if problem else "; not spent again")
+        return problem or f"goes on at no further cost, if the images are the same: run {run.id[:8]} was left open"
 
 
 def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Spending], set[str]]:
@@ -179,7 +164,6 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Spending], set[
 
 def holds(file: Path, content: dict) -> bool:
     """Whether a resolved file exists and means this, in whichever version's form."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):
         return as_now(read_yaml(file)) == content
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return False

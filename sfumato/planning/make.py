@@ -22,7 +22,7 @@ from sfumato.dpsgd.trainable import trained_parameters
 from sfumato.errors import ConfigError, reading_sensitive
 from sfumato.planning import estimate
 from sfumato.planning.checks import reads_public
-from sfumato.planning.kept import Past, Spending, known_past, settings_for_ever, spending_of
+from sfumato.planning.kept import Past, Spending, known_past, spending_of, stages_before
 from sfumato.planning.project_files import Say, renew, unsaid
 from sfumato.planning.proposal import proposed_card
 from sfumato.planning.resolve import Plan, make_plan, plan_texts, policy_of, warnings_of
@@ -39,7 +39,7 @@ from sfumato.settings.fields import REST
 from sfumato.settings.params import Params
 from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.recipes import RECIPES, load_params
-from sfumato.settings.stages import CARD, PLAN, PUBLIC
+from sfumato.settings.stages import CARD, PLAN, PUBLIC, QUERIES, STAGES
 from sfumato.storage.artifacts import Artifact, merge_records, read_artifact
 from sfumato.storage.files import replace_file
 
@@ -274,9 +274,11 @@ def spending_lines(made: Plan, odometer: Odometer, spending: Sequence[Spending])
 
 
 def settings_for_ever_lines(params: Params) -> Iterator[str]:
-    """The free stages that must be set before the first run, as queries read them."""
-    for name, queries in settings_for_ever(params).items():
-        yield f"{name}: set it before the first run: to change it afterwards spends again on {', '.join(queries)}"
+    """The free stages that must be set before the first run, as queries read them, directly or through others."""
+    before = {query: stages_before(query, params) for query in QUERIES if params.runs(query)}
+    for name in (name for name, stage in STAGES.items() if stage.free):
+        if readers := [query for query, names in before.items() if name in names]:
+            yield f"{name}: set it before the first run: to change it afterwards spends again on {', '.join(readers)}"
 
 
 def step_noise_lines(made: Plan) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sfumato.errors import ConfigError
 from sfumato.planning.make import write_texts
-from sfumato.planning.project_files import IGNORED, Say, block_yaml, dvc_content, workflow_text, write_project
+from sfumato.planning.project_files import IGNORED, Say, dvc_content, workflow_text, write_project
 from sfumato.privacy.ledger import read_budget
 from sfumato.privacy.resolved import read_stage_plan
 from sfumato.queries.count import read_counts
@@ -106,5 +106,5 @@ def write_pipeline(out: Path, free: Sequence[str], say: Say, **limit: Any) -> No
     for entry in stages.values():
         entry["deps"] = [path for path in entry["deps"] if path in made or (out / path).exists()]
     text = "# Written by `stage merge`: what is free, from the noisy sums of all owners.\n"
-    files = {"dvc.yaml": text + block_yaml({"stages": stages}), ".gitignore": IGNORED, ATTRIBUTES: UNTOUCHED}
+    files = {"dvc.yaml": text + as_yaml({"stages": stages}, blocks=True), ".gitignore": IGNORED, ATTRIBUTES: UNTOUCHED}
     write_project(out, files | {".github/workflows/ledger.yml": workflow_text(**limit)}, say)

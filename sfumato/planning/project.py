@@ -91,11 +91,11 @@ class Project:
 
         if not (self.folder / CARD).is_file():
             prepare_images(self.folder, state_dir())
-        found = resolve_project(self.folder, state_dir(), dry_run=True)
-        found.check_lifetime(found.spending()[0])
-        seconds: Any = found.seconds()
-        budget = found.plan.budget
-        names = [name for name in seconds if found.plan.params.runs(name)]
+        resolved = resolve_project(self.folder, state_dir(), dry_run=True)
+        resolved.check_lifetime(resolved.spending()[0])
+        seconds: Any = resolved.seconds()
+        budget = resolved.plan.budget
+        names = [name for name in seconds if resolved.plan.params.runs(name)]
         table = pandas.DataFrame.from_dict(budget["stages"], orient="index").rename(columns={"uses": "releases"})
         table = table.reindex(index=names, columns=PLAN_COLUMNS).rename_axis("stage")
         table["minutes"] = pandas.Series(seconds, dtype=float) / 60

@@ -15,8 +15,8 @@ import yaml
 
 from sfumato.errors import ConfigError, explained
 from sfumato.settings.data import IMAGE
+from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER, PLAN, RECIPES, dvc_stages
-from sfumato.storage.documents import QuotingYaml
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, replace_file
 from sfumato.storage.state_directory import git
 
@@ -56,11 +56,7 @@ TRACKED = (
 
 def dvc_text(*, clone: bool = False) -> str:
     """The text of `dvc.yaml`."""
-    return (CLONE_HEADER if clone else DVC_HEADER) + block_yaml(dvc_content(clone=clone))
-
-
-def block_yaml(content: Mapping[str, Any]) -> str:
-    return yaml.dump(dict(content), Dumper=QuotingYaml, sort_keys=False, allow_unicode=True, width=120)
+    return (CLONE_HEADER if clone else DVC_HEADER) + as_yaml(dvc_content(clone=clone), blocks=True)
 
 
 def dvc_content(*, clone: bool = False) -> dict[str, Any]:
@@ -97,7 +93,7 @@ def renew(file: Path) -> bool:
     if not ours - set(made["stages"]):
         return False
     made["stages"] |= {name: entry for name, entry in stages.items() if name not in ours}
-    replace_file(file, (DVC_HEADER + block_yaml(made)).encode())
+    replace_file(file, (DVC_HEADER + as_yaml(made, blocks=True)).encode())
     return True
 
 
@@ -110,7 +106,7 @@ def params_text(own: Mapping[str, Any], notes: Mapping[str, str]) -> str:
     for key, value in own.items():
         if key in notes:
             lines += ["", *(f"# {line}" for line in notes[key].splitlines())]
-        lines.append(block_yaml({key: value}).rstrip())
+        lines.append(as_yaml({key: value}, blocks=True).rstrip())
     return "\n".join(lines) + "\n"
 
 

@@ -61,10 +61,8 @@ class Groups(Strict):
     @field_validator("pattern")
     @classmethod
     def finds_one_id(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
         try:
-            groups = re.compile(value).groups
+            groups = 1 if value is None else re.compile(value).groups
         except re.error as error:
             raise ValueError(f"it is not a regular expression ({error})") from error
         if groups != 1:

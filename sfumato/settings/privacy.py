@@ -51,9 +51,7 @@ class Privacy(Strict):
     def once_each(cls, value: object) -> object:
         if value is True:
             raise ValueError("it names queries and how often to pay for each again, such as {count: 1}")
-        if isinstance(value, (list, tuple)):
-            return dict.fromkeys(value, 1)
-        return value or {}
+        return dict.fromkeys(value, 1) if isinstance(value, (list, tuple)) else value or {}
 
     @model_validator(mode="after")
     def cap_of_groups(self) -> Self:

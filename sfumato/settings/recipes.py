@@ -145,9 +145,8 @@ def refuse_truth_values(model: type[BaseModel], values: Mapping[str, Any], path:
                 refuse_truth_values(inner, value, path)
         several = value if isinstance(value, list) else [value]
         if bool not in kinds and any(isinstance(one, bool) for one in several):
-            raise ConfigError(
-                f"{path}: {key} takes neither true nor false (yes, no, on, off): write a number, or quote it"
-            )
+            text = f"{key} takes neither true nor false (yes, no, on, off): write a number, or quote it"
+            raise ConfigError(f"{path}: {text}")
 
 
 def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
@@ -161,12 +160,8 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
     return keys
 
 
-def as_yaml(content: Mapping[str, Any]) -> str:
-    return yaml.dump(
-        dict(content),
-        Dumper=documents.QuotingYaml,
-        sort_keys=False,
-        allow_unicode=True,
-        default_flow_style=None,
-        width=120,
-    )
+def as_yaml(content: Mapping[str, Any], *, blocks: bool = False) -> str:
+    """The text of a YAML file. blocks: a line for each entry of a list or of an inner mapping."""
+    flow = False if blocks else None
+    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": flow, "width": 120}
+    return yaml.dump(dict(content), Dumper=documents.QuotingYaml, **options)
