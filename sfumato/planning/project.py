@@ -110,8 +110,8 @@ class Project:
         """
         from sfumato.privacy.check import verify
 
-        options: Any = {"limit": epsilon, "delta": delta, "unit": unit, "artifacts": True}
-        return verify(self.folder / LEDGER, **options, state=state_dir())
+        ledger = self.folder / LEDGER
+        return verify(ledger, limit=epsilon, delta=delta, unit=unit, artifacts=True, state=state_dir())
 
     def run(self, *, progress: bool = True) -> Release:
         """Run what changed since the last run, and return the release. Every charge is journalled as ever.
