@@ -127,5 +127,6 @@ def show_sizes(made: Proposed) -> None:
         table.add_row(*row)
     table_console().print(table)
     if kind := made.chosen.kind:
-        what = "persons" if made.known.unit == GROUP else "images"
-        say(f"forecast {advice(kind, made.known.size_hint, made.known.epsilon, what)}")
+        privacy = made.chosen.params.privacy
+        what = "persons" if privacy.unit == GROUP else "images"
+        say(f"forecast {advice(kind, privacy.size, privacy.epsilon, what)}")

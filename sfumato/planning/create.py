@@ -28,7 +28,7 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_local
 
 if TYPE_CHECKING:
-    from sfumato.planning.proposal import Known, Proposal
+    from sfumato.planning.proposal import Proposal
     from sfumato.planning.resolve import Plan
 
 MINUTES = 30.0
@@ -75,12 +75,11 @@ class Owner:
 class Proposed:
     """A project that is not written yet.
 
-    known: what is public; survey: of the images, private; chosen: of the proposals, and the others by size; seconds: of
-    each stage; plan: of the chosen one; counted: whether the published number of images is theirs, rounded.
+    survey: of the images, private; chosen: of the proposals, and the others by size; seconds: of each stage; plan: of
+    the chosen one; counted: whether the published number of images is theirs, rounded.
     """
 
     out: Path
-    known: Known
     survey: Survey
     chosen: Proposal
     others: Sequence[Proposal]
@@ -99,7 +98,8 @@ class Proposed:
         files = project_files({**self.chosen.own, **(more or {})}, notes, self.chosen.seconds / 60, __version__)
         write_project(self.out, files, say, force=force)
         survey = self.survey
-        shown: dict[str, Any] = {"images": survey.images, "persons": survey.persons, "protects": protected(self.known)}
+        shown: dict[str, Any] = {"images": survey.images, "persons": survey.persons}
+        shown["protects"] = protected(self.chosen.params)
         shown["classes"] = dict(zip(survey.classes, survey.counts, strict=True))
         shown |= {"sizes": list(size_rows(self)), "budget": self.plan.budget, "seconds": self.seconds}
         write_local(self.out / PROPOSAL, json.dumps(shown).encode())  # for `stage serve`
@@ -191,7 +191,6 @@ def propose_for(
     chosen, *others = proposals(known, sides, lambda params: {k: v or 0.0 for k, v in seconds_of(params).items()})
     return Proposed(
         out=out,
-        known=known,
         survey=seen,
         chosen=chosen,
         others=others,
@@ -343,7 +342,6 @@ def understood(found: Survey) -> Iterator[str]:
 
 def summary(made: Proposed) -> Iterator[str]:
     """What was seen, what is proposed and why, and what becomes public."""
-    known = made.known
     classes = made.survey.classes
     params = made.chosen.params
     colours = "colour" if made.survey.colour else "grey"
@@ -351,18 +349,18 @@ def summary(made: Proposed) -> Iterator[str]:
     yield f"images   {colours}, {len(classes)} {named}"
     drawn = f"{params.data.holdout_fraction:.0%} of them, drawn by a key"
     yield f"hold-out {drawn if made.survey.held_out is None else 'test/'}"
-    if joined := [part.name for part in split_of(Path(known.path))[0] if part.name.casefold() in VALIDATION]:
+    if joined := [part.name for part in split_of(Path(str(params.data.path)))[0] if part.name.casefold() in VALIDATION]:
         yield f"         {', '.join(joined)}/ joins the training images: nothing is chosen by it"
-    yield f"protects {protected(known)}"
+    yield f"protects {protected(params)}"
     yield f"recipe   {params.recipe}: {made.chosen.row}"
     if params.synthesize.choose:
         yield "         public images join the drawn ones, if students of both mixtures then agree with the teacher"
     more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
     found = ", which are the labels that occur" if "classes" in made.survey.data else ""
-    names = f"its class names ({', '.join(classes[:5])}{more}){found}"
-    yield f"public   that the dataset exists, {names}, the shape of its images, and privacy.size_hint={known.size_hint}"
+    names = f"its class names ({', '.join(classes[:5])}{more}){found}, the shape of its images"
+    yield f"public   that the dataset exists, {names}, and privacy.size_hint={params.privacy.size}"
     if made.counted:
-        what = "persons" if known.unit == GROUP else "images"
+        what = "persons" if params.privacy.unit == GROUP else "images"
         yield f"         size_hint is the number of {what} to one digit: if it must not be known, give --size-hint"
 
 
@@ -376,10 +374,10 @@ def warnings(made: Proposed, state: Path) -> Iterator[str]:
     for warning in warnings_of(params, made.plan.budget["delta"], len(made.survey.classes)):
         yield f"warning: {warning}"
     yield from settings_for_ever_lines(params)
-    if made.known.unit == GROUP:
+    if params.privacy.unit == GROUP:
         yield "the minutes are those of one image a person: queries take longer where persons have more"
-    if Odometer(state, made.known.dataset_id).opened():
-        yield f"warning: dataset {made.known.dataset_id!r} has a history here already: what was spent on it counts on"
+    if Odometer(state, params.data.name).opened():
+        yield f"warning: dataset {params.data.name!r} has a history here already: what was spent on it counts on"
 
 
 def size_rows(made: Proposed) -> Iterator[list[str]]:
@@ -390,10 +388,10 @@ def size_rows(made: Proposed) -> Iterator[list[str]]:
         yield [mark + pixels, *numbers]
 
 
-def protected(known: Known) -> str:
+def protected(params: Params) -> str:
     """The unit of privacy, in words."""
-    if known.groups:
-        return f"each person with all their images, whose ids are found by: {Groups(**known.groups).words}"
-    if known.unit == IMAGE:
+    if params.data.groups:
+        return f"each person with all their images, whose ids are found by: {params.data.groups.words}"
+    if params.privacy.unit == IMAGE:
         return "each image; it is your word that no two are of one person"
     return "each image; a person with several is not protected as one (--groups, or --one-image-each if none has)"

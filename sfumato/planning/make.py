@@ -51,15 +51,13 @@ PEOPLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectPlan:
-    """The plan of the project in `folder`, before it is written.
+    """The plan of a project, before it is written.
 
     card: of the images as they are prepared, or will be; public: of the public images, if a stage reads them;
-    inherited: the records that these and a public model bring; past: what was released before; unprepared: the
-    commands that must prepare images first.
+    inherited: the records that these and a public model bring; past: what was released before, from which folder;
+    unprepared: the commands that must prepare images first.
     """
 
-    folder: Path
-    state: Path
     plan: Plan
     card: Card
     public: PublicCard | None
@@ -69,7 +67,7 @@ class ProjectPlan:
 
     @property
     def odometer(self) -> Odometer:
-        return Odometer(self.state, self.card.dataset_id)
+        return Odometer(self.past.state, self.card.dataset_id)
 
     def remarks(self) -> Iterator[str]:
         """What the budget holds of earlier releases, and what weakens the guarantee."""
@@ -85,13 +83,14 @@ class ProjectPlan:
         """What becomes of each query, and the stages that will run. Raises BudgetError if the journal lacks charges."""
         if self.odometer.head() is not None:
             bounded = self.plan.params.privacy.lifetime != UNLIMITED
-            check_known(self.odometer, self.card, seen_in_ledgers(self.card.dataset_id, self.folder), bounded)
-        return spending_of(self.plan, self.past, self.folder / PLAN)
+            check_known(self.odometer, self.card, seen_in_ledgers(self.card.dataset_id, self.past.folder), bounded)
+        return spending_of(self.plan, self.past, self.past.folder / PLAN)
 
     def seconds(self) -> dict[str, float | None]:
         """Seconds that each stage should take on this machine."""
         many = self.public.images if self.public else 0
-        return estimate.expected_seconds(self.plan.params, self.card.shape, len(self.card.classes), self.state, many)
+        about = self.plan.params, self.card.shape, len(self.card.classes)
+        return estimate.expected_seconds(*about, self.past.state, many)
 
     def check_lifetime(self, spending: Sequence[Spending]) -> None:
         """Raise BudgetError if a run would use up the lifetime budget half-way, before its first query."""
@@ -101,7 +100,7 @@ class ProjectPlan:
 
     def write(self) -> None:
         """Write the plan into the project."""
-        write_texts(self.folder / PLAN, plan_texts(self.plan, self.folder / PLAN))
+        write_texts(self.past.folder / PLAN, plan_texts(self.plan, self.past.folder / PLAN))
 
 
 def resolve_project(
@@ -149,8 +148,6 @@ def resolve_project(
     past = known_past(state, card, folder, declared_size=loaded.privacy.declared_size)
     ready = {"prepare sensitive": prepared, "prepare public": (public / "card.json").exists()}
     return ProjectPlan(
-        folder=folder,
-        state=state,
         plan=make_plan(loaded, card, public_card, past.runs, inherited),
         card=card,
         public=public_card,
