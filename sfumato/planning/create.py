@@ -323,20 +323,20 @@ def size_of_text(text: int | str | None) -> Size | None:
 # --- what it comes to, in words ---------------------------------------------------------------------------------------
 
 
-def understood(found: Survey) -> Iterator[str]:
+def understood(seen: Survey) -> Iterator[str]:
     """What the folder was taken for, as a small tree with counts: private."""
-    by = f", by column {found.data['label_column']}" if "label_column" in found.data else ""
-    yield f"local    {found.images} images in {len(found.classes)} classes{by}"
-    for name, count in zip(found.classes, found.counts, strict=True):
+    by = f", by column {seen.data['label_column']}" if "label_column" in seen.data else ""
+    yield f"local    {seen.images} images in {len(seen.classes)} classes{by}"
+    for name, count in zip(seen.classes, seen.counts, strict=True):
         yield f"         ├─ {name}: {count}{', too few to learn from' if count < FEW_PICTURES else ''}"
-    if found.groups is not None:
-        yield f"         ├─ {found.persons} persons, by {found.groups.words}"
+    if seen.groups is not None:
+        yield f"         ├─ {seen.persons} persons, by {seen.groups.words}"
     way = "test/,"
-    held = found.held_out
+    held = seen.held_out
     if held is None:
         way = "drawn by a key, about"
-        held = round(Data().holdout_fraction * found.images)
-    few = ", too few for a verdict" if held < FEW_PICTURES * len(found.classes) else ""
+        held = round(Data().holdout_fraction * seen.images)
+    few = ", too few for a verdict" if held < FEW_PICTURES * len(seen.classes) else ""
     yield f"         └─ hold-out: {way} {held} images{few}"
 
 
@@ -356,8 +356,8 @@ def summary(made: Proposed) -> Iterator[str]:
     if params.synthesize.choose:
         yield "         public images join the drawn ones, if students of both mixtures then agree with the teacher"
     more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
-    found = ", which are the labels that occur" if "classes" in made.survey.data else ""
-    names = f"its class names ({', '.join(classes[:5])}{more}){found}, the shape of its images"
+    occurring = ", which are the labels that occur" if "classes" in made.survey.data else ""
+    names = f"its class names ({', '.join(classes[:5])}{more}){occurring}, the shape of its images"
     yield f"public   that the dataset exists, {names}, and privacy.size_hint={params.privacy.size}"
     if made.counted:
         what = "persons" if params.privacy.unit == GROUP else "images"

@@ -58,12 +58,12 @@ class Past:
             rests_on={record["id"] for file in files for record in records_in(file)},
             **vars(lineage),
         )
-        found = decide(self.state, work, self.runs, None, self.terms)
-        if found.run is None or found.kind != RESTORE or not found.same_inputs:
-            return found
-        if own_record(self.artifact(name), found.run.record["id"]):
-            return replace(found, problem="")
-        return found
+        decision = decide(self.state, work, self.runs, None, self.terms)
+        if decision.run is None or decision.kind != RESTORE or not decision.same_inputs:
+            return decision
+        if own_record(self.artifact(name), decision.run.record["id"]):
+            return replace(decision, problem="")
+        return decision
 
     def artifact(self, name: str) -> Path:
         return self.folder / (PUBLIC if name == "public" else f"{ARTIFACTS}/{name}")
@@ -76,10 +76,10 @@ def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) ->
     """
     version = card.dataset_id, card.version
     journal = Odometer(state, card.dataset_id).charges(card.version)
-    known = {run.record["id"] for run in journal}
+    ids = {run.record["id"] for run in journal}
     files = [folder / LEDGER, *(folder / ARTIFACTS / name / PRIVACY for name in QUERIES)]
     others = [record for file in files for record in records_in(file) if is_record(record)]
-    others = [r for r in others if r["id"] not in known and (r["dataset_id"], r["data_version"]) == version]
+    others = [r for r in others if r["id"] not in ids and (r["dataset_id"], r["data_version"]) == version]
     runs = [*(Run({"record": r, "plan": r["plan"]}, r, end=CLOSE) for r in others), *journal]
     adjacency = ZERO_OUT_ONE if declared_size else ADD_OR_REMOVE_ONE
     return Past(state=state, folder=folder, runs=runs, terms={"adjacency": adjacency})

@@ -30,8 +30,8 @@ def at_epsilon(epsilon: float, table: dict[Any, float]) -> float:
             raise ValueError(f"{key} is not an entry by ε: give a positive number")
     if not table:
         raise ValueError("a table by ε needs an entry, such as 1: 30%")
-    known = sorted(table)
-    return float(np.interp(math.log(epsilon), np.log(known), [table[key] for key in known]))
+    entries = sorted(table)
+    return float(np.interp(math.log(epsilon), np.log(entries), [table[key] for key in entries]))
 
 
 def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
@@ -47,7 +47,7 @@ def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
 
 def weights_at(epsilon: float, sources: dict[str, Any]) -> dict[str, Any]:
     """`sources`, where a weight may depend on ε: of {1: 2, 10: 0} nothing is left from ε = 10 on. Raises ValueError."""
-    found = {}
+    weights = {}
     for name, weight in sources.items():
         if isinstance(weight, dict):
             for key, value in weight.items():
@@ -56,8 +56,8 @@ def weights_at(epsilon: float, sources: dict[str, Any]) -> dict[str, Any]:
             weight = round(at_epsilon(epsilon, weight), 4)
             if weight == 0:
                 continue
-        found[name] = weight
-    return found
+        weights[name] = weight
+    return weights
 
 
 Noise = Annotated[float | str, BeforeValidator(parse_noise)]
