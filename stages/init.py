@@ -118,7 +118,7 @@ def officers_words(owner: Owner) -> dict[str, Any]:
 
 def show_sizes(made: Proposed) -> None:
     """A row a size: its minutes, and how useful the release will probably be; and what would make it better."""
-    from sfumato.planning.create import expected_kind, size_rows
+    from sfumato.planning.create import size_rows
     from sfumato.planning.forecast import advice
 
     columns = "pixels a side", "minutes", "more help up to", "usefulness (two of three public sets)"
@@ -126,6 +126,7 @@ def show_sizes(made: Proposed) -> None:
     for row in size_rows(made):
         table.add_row(*row)
     table_console().print(table)
-    if kind := expected_kind(made):
-        what = "persons" if made.known.unit == GROUP else "images"
-        say(f"forecast {advice(kind, made.known.size_hint, made.known.epsilon, what)}")
+    if kind := made.chosen.kind:
+        privacy = made.chosen.params.privacy
+        what = "persons" if privacy.unit == GROUP else "images"
+        say(f"forecast {advice(kind, privacy.size, privacy.epsilon, what)}")

@@ -16,7 +16,7 @@ from sfumato.settings.training import PUBLIC_MODEL
 from sfumato.text_to_image.prompts import class_prompts
 
 
-def check_consistent(params: Params, card: Card) -> None:
+def check_consistent(params: Params, card: Card, public: PublicCard | None = None) -> None:
     """Raise ConfigError if a stage needs one that is switched off, or if parameters and images do not fit."""
     of_the_card = card_problems(params, card), unit_problems(params, card), label_problems(params, card)
     of_the_stages = missing_stages(params), name_problems(params), public_model_problems(params)
@@ -28,14 +28,13 @@ def check_consistent(params: Params, card: Card) -> None:
         from sfumato.release.synthesizer import outline
 
         outline(params.model, card.shape, len(card.classes))  # raises ConfigError if widths and levels do not fit
+    for problem in public_problems(params, public, len(card.classes)) if public else ():
+        raise ConfigError(problem)
 
 
 def reads_public(params: Params) -> bool:
     """Whether a stage that is switched on reads public images: they are prepared then, and only then."""
-    return any(
-        params.runs(name) and "public" in stage.inputs and getattr(params, name).reads("public")
-        for name, stage in STAGES.items()
-    )
+    return any("public" in params.inputs_of(name) for name in params.run)
 
 
 PREPARE_AGAIN = "run `stage prepare sensitive`, or mend params.yaml"
@@ -54,7 +53,8 @@ def card_problems(params: Params, card: Card) -> Iterator[str]:
 
 
 def unit_problems(params: Params, card: Card) -> Iterator[str]:
-    privacy, groups = params.privacy, params.data.groups
+    privacy = params.privacy
+    groups = params.data.groups
     if groups is not None and privacy.unit != GROUP:
         remedy = "say privacy.unit: group (and count groups in privacy.size_hint), or take data.groups out"
         yield f"data.groups names groups, but privacy.unit={privacy.unit or 'null'}: {remedy}"
@@ -79,10 +79,10 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
     """What takes one label an image, if images have several, and what several need."""
     if card.labels != SEVERAL:
         return
-    auxiliary, made = params.auxiliary, params.synthesize
+    made = params.synthesize
     varied = made.labels == "uniform" or made.distorted + made.mixed + made.teacher_guidance > 0
     options = (  # which take one label an image
-        ("auxiliary", "auxiliary.target=covariance", auxiliary.target == "covariance"),
+        ("auxiliary", "auxiliary.target=covariance", params.auxiliary.target == "covariance"),
         ("pretrain", "model.directory", params.model.directory is not None),
         ("synthesize", "synthesize.labels: uniform, distorted, mixed or teacher_guidance", varied),
     )
@@ -96,7 +96,8 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
     elif not isinstance(noise := params.count.noise, str):
         from sfumato.queries.count import several_bound
 
-        spread, size = noise * several_bound(len(card.classes)), params.privacy.size
+        size = params.privacy.size
+        spread = noise * several_bound(len(card.classes))
         if spread > BLURRED * size:
             yield (
                 f"count.noise={noise:g} blurs the number of images with each of {len(card.classes)} labels by about "
@@ -110,12 +111,13 @@ def missing_stages(params: Params) -> Iterator[str]:
     if not params.runs("synthesize"):
         yield f"{recipe}: run={list(params.run)} does not name synthesize, so nothing would be released: add it"
     for name in params.run:
-        stage, settings = STAGES[name], getattr(params, name)
+        stage = STAGES[name]
+        settings = getattr(params, name)
         chosen = getattr(settings, settings.chooser, None)
         who = f"{name}.{settings.chooser}={chosen}" if isinstance(chosen, str) else name
+        way_out = f"change {name}.{settings.chooser}" if settings.chooser else f"take {name} out"
         for other in stage.upstream:
             if not params.runs(other) and other not in stage.optional and settings.reads(other):
-                way_out = f"change {name}.{settings.chooser}" if settings.chooser else f"take {name} out"
                 yield f"{recipe}: {who} needs {other}, which is switched off. Add {other} to run, or {way_out}"
     voted = params.runs("select") and params.select.by == "votes" and params.select.ratio < 1
     if voted and not params.runs("histogram"):
@@ -155,7 +157,9 @@ def name_problems(params: Params) -> Iterator[str]:
 
 def shape_problems(params: Params, card: Card) -> Iterator[str]:
     _, height, width = card.shape
-    central, frequency, model = params.central, params.frequency, params.model
+    central = params.central
+    frequency = params.frequency
+    model = params.model
     if params.runs("central") and central.statistic == "mode" and central.max_norm is not None:
         yield f"central.max_norm={central.max_norm} has no effect on the mode, whose bound is fixed: leave it out"
     number = sum(len(feature.length_scales) for feature in frequency.features)
@@ -173,16 +177,16 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
 
 def release_problems(params: Params) -> Iterator[str]:
     """Public images without a sensitive class, and a guide without a diffusion model."""
-    if params.runs("synthesize") and params.synthesize.teacher_guidance > 0:
-        if not {"pretrain", "finetune"} & set(params.synthesize.sources):
+    made = params.synthesize
+    if params.runs("synthesize") and made.teacher_guidance > 0:
+        if not {"pretrain", "finetune"} & set(made.sources):
             yield "synthesize.teacher_guidance guides diffusion models, and synthesize.sources names none: leave it out"
         elif params.model.directory is not None:
             yield "synthesize.teacher_guidance does not go with a public model, which draws latents: leave it out"
-    made = params.synthesize
     if made.choose and not ("select" in made.sources and len(made.sources) > 1 and made.labels == "uniform"):
         yield "synthesize.choose compares sources with select and without: name both, and set labels: uniform"
     labelled = params.select.by == "teacher" or (params.runs("histogram") and params.histogram.per_class)
-    if params.runs("synthesize") and "select" in params.synthesize.sources and not labelled:
+    if params.runs("synthesize") and "select" in made.sources and not labelled:
         remedy = "set select.by: teacher, or histogram.per_class: true"
         yield f"synthesize.sources names select, whose images keep their public labels: {remedy}"
 
@@ -205,17 +209,16 @@ def public_model_problems(params: Params) -> Iterator[str]:
         )
 
 
-def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
-    """Raise ConfigError if more public classes are asked for than there are, or fewer than each class needs."""
-    if public.source not in (None, params.public.source):
-        raise ConfigError(
-            f"public.source={params.public.source}, but {public.source} was prepared: run `stage prepare public`"
-        )
+def public_problems(params: Params, public: PublicCard, sensitive: int) -> Iterator[str]:
+    """More public classes than there are, or fewer than each sensitive one needs."""
+    select = params.select
+    histogram = params.histogram
     classes = len(public.classes)
-    select, histogram = params.select, params.histogram
+    if public.source not in (None, params.public.source):
+        yield f"public.source={params.public.source}, but {public.source} was prepared: run `stage prepare public`"
     if params.runs("select") and select.by == "teacher":
         if not sensitive <= select.images <= public.images:
-            raise ConfigError(
+            yield (
                 f"select.images={select.images} of {public.images} public images in {sensitive} classes: "
                 f"give between {sensitive} and {public.images}"
             )
@@ -223,13 +226,13 @@ def check_public(params: Params, public: PublicCard, sensitive: int) -> None:
         from sfumato.training.selection import number_to_keep
 
         kept = number_to_keep(select, classes)
+        remedy = f"select.ratio must be at least {sensitive / classes:.4g}"
+        if classes < sensitive:
+            remedy = "take another public set, or histogram.per_class: false"
         if kept < sensitive:
-            remedy = f"select.ratio must be at least {sensitive / classes:.4g}"
-            if classes < sensitive:
-                remedy = "take another public set, or histogram.per_class: false"
-            raise ConfigError(
+            yield (
                 f"select.ratio={select.ratio:g} keeps {kept} of {classes} public classes, but each of the {sensitive} "
                 f"sensitive ones needs its own: {remedy}"
             )
     if params.runs("histogram") and histogram.votes > classes:
-        raise ConfigError(f"histogram.votes={histogram.votes} exceeds the {classes} public classes: lower it")
+        yield f"histogram.votes={histogram.votes} exceeds the {classes} public classes: lower it"

@@ -1,4 +1,5 @@
-"""How long each stage should take on this machine when it is idle: operations of its networks divided by its speed.
+"""How long each stage should take on this machine when it is idle: operations of its networks, each counted once on one
+blank image, divided by the speed.
 
 The speed is that of a small reference network: measured once per machine, in processor time of one thread, so that
 other programs count little. A free stage that ran before corrects its estimate by the time it took. Durations of
@@ -7,47 +8,223 @@ queries depend on sensitive draws: they are not kept.
 
 from __future__ import annotations
 
-import functools
 import json
+import math
 import platform
 import time
 import timeit
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from sfumato.data.images import Shape
+from sfumato.diffusion.unet import UNet
 from sfumato.errors import UNREADABLE
+from sfumato.evaluation.classifiers import build_classifier
+from sfumato.evaluation.downstream import schedule_of
 from sfumato.features.batch_invariant import one_thread
-from sfumato.planning.cost import Work, operations_of
+from sfumato.features.fourier import FourierFeatures
+from sfumato.features.projection import ProjectedFeatures
+from sfumato.features.public_network import build_network
+from sfumato.features.teacher_network import FITTED
+from sfumato.generators.one_step import block_of_steps, new_generator
 from sfumato.privacy.resolved import StagePlan
+from sfumato.queries.feature_means import LEARNED
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import THREADS, device, fast_bfloat16
+from sfumato.settings.evaluate import Evaluate
 from sfumato.settings.params import Params
-from sfumato.settings.stages import STAGES
+from sfumato.settings.release import Synthesize
+from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
+from sfumato.training.supervised import Schedule
 
-FILE = Path("cache") / "durations.json"  # below the state directory
+DURATIONS = Path("cache") / "durations.json"  # below the state directory
 FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # commands that the plan does not resolve
 OFF = 1.0  # seconds of a stage that is switched off, with DVC's part
 START = 8.0  # seconds that DVC, imports and the files of an artifact add to a stage
 FACTOR = 4.0  # a past run that differs more than this from its estimate is not used: it was resumed, or disturbed
-BATCH, REPEATS = 64, 20  # images of a pass that measures the speed, and passes
+MEASURED_IMAGES = 64  # in a pass that measures the speed
+MEASURED_PASSES = 20
 PARALLEL = 0.5  # n threads are about n to this power times as fast as one
+WRITTEN = 80  # operations that take as long as writing a number
+CALL = 40_000  # and as the call of an operator
+TRAINING = 3  # forward passes that take as long as a step of a training
+PER_IMAGE = 4  # and as a clipped per-image gradient
+PUBLIC_CLASSES = 100  # of a public set that is not prepared yet
+ONE_LABEL = torch.zeros(1, dtype=torch.int64)
+
+_counted: dict[str, int] = {}
+
+
+class Count(TorchDispatchMode):
+    """Counts the operations of convolutions and matrix products, and what takes as long as so many of them."""
+
+    operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.operations += CALL
+        if not func.is_view:
+            self.operations += WRITTEN * sum(one.numel() for one in tree_leaves(out) if isinstance(one, Tensor))
+        if (count := flop_registry.get(func._overloadpacket)) is not None:
+            self.operations += count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def operations_of(build: Callable[[], nn.Module], *inputs: Any) -> int:
+    """The operations of a forward pass of the network that `build` makes, on one image.
+
+    inputs: of the pass; a tuple is the shape of a blank tensor.
+    """
+    key = repr((build, inputs))
+    if key not in _counted:
+        network = build().eval()
+        blank = [torch.zeros(1, *each) if isinstance(each, tuple) else each for each in inputs]
+        with torch.no_grad(), Count() as count:
+            network(*blank)
+        _counted[key] = count.operations
+    return _counted[key]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What decides the work of the stages. public_images: how many there are."""
+
+    params: Params
+    shape: Shape
+    classes: int
+    public_images: int = 0
+
+    def network(self, stage: str, block: int = 1) -> int:
+        """Operations of one image in the network that a stage makes. block: so many pixels a side are one, or drawn."""
+        shape = self.shape
+        settings = getattr(self.params, stage)
+        build: Callable[[], nn.Module]
+        match stage:
+            case "frequency":
+                build = partial(FourierFeatures, shape, settings.features, settings.size, 0)
+                return operations_of(build, (shape[0], *(-(-side // block) for side in shape[1:])))
+            case "auxiliary":
+                build = partial(new_generator, shape, self.classes, settings.latent, settings.width, 0)
+                return operations_of(build, (settings.latent,), ONE_LABEL, block)
+            case "classifier":
+                build = partial(build_network, settings.network, shape, PUBLIC_CLASSES, settings.width)
+                return operations_of(build, shape)
+            case "teacher":
+                network = settings.network and settings.network.arguments()
+                if settings.reads("classifier"):
+                    trained = self.params.classifier.model_dump(include={"network", "width"})
+                    network = {**trained, "shape": shape, "classes": PUBLIC_CLASSES}
+                about = settings.features or settings.feature, shape, settings.dimension
+                return operations_of(partial(ProjectedFeatures, *about, network, settings.flip), shape)
+            case "embedding":
+                return operations_of(partial(build_network, LEARNED.network, shape, self.classes, LEARNED.width), shape)
+        build = partial(UNet, shape[1:], shape[0], self.classes, **self.params.model.network())
+        return operations_of(build, shape, (), ONE_LABEL)
+
+    def of(self, name: str) -> float | None:
+        """Operations of a stage; None if its time is unknown until it ran: of a public model, and without a case.
+
+        A query that has no case looks once at each image that it draws.
+        """
+        settings = getattr(self.params, name)
+        size = self.params.privacy.size
+        if self.params.model.directory is not None and (STAGES[name].network or name == "synthesize"):
+            return None
+        number = 4 * (self.classes + WRITTEN)  # of a row, which is clipped and added to the sum of its class
+        seen = 0.0  # by a query: images of all draws together
+        if name in QUERIES:
+            sample_rate, draws = settings.sampling(size)
+            seen = size * sample_rate * draws
+        match name:
+            case "frequency":
+                return self.network("frequency") * seen
+            case "teacher":
+                return self.network("teacher") * (FITTED + size) + settings.dimension * number * seen
+            case "embedding":
+                looks = self.params.auxiliary.images + seen
+                training = TRAINING * settings.learned.steps * LEARNED.batch
+                return self.network("embedding") * (training + looks) + self.network("teacher") * looks
+            case "saliency" | "finetune" | "adversarial":
+                return PER_IMAGE * settings.draws * seen * self.network(name)
+            case "classifier":
+                return TRAINING * settings.steps * settings.batch * self.network("classifier")
+            case "auxiliary" if settings.target == "covariance":  # drawn from Gaussians
+                return 0.0
+            case "auxiliary":  # coarse to fine
+                generator = new_generator(self.shape, self.classes, settings.latent, settings.width, 0)
+                coarsest = max(feature.block for feature in self.params.frequency.features)
+                blocks = block_of_steps([block for block in generator.blocks if block <= coarsest], settings.steps)
+                costs = {block: self.network(name, block) + self.network("frequency", block) for block in set(blocks)}
+                return TRAINING * settings.batch * sum(costs[block] for block in blocks)
+            case "refine":
+                cost = self.network("auxiliary") + self.network("frequency") + self.network("teacher")
+                if self.params.runs("embedding"):
+                    cost += self.network("embedding") + self.network("teacher")
+                return TRAINING * settings.steps * settings.batch * cost
+            case "select":
+                return self.network("teacher") * self.public_images * (settings.by == "teacher")
+            case "pretrain":
+                passes = 0
+                for phase in settings.phases:
+                    ascents = phase.amp.steps if phase.amp else 0
+                    passes += phase.steps * phase.batch * (ascents + 1)
+                return TRAINING * passes * self.network(name)
+            case "synthesize":
+                return settings.count * self.drawing(settings)
+            case "evaluate":
+                return TRAINING * self.evaluation(settings)
+        if name not in QUERIES:
+            return None
+        if "classifier" in self.params.inputs_of(name):
+            return self.network("classifier") * seen
+        return math.prod(self.shape) * number * seen
+
+    def drawing(self, settings: Synthesize) -> float:
+        """Of one image, on average."""
+        evaluations = (2 * settings.steps - 1) * (1 + (settings.guidance > 0))  # of Heun's solver
+        cost = 0.0
+        if settings.reads("teacher"):
+            cost += self.network("teacher") * (1 + settings.distorted + settings.mixed)
+        for source, weight in settings.sources.items():
+            share = weight / sum(settings.sources.values())
+            if source in ("auxiliary", "refine"):
+                cost += share * self.network("auxiliary")
+            elif source in ("finetune", "pretrain"):
+                cost += share * self.network(source) * evaluations
+        return cost
+
+    def evaluation(self, settings: Evaluate) -> int:
+        """Of one pass over the images of all trainings."""
+        drawn = self.params.synthesize
+        sets = [drawn.count] * len(settings.seeds)
+        if settings.bound:
+            sets += [self.params.privacy.size] * len(settings.seeds)
+        if drawn.relabel:
+            sets.append(int(drawn.count * (1 - drawn.distorted - drawn.mixed)))
+        steps = sum(schedule_of("cnn", images, settings.epochs, settings.steps).steps for images in sets)
+        networks = [partial(build_classifier, name, self.shape, self.classes) for name in settings.classifiers]
+        return Schedule.batch * steps * sum(operations_of(network, self.shape) for network in networks)
 
 
 def now() -> float:
     """Seconds of processor time if one thread does the work, so that other programs count little; else wall time."""
     if device().type == "cuda":
         torch.cuda.synchronize()
-        return time.perf_counter()
-    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+    elif torch.get_num_threads() == 1:
+        return time.process_time()
+    return time.perf_counter()
 
 
 def gain(threads: int) -> float:
@@ -55,27 +232,30 @@ def gain(threads: int) -> float:
     return 1.0 if device().type == "cuda" else threads**PARALLEL
 
 
-@functools.cache
+@cache
 def operations_per_second() -> float:
     """Of one thread, in the precision of trainings: in a convolution and a matrix product, by the best of passes."""
     layers = [nn.Conv2d(64, 64, 3, padding=1), nn.SiLU(), nn.Flatten(), nn.Linear(64 * 14 * 14, 576)]
-    operations = operations_of(functools.partial(nn.Sequential, *layers), (64, 14, 14))  # before they are moved
-    network, images = nn.Sequential(*layers).to(device()), torch.rand(BATCH, 64, 14, 14, device=device())
+    operations = operations_of(partial(nn.Sequential, *layers), (64, 14, 14))  # before they are moved
+    network = nn.Sequential(*layers).to(device())
+    images = torch.rand(MEASURED_IMAGES, 64, 14, 14, device=device())
     with torch.no_grad(), torch.autocast(device().type, torch.bfloat16, enabled=fast_bfloat16(device().type)):
-        best = min(timeit.repeat(lambda: network(images), timer=now, number=1, repeat=REPEATS))
-    return BATCH * operations / best
+        best = min(timeit.repeat(lambda: network(images), timer=now, number=1, repeat=MEASURED_PASSES))
+    return MEASURED_IMAGES * operations / best
 
 
 class Machine:
     """The speed of this machine, and the last run of each stage on it: measured once, kept in the state directory."""
 
     def __init__(self, state: Path) -> None:
-        self.path, found = state / FILE, dict[str, Any]()
         name = torch.cuda.get_device_name() if device().type == "cuda" else platform.machine()
         identity = [platform.node(), name, THREADS, torch.__version__, "operations"]
+        self.path = state / DURATIONS
+        self.content: dict[str, Any] = {"machine": identity, "runs": {}}
         with suppress(*UNREADABLE):
-            found = dict(read_json(self.path))
-        self.content: dict[str, Any] = found if found.get("machine") == identity else {"machine": identity, "runs": {}}
+            kept = dict(read_json(self.path))
+            if kept.get("machine") == identity:
+                self.content = kept
 
     def write(self) -> None:
         if self.path.parent.parent.is_dir():
@@ -96,28 +276,35 @@ def expected_seconds(
     shape: (C, H, W) of an image. Their number is `privacy.size_hint`, never a private count. public_images: how many
     there are, if a stage reads them; state: the private state directory.
     """
-    machine, found = Machine(state), dict[str, float | None](dict.fromkeys(STAGES, OFF))
+    machine = Machine(state)
+    work = Work(params, shape, classes, public_images)
+    expected: dict[str, float | None] = dict.fromkeys(STAGES, OFF)
     with one_thread():  # several would wait for each other where other programs run
         for name in filter(params.runs, STAGES):
-            seconds = corrected(name, Work(params, shape, classes, public_images), machine)
-            found[name] = None if seconds is None else START + seconds
-    return {**found, **dict.fromkeys(FRAME, START)}
+            seconds = corrected(name, work, machine)
+            expected[name] = None if seconds is None else START + seconds
+    return {**expected, **dict.fromkeys(FRAME, START)}
 
 
 def corrected(name: str, work: Work, machine: Machine) -> float | None:
     """The estimate of a stage's work, times what its last run took for each second that it was expected to take."""
-    operations, run, then = work.of(name), machine.content["runs"].get(name, {}), None
+    run = machine.content["runs"].get(name, {})
     same_model = run.get("model") in (None, work.params.model.non_default())
+    then = None
     if run.get("shape") == list(work.shape) and same_model:
         with suppress(*UNREADABLE):  # of another version
             settings = STAGES[name].settings.model_validate(run["settings"])
             then = replace(work, params=work.params.model_copy(update={name: settings}))
+    operations = work.of(name)
     if operations is None:
         return float(run["seconds"]) if then else None
     seconds = machine.seconds(operations)
-    before = machine.seconds(then.of(name) or 0.0) if then else 0.0
-    factor = run["seconds"] / before if before > 1 else 1.0
-    return seconds * factor if 1 / FACTOR < factor < FACTOR else seconds
+    if then is None:
+        return seconds
+    before = machine.seconds(then.of(name) or 0.0)
+    if before > 1 and 1 / FACTOR < run["seconds"] / before < FACTOR:
+        return seconds * run["seconds"] / before
+    return seconds
 
 
 @contextmanager
@@ -130,8 +317,12 @@ def timed(state: Path, plan: StagePlan[Any]) -> Iterator[None]:
     yield
     seconds = (now() - begun) * gain(torch.get_num_threads()) / gain(THREADS)
     if distributed.is_main():
-        machine, settings = Machine(state), plan.settings.model_dump(mode="json")
-        about = {"shape": list(plan.shape), "model": plan.model and plan.model.non_default()}
-        machine.content["runs"][plan.stage] = {"seconds": float(f"{seconds:.1e}"), "settings": settings, **about}
+        machine = Machine(state)
+        machine.content["runs"][plan.stage] = {
+            "seconds": float(f"{seconds:.1e}"),
+            "settings": plan.settings.model_dump(mode="json"),
+            "shape": list(plan.shape),
+            "model": plan.model and plan.model.non_default(),
+        }
         with suppress(OSError):
             machine.write()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,20 +29,9 @@ if TYPE_CHECKING:
 
 def stages_before(name: str, params: Params) -> tuple[str, ...]:
     """The stages that are switched on and that `name` reads, directly or through others, in the order of the table."""
-    reads = getattr(params, name).reads
-    direct = [other for other in STAGES[name].upstream if params.runs(other) and reads(other)]
-    found = {*direct, *(far for other in direct for far in stages_before(other, params))}
-    return tuple(other for other in STAGES if other in found)
-
-
-def settings_for_ever(params: Params) -> dict[str, list[str]]:
-    """The free stages that queries read, directly or through others, with those queries.
-
-    A change of their settings after the release makes these spend again.
-    """
-    queries = {name: stages_before(name, params) for name in QUERIES if params.runs(name)}
-    readers = {name: [q for q, before in queries.items() if name in before] for name, s in STAGES.items() if s.free}
-    return {name: found for name, found in readers.items() if found}
+    direct = [*filter(params.runs, params.inputs_of(name))]
+    before = {*direct, *(far for other in direct for far in stages_before(other, params))}
+    return tuple(other for other in STAGES if other in before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +58,12 @@ class Past:
             rests_on={record["id"] for file in files for record in records_in(file)},
             **vars(lineage),
         )
-        found = decide(self.state, work, self.runs, None, self.terms)
-        if found.run is None or found.kind != RESTORE or not found.same_inputs:
-            return found
-        here = own_record(self.artifact(name), found.run.record["id"])
-        return replace(found, problem="") if here else found
+        decision = decide(self.state, work, self.runs, None, self.terms)
+        if decision.run is None or decision.kind != RESTORE or not decision.same_inputs:
+            return decision
+        if own_record(self.artifact(name), decision.run.record["id"]):
+            return replace(decision, problem="")
+        return decision
 
     def artifact(self, name: str) -> Path:
         return self.folder / (PUBLIC if name == "public" else f"{ARTIFACTS}/{name}")
@@ -85,22 +76,20 @@ def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) ->
     """
     version = card.dataset_id, card.version
     journal = Odometer(state, card.dataset_id).charges(card.version)
-    known = {run.record["id"] for run in journal}
+    ids = {run.record["id"] for run in journal}
     files = [folder / LEDGER, *(folder / ARTIFACTS / name / PRIVACY for name in QUERIES)]
     others = [record for file in files for record in records_in(file) if is_record(record)]
-    others = [r for r in others if r["id"] not in known and (r["dataset_id"], r["data_version"]) == version]
+    others = [r for r in others if r["id"] not in ids and (r["dataset_id"], r["data_version"]) == version]
     runs = [*(Run({"record": r, "plan": r["plan"]}, r, end=CLOSE) for r in others), *journal]
-    return Past(
-        state=state, folder=folder, runs=runs, terms={"adjacency": ZERO_OUT_ONE if declared_size else ADD_OR_REMOVE_ONE}
-    )
+    adjacency = ZERO_OUT_ONE if declared_size else ADD_OR_REMOVE_ONE
+    return Past(state=state, folder=folder, runs=runs, terms={"adjacency": adjacency})
 
 
 def records_in(file: Path) -> list[dict]:
     """What a ledger or a `privacy.json` holds; nothing if it cannot be read."""
-    try:
+    with suppress(*UNREADABLE):
         return list(by_id(read_json(file)).values())
-    except UNREADABLE:
-        return []
+    return []
 
 
 def repeat_counts(params: Params, plans: Mapping[str, tuple[str, ...]], runs: Sequence[Run]) -> dict[str, int]:
@@ -109,13 +98,14 @@ def repeat_counts(params: Params, plans: Mapping[str, tuple[str, ...]], runs: Se
     The number in privacy.spend_again is compared with what was released, or else left open, so a wish is granted once.
     It also reaches the queries that depend on a named one, because their inputs will change.
     """
-    wishes, found = params.privacy.spend_again, {}
+    wishes = params.privacy.spend_again
+    repeats = {}
     for name, same in plans.items():
         mine = [run for run in runs if run.opened.get("plan") in same and run.end != ABANDON]
         done = [run.record.get("again", 0) for run in [run for run in mine if run.end == CLOSE] or mine]
         wished = sum(wishes.get(other, 0) for other in (name, *stages_before(name, params)))
-        found[name] = max(done) + (wished > max(done)) if done else wished  # a first release fulfils the wish
-    return found
+        repeats[name] = max(done) + (wished > max(done)) if done else wished  # a first release fulfils the wish
+    return repeats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +123,8 @@ class Spending:
     @property
     def words(self) -> str:
         """What becomes of it if it does not pay."""
-        run, problem = self.decision.run, self.decision.problem
+        run = self.decision.run
+        problem = self.decision.problem
         if run is None or self.pays:
             return "is not paid for yet"
         if self.decision.kind == RESTORE:
@@ -147,30 +138,32 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Spending], set[
     out: the folder of the plan so far. Released queries are put back at once, and do not count as run.
     """
     changed: dict[str, str] = {}  # stage -> the stage whose change reaches it
-    found, coming = [], set[str]()
+    coming = set[str]()
+    spending = []
     for name, stage in STAGES.items():
         there = name == "evaluate" or past.artifact(name).is_dir()  # evaluate leaves no artifact
-        same, whole = holds(out / f"{name}.yaml", made.files[name]), not coming & {*stage.upstream}
-        done = there and same and whole
+        same = holds(out / f"{name}.yaml", made.files[name])
+        done = there and same and not coming & {*stage.upstream}
         cause = next((changed[other] for other in stage.upstream if other in changed), None)
         if not same or (name in made.mechanisms and cause is None):
             cause = name
         if name in made.mechanisms:
-            inputs = [*filter(getattr(made.params, name).reads, stage.inputs)]
-            decision = past.decide(
-                name, made.lineage[name], settings_digest(made.files[name]), inputs, not coming & {*inputs}
-            )
+            inputs = made.params.inputs_of(name)
+            settings = settings_digest(made.files[name])
+            decision = past.decide(name, made.lineage[name], settings, inputs, not coming & {*inputs})
             done = decision.kind == RESTORE
-            cause = None if done else cause
-            found.append(Spending(stage=name, decision=decision, cause=cause))
-        changed |= {name: cause} if cause else {}
-        coming |= set() if done else {name}
-    return found, coming
+            if done:
+                cause = None
+            spending.append(Spending(stage=name, decision=decision, cause=cause))
+        if cause:
+            changed[name] = cause
+        if not done:
+            coming.add(name)
+    return spending, coming
 
 
 def holds(file: Path, content: dict) -> bool:
     """Whether a resolved file exists and means this, in whichever version's form."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):
         return as_now(read_yaml(file)) == content
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return False

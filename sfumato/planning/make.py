@@ -22,7 +22,7 @@ from sfumato.dpsgd.trainable import trained_parameters
 from sfumato.errors import ConfigError, reading_sensitive
 from sfumato.planning import estimate
 from sfumato.planning.checks import reads_public
-from sfumato.planning.kept import Past, Spending, known_past, settings_for_ever, spending_of
+from sfumato.planning.kept import Past, Spending, known_past, spending_of, stages_before
 from sfumato.planning.project_files import Say, renew, unsaid
 from sfumato.planning.proposal import proposed_card
 from sfumato.planning.resolve import Plan, make_plan, plan_texts, policy_of, warnings_of
@@ -39,7 +39,7 @@ from sfumato.settings.fields import REST
 from sfumato.settings.params import Params
 from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.recipes import RECIPES, load_params
-from sfumato.settings.stages import CARD, PLAN, PUBLIC
+from sfumato.settings.stages import CARD, PLAN, PUBLIC, QUERIES, STAGES
 from sfumato.storage.artifacts import Artifact, merge_records, read_artifact
 from sfumato.storage.files import replace_file
 
@@ -51,15 +51,13 @@ PEOPLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectPlan:
-    """The plan of the project in `folder`, before it is written.
+    """The plan of a project, before it is written.
 
     card: of the images as they are prepared, or will be; public: of the public images, if a stage reads them;
-    inherited: the records that these and a public model bring; past: what was released before; unprepared: the
-    commands that must prepare images first.
+    inherited: the records that these and a public model bring; past: what was released before, from which folder;
+    unprepared: the commands that must prepare images first.
     """
 
-    folder: Path
-    state: Path
     plan: Plan
     card: Card
     public: PublicCard | None
@@ -69,29 +67,30 @@ class ProjectPlan:
 
     @property
     def odometer(self) -> Odometer:
-        return Odometer(self.state, self.card.dataset_id)
+        return Odometer(self.past.state, self.card.dataset_id)
 
     def remarks(self) -> Iterator[str]:
         """What the budget holds of earlier releases, and what weakens the guarantee."""
         if self.inherited:
             ids = ", ".join(sorted({record["dataset_id"] for record in self.inherited}))
             number = len(self.inherited)
-            some = f"{number} charge{'' if number == 1 else 's'} of an earlier release"
-            yield f"the budget holds {some}, behind public inputs (datasets {ids})"
+            charges = "1 charge" if number == 1 else f"{number} charges"
+            yield f"the budget holds {charges} of an earlier release, behind public inputs (datasets {ids})"
         for warning in warnings_of(self.plan.params, self.plan.budget["delta"], len(self.card.classes)):
             yield f"warning: {warning}"
 
     def spending(self) -> tuple[list[Spending], set[str]]:
         """What becomes of each query, and the stages that will run. Raises BudgetError if the journal lacks charges."""
-        odometer, bounded = self.odometer, self.plan.params.privacy.lifetime != UNLIMITED
-        if odometer.head() is not None:
-            check_known(odometer, self.card, seen_in_ledgers(self.card.dataset_id, self.folder), bounded)
-        return spending_of(self.plan, self.past, self.folder / PLAN)
+        if self.odometer.head() is not None:
+            bounded = self.plan.params.privacy.lifetime != UNLIMITED
+            check_known(self.odometer, self.card, seen_in_ledgers(self.card.dataset_id, self.past.folder), bounded)
+        return spending_of(self.plan, self.past, self.past.folder / PLAN)
 
     def seconds(self) -> dict[str, float | None]:
         """Seconds that each stage should take on this machine."""
-        many = self.public.images if self.public is not None else 0
-        return estimate.expected_seconds(self.plan.params, self.card.shape, len(self.card.classes), self.state, many)
+        many = self.public.images if self.public else 0
+        about = self.plan.params, self.card.shape, len(self.card.classes)
+        return estimate.expected_seconds(*about, self.past.state, many)
 
     def check_lifetime(self, spending: Sequence[Spending]) -> None:
         """Raise BudgetError if a run would use up the lifetime budget half-way, before its first query."""
@@ -101,7 +100,7 @@ class ProjectPlan:
 
     def write(self) -> None:
         """Write the plan into the project."""
-        write_texts(self.folder / PLAN, plan_texts(self.plan, self.folder / PLAN))
+        write_texts(self.past.folder / PLAN, plan_texts(self.plan, self.past.folder / PLAN))
 
 
 def resolve_project(
@@ -124,37 +123,37 @@ def resolve_project(
     loaded = load_params(folder / params, folder / recipes)
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # before anything is spent
-    missing = dry_run and not (folder / CARD).exists()
-    card = unprepared(folder, loaded, say) if missing else read_card(folder / CARD)
+    prepared = (folder / CARD).exists()
+    card = read_card(folder / CARD) if prepared or not dry_run else unprepared(folder, loaded, say)
     version = card.version
     if dry_run:
         version = loaded.data.version or unnamed_version(dataset_directory(state, card.dataset_id)) or version
-    again = version != card.version
-    if again:
+    if version != card.version:
         say(f"the images are not yet prepared as version {version}: `dvc repro` does so first, and then what follows")
         card = replace(card, version=version)
+        prepared = False
     if see is not None and (note := changed_pictures(loaded, state)):  # that there were changes is private
         see(note)
     if loaded.privacy.unit is None and loaded.data.groups is None and card.source in OF_THE_OWNER:
         say(f"warning: {PEOPLE}")
-    public, inputs, shown = folder / PUBLIC, list[Artifact](), None
-    if reads_public(loaded) and not (dry_run and not public.exists()):
+    public = folder / PUBLIC
+    public_card = None
+    inputs = []
+    if reads_public(loaded) and (public.exists() or not dry_run):
         inputs.append(read_artifact(public, "public"))
-        shown = read_public_card(public / "card.json")
+        public_card = read_public_card(public / "card.json")
     if loaded.model.directory is not None:
         inputs += lineage_of_model(folder, loaded, state)
     inherited = list(merge_records(inputs).values())
     past = known_past(state, card, folder, declared_size=loaded.privacy.declared_size)
-    prepared = {"prepare sensitive": not missing and not again, "prepare public": (public / "card.json").exists()}
+    ready = {"prepare sensitive": prepared, "prepare public": (public / "card.json").exists()}
     return ProjectPlan(
-        folder=folder,
-        state=state,
-        plan=make_plan(loaded, card, shown, past.runs, inherited),
+        plan=make_plan(loaded, card, public_card, past.runs, inherited),
         card=card,
-        public=shown,
+        public=public_card,
         inherited=inherited,
         past=past,
-        unprepared=frozenset(name for name, there in prepared.items() if not there),
+        unprepared=frozenset(name for name, there in ready.items() if not there),
     )
 
 
@@ -162,7 +161,8 @@ def lineage_of_model(folder: Path, params: Params, state: Path) -> list[Artifact
     """The releases that the public model comes from. Raises ConfigError if it does not fit, or is not public."""
     from sfumato.text_to_image.directory import HUB, choose_image_size, locate, read_model_directory, require_library
 
-    model, place = params.model, str(params.model.directory)
+    model = params.model
+    place = str(model.directory)
     require_library()
     if not place.startswith(HUB):
         place = str(folder / Path(place).expanduser())
@@ -222,14 +222,15 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
 
 def risk_line(made: Plan) -> str:
     """How often an attacker is right at most, and at which ε half as far above a coin."""
-    mechanisms, unit = [*made.mechanisms.values()], made.params.privacy.unit
-    adjacency, accountant = made.budget["adjacency"], made.budget["accountant"]
+    mechanisms = [*made.mechanisms.values()]
+    adjacency = made.budget["adjacency"]
+    one = "person" if made.params.privacy.unit == GROUP else "image"
     guess = best_guess(mechanisms, adjacency)
     half = noise_for_guess(mechanisms, (guess + 0.5) / 2, adjacency)
-    events = [replace(one, noise_multiplier=half * one.noise_multiplier).event for one in mechanisms]
-    lower = epsilon(events, made.budget["delta"], accountant, adjacency)
+    events = [replace(each, noise_multiplier=half * each.noise_multiplier).event for each in mechanisms]
+    lower = epsilon(events, made.budget["delta"], made.budget["accountant"], adjacency)
     return (
-        f"risk: who guesses whether one {'person' if unit == 'group' else 'image'} was in the set is right at most "
+        f"risk: who guesses whether one {one} was in the set is right at most "
         f"{percent_up(guess)} % of the time (a coin: 50 %), whatever else they know; half as far above a coin, "
         f"{percent_up((guess + 0.5) / 2)} %, at ε = {lower:.2g}"
     )
@@ -239,7 +240,8 @@ def share_lines(made: Plan, own: Mapping[str, Any], file: Path) -> Iterator[str]
     """Which stages have another share than the requested one, and why. own: the content of the file."""
     apart = []
     for name in made.mechanisms:
-        noise, share = getattr(made.params, name).noise, made.budget["stages"][name]["share"]
+        noise = getattr(made.params, name).noise
+        share = made.budget["stages"][name]["share"]
         section = own.get(name)
         if noise == REST and isinstance(section, dict) and str(section.get("noise", REST)) != REST:
             yield f"{name} takes the rest, as recipe {made.params.recipe} says, and not {section['noise']} of {file}"
@@ -255,26 +257,31 @@ def spending_lines(made: Plan, odometer: Odometer, spending: Sequence[Spending])
     if not before:
         yield f"nothing was ever spent on dataset {odometer.dataset_id!r}, by the journal in {odometer.path.parent}"
     for entry in spending:
-        stage, cause = entry.stage, entry.cause
+        stage = entry.stage
         cost = f"ε = {made.budget['stages'][stage]['epsilon']:.3f} alone ({made.mechanisms[stage]})"
         if not entry.pays:
             yield f"{stage}: {entry.words}{f' ({cost})' if entry.decision.kind == GO_ON else ''}"
-        else:
-            why = "is new or was changed" if cause == stage else f"depends on {cause}, which was changed"
-            if made.lineage[stage].again:
-                why = "is named in privacy.spend_again, or reads what is"
-            yield f"{stage}: would {'re-spend' if stage in before else 'spend'} {cost}: it {why}"
+            continue
+        why = f"depends on {entry.cause}, which was changed"
+        if made.lineage[stage].again:
+            why = "is named in privacy.spend_again, or reads what is"
+        elif entry.cause == stage:
+            why = "is new or was changed"
+        yield f"{stage}: would {'re-spend' if stage in before else 'spend'} {cost}: it {why}"
 
 
 def settings_for_ever_lines(params: Params) -> Iterator[str]:
-    """The free stages that must be set before the first run, as queries read them."""
-    for name, queries in settings_for_ever(params).items():
-        yield f"{name}: set it before the first run: to change it afterwards spends again on {', '.join(queries)}"
+    """The free stages that must be set before the first run, as queries read them, directly or through others."""
+    before = {query: stages_before(query, params) for query in QUERIES if params.runs(query)}
+    for name in (name for name, stage in STAGES.items() if stage.free):
+        if readers := [query for query, names in before.items() if name in names]:
+            yield f"{name}: set it before the first run: to change it afterwards spends again on {', '.join(readers)}"
 
 
 def step_noise_lines(made: Plan) -> Iterator[str]:
     """How long the noise of a DP-SGD step is beside the longest possible signal, by public numbers."""
-    params, mechanism = made.params, made.mechanisms.get("finetune")
+    params = made.params
+    mechanism = made.mechanisms.get("finetune")
     if mechanism is None:
         return
     file = made.files["finetune"]
@@ -283,17 +290,19 @@ def step_noise_lines(made: Plan) -> Iterator[str]:
     weights = sum(value.numel() for value in parameters.values())
     length = step_noise(mechanism.noise_multiplier, weights, mechanism.sample_rate * file["size_hint"])
     about = "about " if params.finetune.trainable in SALIENT else ""
-    hint = ": mostly noise. A larger share, ε or batch, or fewer trained weights shorten it"
-    yield (
-        f"finetune: the noise of a step is {length:.2g} times as long as its signal can be, "
-        f"over {about}{weights:,} trained weights{hint if length > 1 else ''}"
-    )
+    hint = ""
+    if length > 1:
+        hint = ": mostly noise. A larger share, ε or batch, or fewer trained weights shorten it"
+    beside = f"{length:.2g} times as long as its signal can be"
+    yield f"finetune: the noise of a step is {beside}, over {about}{weights:,} trained weights{hint}"
 
 
 def draw_lines(made: Plan) -> Iterator[str]:
     """How many groups a draw of each query expects, if groups are protected."""
     size = made.params.privacy.size
-    for name, mechanism in made.mechanisms.items() if made.params.privacy.unit == GROUP else ():
+    if made.params.privacy.unit != GROUP:
+        return
+    for name, mechanism in made.mechanisms.items():
         yield f"{name}: a draw expects {mechanism.sample_rate * size:.4g} of {size} groups"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sfumato.errors import ConfigError
 from sfumato.planning.make import write_texts
-from sfumato.planning.project_files import IGNORED, Say, block_yaml, dvc_content, workflow_text, write_project
+from sfumato.planning.project_files import IGNORED, Say, dvc_content, workflow_text, write_project
 from sfumato.privacy.ledger import read_budget
 from sfumato.privacy.resolved import read_stage_plan
 from sfumato.queries.count import read_counts
@@ -35,18 +35,19 @@ def merge_projects(
         refuse_links(folder / ARTIFACTS)
         refuse_links(folder / Path(PUBLIC).parts[0], folder / PUBLIC)
     plans = [plans_of(folder / PLAN) for folder in folders]
-    first, queries = plans[0], same_settings(folders, plans)
-    found = {name: [read_artifact(folder / ARTIFACTS / name, name) for folder in folders] for name in queries}
+    first = plans[0]
+    queries = same_settings(folders, plans)
+    releases_of = {name: [read_artifact(folder / ARTIFACTS / name, name) for folder in folders] for name in queries}
     budgets = [read_budget(folder / PLAN / "budget.json") for folder in folders]
-    releases = zip(*found.values(), strict=True)  # of each owner
+    releases = zip(*releases_of.values(), strict=True)  # of each owner
     owners = [check_owner(*each) for each in zip(folders, plans, budgets, releases, strict=True)]
-    apart = sorted(name for own in owners for name in own)
+    apart = sorted(name for names in owners for name in names)
     if len({*apart}) < len(apart):
         raise ConfigError(f"two projects are of one data set ({', '.join(apart)}): each must have an id of its own")
     if not different_people:
         never = f"no person may be among the images of two of {', '.join(apart)}: their costs would add up"
         raise ConfigError(f"{never}. Say so by --different-people, or release separately")
-    records = list(merge_records([artifact for each in found.values() for artifact in each]).values())
+    records = list(merge_records([artifact for each in releases_of.values() for artifact in each]).values())
     if len(units := sorted({record["unit"] for record in records})) > 1:
         raise ConfigError(f"the owners protect different units ({', '.join(units)})")
     shared = [name for name, stage in STAGES.items() if stage.public_only and first[name]["enabled"]]
@@ -57,12 +58,12 @@ def merge_projects(
         check_out(out / ARTIFACTS / name, name)
     write_plans(first, "-and-".join(apart)[:64], size_hint, budget, out / PLAN)
     plan = read_stage_plan(out / PLAN / "auxiliary.yaml", "auxiliary")
-    sizes = [read_counts(count, plan.size_hint, len(plan.classes)).total for count in found["count"]]
-    with writing(out / ARTIFACTS / "count", "count", found["count"], apart=apart) as directory:
-        total = merge_counts(found["count"], directory, plan.several).total
+    sizes = [read_counts(count, plan.size_hint, len(plan.classes)).total for count in releases_of["count"]]
+    with writing(out / ARTIFACTS / "count", "count", releases_of["count"], apart=apart) as directory:
+        total = merge_counts(releases_of["count"], directory, plan.several).total
     for name in [name for name in queries if name != "count"]:
-        with writing(out / ARTIFACTS / name, name, found[name], apart=apart) as directory:
-            merge_means(name, found[name], sizes, total, directory, plan)
+        with writing(out / ARTIFACTS / name, name, releases_of[name], apart=apart) as directory:
+            merge_means(name, releases_of[name], sizes, total, directory, plan)
     for name in [name for name in QUERIES if name not in queries]:
         write_empty(out / ARTIFACTS / name, name)
     for path in (*(f"{ARTIFACTS}/{name}" for name in shared), PUBLIC):  # those that the features rest on are of all
@@ -88,19 +89,22 @@ def write_plans(
     """The plan of the merged project: that of the first owner for all of them. No query can run by it."""
     texts = {"budget.json": json.dumps(dict(budget), indent=1) + "\n"}
     for name, plan in plans.items():
-        theirs = {"dataset_id": dataset_name(dataset_id), "size_hint": size_hint} if plan.get("dataset_id") else {}
-        theirs |= {"delta": budget["delta"]} if name == "synthesize" else {}
-        texts[f"{name}.yaml"] = as_yaml({key: value for key, value in plan.items() if key != "about"} | theirs)
+        merged = {key: value for key, value in plan.items() if key != "about"}
+        if plan.get("dataset_id"):
+            merged |= {"dataset_id": dataset_name(dataset_id), "size_hint": size_hint}
+        if name == "synthesize":
+            merged["delta"] = budget["delta"]
+        texts[f"{name}.yaml"] = as_yaml(merged)
     write_texts(folder, texts)
 
 
 def write_pipeline(out: Path, free: Sequence[str], say: Say, **limit: Any) -> None:
     """`dvc.yaml` of the stages that are free: all else came from the owners. limit: of the check of the ledger."""
-    known = dvc_content()["stages"]
-    stages = {name: known[name] for name in (*free, "ledger", "report")}
+    entries = dvc_content()["stages"]
+    stages = {name: entries[name] for name in (*free, "ledger", "report")}
     made = {f"{ARTIFACTS}/{name}" for name in stages} | {LEDGER}
     for entry in stages.values():
         entry["deps"] = [path for path in entry["deps"] if path in made or (out / path).exists()]
     text = "# Written by `stage merge`: what is free, from the noisy sums of all owners.\n"
-    files = {"dvc.yaml": text + block_yaml({"stages": stages}), ".gitignore": IGNORED, ATTRIBUTES: UNTOUCHED}
+    files = {"dvc.yaml": text + as_yaml({"stages": stages}, blocks=True), ".gitignore": IGNORED, ATTRIBUTES: UNTOUCHED}
     write_project(out, files | {".github/workflows/ledger.yml": workflow_text(**limit)}, say)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sfumato.release.loading import Release
 
 REPORT = f"{ARTIFACTS}/report/index.html"
-COLUMNS = ["noise_multiplier", "sample_rate", "releases", "epsilon", "share"]
+PLAN_COLUMNS = ["noise_multiplier", "sample_rate", "releases", "epsilon", "share"]
 NOISE = ("Running stage", "Updating lock", "To track", "\tgit add", "To enable", "\tdvc config", "Use `dvc push`")
 # Becomes a program, and leaves a watcher in its process group, which ends with all of it unless a line comes to stdin.
 WATCHED = """exec 3<&0
@@ -47,8 +47,10 @@ class Project:
 
     def __repr__(self) -> str:
         card = self.folder / ARTIFACTS / "synthesize" / "card.json"
-        made = read_json(card) if card.is_file() else None
-        released = f"{made['images']} images released, ε = {made['epsilon']:.4f}" if made else "nothing released yet"
+        released = "nothing released yet"
+        if card.is_file():
+            made = read_json(card)
+            released = f"{made['images']} images released, ε = {made['epsilon']:.4f}"
         return f"<Project {self.folder}: {released}>"
 
     @classmethod
@@ -89,13 +91,13 @@ class Project:
 
         if not (self.folder / CARD).is_file():
             prepare_images(self.folder, state_dir())
-        found = resolve_project(self.folder, state_dir(), dry_run=True)
-        found.check_lifetime(found.spending()[0])
-        seconds: Any = found.seconds()
-        budget = found.plan.budget
-        names = [name for name in seconds if found.plan.params.runs(name)]
+        resolved = resolve_project(self.folder, state_dir(), dry_run=True)
+        resolved.check_lifetime(resolved.spending()[0])
+        seconds: Any = resolved.seconds()
+        budget = resolved.plan.budget
+        names = [name for name in seconds if resolved.plan.params.runs(name)]
         table = pandas.DataFrame.from_dict(budget["stages"], orient="index").rename(columns={"uses": "releases"})
-        table = table.reindex(index=names, columns=COLUMNS).rename_axis("stage")
+        table = table.reindex(index=names, columns=PLAN_COLUMNS).rename_axis("stage")
         table["minutes"] = pandas.Series(seconds, dtype=float) / 60
         table.attrs = {key: budget[key] for key in ("epsilon", "delta", "target")}
         return table
@@ -108,8 +110,8 @@ class Project:
         """
         from sfumato.privacy.check import verify
 
-        options: Any = {"limit": epsilon, "delta": delta, "unit": unit, "artifacts": True}
-        return verify(self.folder / LEDGER, **options, state=state_dir())
+        ledger = self.folder / LEDGER
+        return verify(ledger, limit=epsilon, delta=delta, unit=unit, artifacts=True, state=state_dir())
 
     def run(self, *, progress: bool = True) -> Release:
         """Run what changed since the last run, and return the release. Every charge is journalled as ever.

@@ -15,8 +15,8 @@ import yaml
 
 from sfumato.errors import ConfigError, explained
 from sfumato.settings.data import IMAGE
+from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER, PLAN, RECIPES, dvc_stages
-from sfumato.storage.documents import QuotingYaml
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, replace_file
 from sfumato.storage.state_directory import git
 
@@ -28,15 +28,15 @@ def unsaid(text: str) -> None:
 
 
 # DVC's run cache must bring back neither an old card, nor an old plan (it depends on the odometer), nor an old total.
-PERSISTENT = (CARD, PLAN, LEDGER)
+PERSISTENT = (CARD, PLAN)
 SHARES = {"template": "bar_horizontal", "x": "share", "y": "stage", "title": "Share of the privacy budget"}
 PLOTS: list[Any] = [
     {f"{PLAN}/budget.csv": SHARES},
     {f"{ARTIFACTS}/finetune/log.csv": {"x": "step", "y": "epsilon", "title": "Privacy spent by DP-SGD"}},
     f"{ARTIFACTS}/synthesize/grid.png",
 ]
-FOLDERS = "artifacts data/raw data/sensitive data/public models evaluation dvc_plots .sfumato"
-IGNORED = "".join(f"/{name}/\n" for name in FOLDERS.split()) + "/metrics.json\n"
+LOCAL_FOLDERS = "artifacts data/raw data/sensitive data/public models evaluation dvc_plots .sfumato"
+IGNORED = "".join(f"/{name}/\n" for name in LOCAL_FOLDERS.split()) + "/metrics.json\n"
 DVC_HEADER = """\
 # Written by `stage init`. The one DAG. Sensitive and hold-out bytes are neither deps nor outs: DVC would write their
 # size and hash into git. `plan` runs every time, for it depends on the journal and the installed package. It takes
@@ -56,11 +56,7 @@ TRACKED = (
 
 def dvc_text(*, clone: bool = False) -> str:
     """The text of `dvc.yaml`."""
-    return (CLONE_HEADER if clone else DVC_HEADER) + block_yaml(dvc_content(clone=clone))
-
-
-def block_yaml(content: Mapping[str, Any]) -> str:
-    return yaml.dump(dict(content), Dumper=QuotingYaml, sort_keys=False, allow_unicode=True, width=120)
+    return (CLONE_HEADER if clone else DVC_HEADER) + as_yaml(dvc_content(clone=clone), blocks=True)
 
 
 def dvc_content(*, clone: bool = False) -> dict[str, Any]:
@@ -70,14 +66,15 @@ def dvc_content(*, clone: bool = False) -> dict[str, Any]:
         entry: dict[str, Any] = {"cmd": commands[0] if len(commands) == 1 else commands}
         if name == "prepare-sensitive":
             entry["params"] = ["profile", "data"]
-        if deps := sorted({*reads} - (set() if clone else {RECIPES})):
+        if deps := sorted(path for path in {*reads} if clone or path != RECIPES):
             entry["deps"] = deps
         if name == "plan" and not clone:
             entry["always_changed"] = True
         for path in sorted(writes):
-            options: dict[str, Any] = {"cache": False} if path == LEDGER else {}
-            options |= {"persist": True} if path in PERSISTENT else {}
-            entry.setdefault("metrics" if path == LEDGER else "outs", []).append({path: options} if options else path)
+            if path == LEDGER:
+                entry["metrics"] = [{path: {"cache": False, "persist": True}}]
+            else:
+                entry.setdefault("outs", []).append({path: {"persist": True}} if path in PERSISTENT else path)
         stages[name] = entry
     return {"stages": stages, "plots": PLOTS}
 
@@ -88,13 +85,15 @@ def renew(file: Path) -> bool:
     Returns whether it was rewritten.
     """
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    said = yaml.safe_load(text) if text.startswith("# Written by `stage init`") else {}
-    stages, made = said.get("stages") or {}, dvc_content()
+    if not text.startswith("# Written by `stage init`"):
+        return False
+    stages = yaml.safe_load(text).get("stages") or {}
+    made = dvc_content()
     ours = {name for name, entry in stages.items() if str(entry.get("cmd", "")).strip("['").startswith("stage ")}
     if not ours - set(made["stages"]):
         return False
     made["stages"] |= {name: entry for name, entry in stages.items() if name not in ours}
-    replace_file(file, (DVC_HEADER + block_yaml(made)).encode())
+    replace_file(file, (DVC_HEADER + as_yaml(made, blocks=True)).encode())
     return True
 
 
@@ -107,7 +106,7 @@ def params_text(own: Mapping[str, Any], notes: Mapping[str, str]) -> str:
     for key, value in own.items():
         if key in notes:
             lines += ["", *(f"# {line}" for line in notes[key].splitlines())]
-        lines.append(block_yaml({key: value}).rstrip())
+        lines.append(as_yaml({key: value}, blocks=True).rstrip())
     return "\n".join(lines) + "\n"
 
 

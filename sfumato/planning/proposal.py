@@ -17,7 +17,7 @@ from typing import Any
 
 from sfumato.data.store import Card
 from sfumato.errors import ConfigError
-from sfumato.planning.forecast import fitted
+from sfumato.planning.forecast import fitted, forecast
 from sfumato.settings.data import SEVERAL
 from sfumato.settings.fields import Size, both_sides, by, size_of
 from sfumato.settings.noise import noise_at
@@ -26,11 +26,11 @@ from sfumato.settings.queries import Teacher
 from sfumato.settings.recipes import RECIPES, overlaid, params_of, read_overlay, recipes_at
 from sfumato.storage.documents import read_yaml
 
-TABLE = Path(__file__).resolve().parent / "proposals.yaml"
-CLOSE = 0.9  # part of the usefulness of the best size that a larger one must reach to be proposed instead
-EVALUATION = 0.25  # part of the minutes that the evaluation takes at most; the release has the rest
+PROPOSALS: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("proposals.yaml")))
+GOOD_ENOUGH = 0.9  # part of the usefulness of the best size that a larger one must reach to be proposed instead
+JUDGING = 0.25  # part of the minutes that the evaluation takes at most; the release has the rest
 SLOWER = 0.6  # power of an effective ε below 1 by which the teacher's rate falls: brain MRI at ε = 1 and 10
-STEPS = 128  # lengths of fits between the first and the last numbers of a row
+LENGTHS = 128  # lengths of fits between the first and the last numbers of a row
 
 Seconds = Callable[[Params], Mapping[str, float]]  # of each stage
 
@@ -67,6 +67,24 @@ class Proposal:
     enough: bool  # whether the time suffices
     whole: float = math.inf  # minutes for fits as long as what was measured
 
+    @property
+    def kind(self) -> str | None:
+        """The public runs that its usefulness is forecast by; None for several labels, without any."""
+        if self.params.data.labels == SEVERAL:
+            return None
+        if set(self.params.synthesize.sources) == {"select"}:
+            return "chosen"
+        return "colour" if self.params.data.channels == 3 else "grey"
+
+    @property
+    def words(self) -> tuple[str, str, str, str]:
+        """Its pixels, its minutes, up to how many more help, and its usefulness."""
+        size = self.params.data.size or 0
+        privacy = self.params.privacy
+        minutes = f"{self.seconds / 60:.0f}" + ("" if self.enough else " at least")
+        useful = forecast(self.kind, privacy.size * privacy.epsilon, self.grown) if self.kind else "unknown"
+        return f"{size}" if isinstance(size, int) else by(size), minutes, f"{math.ceil(self.whole)}", useful
+
 
 def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> Card:
     """The card of images that are not prepared yet. official: whether they bring their hold-out."""
@@ -83,18 +101,14 @@ def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> C
     )
 
 
-def read_table() -> dict[str, Any]:
-    return dict(read_yaml(TABLE))
-
-
-def sizes_of(side: int, longer: int, proportion: float, table: Mapping[str, Any]) -> tuple[Size, ...]:
+def sizes_of(side: int, longer: int, proportion: float) -> tuple[Size, ...]:
     """The sizes that images may be resized to, the largest first: never enlarged but to the least.
 
     side, longer: the medians of their sides; proportion: rows over columns, of which a quarter is taken.
     """
     most = min(side / quarter(proportion), longer)
-    sides = sorted((known for known in table["sides"] if known <= most), reverse=True) or [min(table["sides"])]
-    return tuple(in_proportion(known, proportion) for known in sides)
+    sides = [each for each in PROPOSALS["sides"] if each <= most] or [min(PROPOSALS["sides"])]
+    return tuple(in_proportion(each, proportion) for each in sorted(sides, reverse=True))
 
 
 def quarter(proportion: float) -> float:
@@ -118,59 +132,56 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
 
     Raises ConfigError if no row of the table fits.
     """
-    table = read_table()
-    row = row_for(known, table)
-    budget = 60 * known.minutes * table["reserve"]
-    longest = proposal(replace(known, minutes=math.inf), row, [row["params"]], 1.0, seconds, table)
-    whole = min(longest.seconds, (longest.seconds - longest.judging) / (1 - EVALUATION)) / 60 / table["reserve"]
+    row = row_for(known)
+    budget = 60 * known.minutes * PROPOSALS["reserve"]
+    longest = proposal(replace(known, minutes=math.inf), row, [row["params"]], 1.0, seconds)
+    whole = min(longest.seconds, (longest.seconds - longest.judging) / (1 - JUDGING)) / 60 / PROPOSALS["reserve"]
     overlays = [row["params"]]
     for lighter in [{}, *row.get("lighter", [])]:
         overlays.append(lighter)
-        found = proposal(known, row, overlays, 0.0, seconds, table)
-        if found.seconds <= budget:
-            at = partial(proposal, known, row, overlays, seconds=seconds, table=table)
-            fitting = bisect(range(1, STEPS + 1), budget, key=lambda step: at(step / STEPS).seconds)
-            found = at(fitting / STEPS)
+        at = partial(proposal, known, row, overlays, seconds=seconds)
+        if at(0.0).seconds <= budget:
             break
-    return replace(found, whole=whole)
+    fitting = bisect(range(1, LENGTHS + 1), budget, key=lambda step: at(step / LENGTHS).seconds)
+    return replace(at(fitting / LENGTHS), whole=whole)
 
 
 def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Proposal]:
     """A proposal for each of the sizes that the table has a row for: the chosen one first, then the others by size.
 
-    The largest that the minutes allow and that is CLOSE to the most useful is chosen, else the smallest.
+    The largest that the minutes allow and that is close to the most useful is chosen, else the smallest.
     Raises ConfigError if there is a row for none of them.
     """
-    found = dict[Size, Proposal]()
+    by_size = []
     for side in sorted(sides, key=both_sides, reverse=True):
         with suppress(ConfigError):
             one = replace(known, side=side)
-            if len(sides) == 1 or not row_for(one, read_table()).get("asked"):
-                found[side] = propose(one, seconds)
-    if not found:
-        row_for(replace(known, side=max(sides, key=both_sides)), read_table())  # raises
-    parts = {side: fitted(one.grown) for side, one in found.items() if one.enough}
-    worth = (side for side, part in parts.items() if part >= CLOSE * max(parts.values()))
-    chosen = next(worth, [*found][-1])
-    return [found.pop(chosen), *found.values()]
+            if len(sides) == 1 or not row_for(one).get("asked"):
+                by_size.append(propose(one, seconds))
+    if not by_size:
+        row_for(replace(known, side=max(sides, key=both_sides)))  # raises
+    best = max((fitted(one.grown) for one in by_size if one.enough), default=0.0)
+    worth = (one for one in by_size if one.enough and fitted(one.grown) >= GOOD_ENOUGH * best)
+    chosen = next(worth, by_size[-1])
+    return [chosen, *(one for one in by_size if one is not chosen)]
 
 
-def row_for(known: Known, table: Mapping[str, Any]) -> Mapping[str, Any]:
-    for row in table["rows"]:
+def row_for(known: Known) -> Mapping[str, Any]:
+    for row in PROPOSALS["rows"]:
         when = row["when"]
         low, high = when["side"]
         fits = known.channels in when["channels"] and low <= max(both_sides(known.side)) <= high
         fits &= when.get("several", False) == (known.data.get("labels") == SEVERAL)
         if fits and when.get("public") in (None, "beside", known.public is not None):
             return dict(row)
-    kind = f"{'colour' if known.channels == 3 else 'grey'} images of {by(known.side)}"
-    kind += " with public images" if known.public else ""
+    colour = "colour" if known.channels == 3 else "grey"
+    kind = f"{colour} images of {by(known.side)}"
+    if known.public:
+        kind += " with public images"
     raise ConfigError(f"no recipe is known for {kind}: take one of `stage recipe list` and write params.yaml")
 
 
-def proposal(
-    known: Known, row: Mapping[str, Any], overlays: list, part: float, seconds: Seconds, table: Mapping[str, Any]
-) -> Proposal:
+def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, seconds: Seconds) -> Proposal:
     """One point between the first and the last numbers of a row: part 0 to 1."""
     data: dict[str, Any] = {"dataset_id": known.dataset_id, "source": "imagefolder", "path": known.path}
     data |= {"size": known.side, "channels": known.channels, **known.data}
@@ -188,9 +199,11 @@ def proposal(
     runs = own.get("run", known_recipe(own["recipe"])["run"])
     if beside:
         runs = [*runs, "select"]
-        own = overlaid(overlaid(own, table["beside"]), {"run": runs})
+        own = overlaid(own, PROPOSALS["beside"])
     if not known.evaluate:
-        own = overlaid(own, {"run": [name for name in runs if name != "evaluate"]})
+        runs = [name for name in runs if name != "evaluate"]
+    if beside or not known.evaluate:
+        own["run"] = runs
     if row.get("tuned_at"):
         rules = at_effective_epsilon(own["recipe"], known.epsilon * known.size_hint / row["tuned_at"])
         own = overlaid(own, {name: section for name, section in rules.items() if name in runs})
@@ -199,18 +212,19 @@ def proposal(
         for name in reversed(key.split(".")):
             value = {name: value}
         own = overlaid(own, value)
+    drawn: dict[str, Any] = {"mark": "files"}  # a new project: no digest of a release is known yet
     if beside:
-        own = overlaid(own, {"select": {"images": max(2, int(known.public_images * table["beside_part"]))}})
+        own = overlaid(own, {"select": {"images": max(2, int(known.public_images * PROPOSALS["beside_part"]))}})
     elif "select" in runs:
-        most = max(2, int(known.public_images * table["public_part"]))
-        count = min(own["synthesize"]["count"], most)
-        own = overlaid(own, {"select": {"images": count}, "synthesize": {"count": count}})
-    own = overlaid(own, {"synthesize": {"mark": "files"}})  # a new project: no digest of a release is known yet
-    if own["synthesize"]["count"] <= table["folders"]:
+        most = max(2, int(known.public_images * PROPOSALS["public_part"]))
+        drawn["count"] = min(own["synthesize"]["count"], most)
+        own = overlaid(own, {"select": {"images": drawn["count"]}})
+    own = overlaid(own, {"synthesize": drawn})
+    if own["synthesize"]["count"] <= PROPOSALS["folders"]:
         own = overlaid(own, {"synthesize": {"export": ["png"]}})
     params = params_of(own, Path("params.yaml"))
     expected = seconds(params)
-    allowed = EVALUATION * 60 * known.minutes * table["reserve"]
+    allowed = JUDGING * 60 * known.minutes * PROPOSALS["reserve"]
     if expected.get("evaluate", 0.0) > allowed:
         steps = max(1, int((params.evaluate.steps or 0) * allowed / expected["evaluate"]))
         own = overlaid(own, {"evaluate": {"steps": steps}})
@@ -227,12 +241,14 @@ def known_recipe(name: str) -> dict[str, Any]:
 def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:
     """The shares and the teacher's constants of a recipe as they are at `epsilon`, below 1 with a slower teacher."""
     content = known_recipe(recipe)
-    found: dict[str, Any] = {}
+    sections: dict[str, Any] = {}
     for name, section in content.items():
         if isinstance(section, dict) and isinstance(noise := section.get("noise"), dict):
-            found[name] = {"noise": noise_at(epsilon, noise)}
-    teacher = content.get("teacher", {})
+            sections[name] = {"noise": noise_at(epsilon, noise)}
+    if "teacher" not in content:
+        return sections
+    teacher = content["teacher"]
     rules = Teacher.constants(str(teacher.get("fitted_on", "public")), epsilon)
     rules["learning_rate"] *= min(epsilon, 1.0) ** SLOWER
     plain = {key: float(f"{value:.3g}") for key, value in rules.items() if key in ("learning_rate", "max_norm")}
-    return {**found, "teacher": {**plain, "steps": rules["steps"]}} if teacher else found
+    return {**sections, "teacher": {**plain, "steps": rules["steps"]}}

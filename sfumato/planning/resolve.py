@@ -6,7 +6,7 @@ All of it is public: nothing here reads an image or a noisy answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from dp_accounting import DpEvent
 
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import BudgetError, ConfigError
-from sfumato.planning.checks import check_consistent, check_public
+from sfumato.planning.checks import check_consistent
 from sfumato.planning.kept import holds, repeat_counts, stages_before
 from sfumato.privacy.accountant import (
     EXACT,
@@ -59,7 +59,8 @@ class Plan:
 
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:
     """What each query that is switched on asks of the budget. Raises ConfigError unless exactly one takes the rest."""
-    asks, rests = {}, []
+    asks = {}
+    rests = []
     for name in filter(params.runs, QUERIES):
         settings = getattr(params, name)
         rate, uses = settings.sampling(params.privacy.size)
@@ -91,9 +92,7 @@ def make_plan(
     public: the card of the public set, if a stage reads it; runs: on these images so far (`Past`); inherited: the
     records that public images and a public model bring, which the budget holds too.
     """
-    check_consistent(params, card)
-    if public is not None:
-        check_public(params, public, len(card.classes))
+    check_consistent(params, card, public)
     privacy = params.privacy
     delta = checked_delta(privacy.delta, privacy.size, "privacy.")
     adjacency = ZERO_OUT_ONE if privacy.declared_size else ADD_OR_REMOVE_ONE
@@ -122,7 +121,8 @@ def make_plan(
     plans = {name: (today[name], *([earlier[name]["plan"]] if name in earlier else [])) for name in mechanisms}
     repeats = repeat_counts(params, plans, runs)
     for name in mechanisms:
-        files[name] |= {"again": repeats[name]} if repeats[name] else {}
+        if repeats[name]:
+            files[name]["again"] = repeats[name]
     lineage = {n: Lineage(plan=today[n], schema4=earlier.get(n, {}), again=repeats[n]) for n in mechanisms}
     return Plan(params, files, mechanisms, budget, lineage)
 
@@ -133,7 +133,7 @@ def plan_digest(name: str, params: Params, files: Mapping[str, dict], public: Pu
     The revision of a free stage before it does not count: better code for what is free is no reason to spend again.
     """
     stages = (*stages_before(name, params), name)
-    reads = any("public" in STAGES[n].inputs and getattr(params, n).reads("public") for n in stages)
+    reads = any("public" in params.inputs_of(n) for n in stages)
     first = {n: {"revision": 1} if n != name and STAGES[n].free and "revision" in files[n] else {} for n in stages}
     settings = {n: settings_digest({**files[n], **first[n]}) for n in stages}
     return digest_of({"settings": settings, "public": asdict(public) if reads and public is not None else None})
@@ -172,26 +172,21 @@ MEANINGLESS = 20  # an epsilon above which the guarantee says next to nothing
 MOSTLY_NOISE = 0.1  # part of the images of a class that the noise of their number may be
 
 
-def warnings_of(params: Params, delta: float, classes: int) -> list[str]:
+def warnings_of(params: Params, delta: float, classes: int) -> Iterator[str]:
     """What is allowed and yet weakens the guarantee, or blurs the number of images of a class: one sentence each."""
-    found, hint = [], params.privacy.size
+    hint = params.privacy.size
     if params.privacy.epsilon > MEANINGLESS:
-        found.append(
-            f"privacy.epsilon={params.privacy.epsilon:g}: above {MEANINGLESS} the guarantee says next to nothing"
-        )
-    named = f"privacy.size_hint={hint}"
+        yield f"privacy.epsilon={params.privacy.epsilon:g}: above {MEANINGLESS} the guarantee says next to nothing"
     if params.privacy.delta is None and delta == LARGEST_DELTA:
-        found.append(f"{named}: δ = {delta:g} is the largest allowed; so few cannot be protected well")
+        yield f"privacy.size_hint={hint}: δ = {delta:g} is the largest allowed; so few cannot be protected well"
     if not params.privacy.declared_size and float(f"{hint:.1e}") != hint:
         remedy = f"round it, as to {float(f'{hint:.1e}'):.0f}, or set privacy.declared_size: true if it is public"
-        found.append(f"{named} looks like an exact count, which is private: {remedy}")
-    noise, usual = params.count.noise, hint / classes
+        yield f"privacy.size_hint={hint} looks like an exact count, which is private: {remedy}"
+    noise = params.count.noise
+    usual = hint / classes
     if params.runs("count") and not isinstance(noise, str) and noise > MOSTLY_NOISE * usual:
-        found.append(
-            f"count.noise={noise:g} blurs the number of images of a class, about {usual:.3g}: give it a share, such "
-            "as count.noise: 1%, before the first release"
-        )
-    return found
+        remedy = "give it a share, such as count.noise: 1%, before the first release"
+        yield f"count.noise={noise:g} blurs the number of images of a class, about {usual:.3g}: {remedy}"
 
 
 def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | None) -> dict:
@@ -215,7 +210,8 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["about"] = about
     if enabled and stage.name in WITH_CARDS:
         prepared = params.data.model_dump(mode="json", include={"fit", "range"}, exclude_defaults=True)
-        content |= {"prepared": prepared} if prepared else {}
+        if prepared:
+            content["prepared"] = prepared
         if by_line(params.privacy.accountant) == EXACT:
             content["accountant"] = EXACT
     if mechanism is not None:

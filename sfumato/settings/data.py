@@ -43,20 +43,30 @@ class Groups(Strict):
 
     @model_validator(mode="after")
     def one_way(self) -> Self:
-        known = ("csv", "pattern", "folder", "array", "dicom", "column")
-        if (ways := sum(bool(getattr(self, name)) for name in known)) != 1:
-            raise ValueError(f"it names {ways} ways to find ids: give one of {', '.join(known)}")
+        ways = ("csv", "pattern", "folder", "array", "dicom", "column")
+        number = sum(bool(getattr(self, way)) for way in ways)
+        if number != 1:
+            raise ValueError(f"it names {number} ways to find ids: give one of {', '.join(ways)}")
         return self
+
+    @property
+    def words(self) -> str:
+        """Where ids of persons are found."""
+        (way, value), *_ = self.model_dump(exclude_defaults=True).items()
+        folder = "a folder each, with those of classes inside" if value == OUTER else "a folder each, in each class"
+        ways = {"folder": folder, "array": "`groups` beside the images", "dicom": "DICOM's PatientID"}
+        alone = ", and each image without one for itself" if self.alone else ""
+        return ways.get(way, f"{way} {value}") + alone
 
     @field_validator("pattern")
     @classmethod
     def finds_one_id(cls, value: str | None) -> str | None:
         try:
-            found = 1 if value is None else re.compile(value).groups
+            groups = 1 if value is None else re.compile(value).groups
         except re.error as error:
             raise ValueError(f"it is not a regular expression ({error})") from error
-        if found != 1:
-            raise ValueError(f"it has {found} groups in parentheses: expected one, around the id, as in '^(P\\d+)_'")
+        if groups != 1:
+            raise ValueError(f"it has {groups} groups in parentheses: expected one, around the id, as in '^(P\\d+)_'")
         return value
 
 

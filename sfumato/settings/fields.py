@@ -84,13 +84,13 @@ class Settings(Strict):
 
     def on_this_machine(self) -> Self:
         """With the machine settings of the environment. Raises ConfigError for one that is not a number."""
-        found = {}
+        set_here = {}
         for key, variable in MACHINE.items():
             if key in type(self).model_fields and (text := os.environ.get(variable)):
                 if not text.isdigit() or int(text) < 1:
                     raise ConfigError(f"{variable}={text}: expected a whole number of at least 1")
-                found[key] = int(text)
-        return self.model_copy(update=found)
+                set_here[key] = int(text)
+        return self.model_copy(update=set_here)
 
     def reads(self, name: str) -> bool:
         """Whether the stage reads its input `name` under these settings."""

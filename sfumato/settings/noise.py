@@ -30,8 +30,8 @@ def at_epsilon(epsilon: float, table: dict[Any, float]) -> float:
             raise ValueError(f"{key} is not an entry by ε: give a positive number")
     if not table:
         raise ValueError("a table by ε needs an entry, such as 1: 30%")
-    known = sorted(table)
-    return float(np.interp(math.log(epsilon), np.log(known), [table[key] for key in known]))
+    entries = sorted(table)
+    return float(np.interp(math.log(epsilon), np.log(entries), [table[key] for key in entries]))
 
 
 def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
@@ -47,7 +47,7 @@ def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
 
 def weights_at(epsilon: float, sources: dict[str, Any]) -> dict[str, Any]:
     """`sources`, where a weight may depend on ε: of {1: 2, 10: 0} nothing is left from ε = 10 on. Raises ValueError."""
-    found = {}
+    weights = {}
     for name, weight in sources.items():
         if isinstance(weight, dict):
             for key, value in weight.items():
@@ -56,8 +56,8 @@ def weights_at(epsilon: float, sources: dict[str, Any]) -> dict[str, Any]:
             weight = round(at_epsilon(epsilon, weight), 4)
             if weight == 0:
                 continue
-        found[name] = weight
-    return found
+        weights[name] = weight
+    return weights
 
 
 Noise = Annotated[float | str, BeforeValidator(parse_noise)]
@@ -74,5 +74,6 @@ class QuerySettings(Settings):
 
     def sampling(self, size_hint: int) -> tuple[float, int]:
         """(sample rate, number of releases), from public numbers only."""
-        batch, uses = getattr(self, "batch", None), getattr(self, self.releases) if self.releases else 1
-        return 1.0 if batch is None else min(1.0, batch / size_hint), uses
+        batch = getattr(self, "batch", None) or size_hint
+        uses = getattr(self, self.releases, 1)
+        return min(1.0, batch / size_hint), uses

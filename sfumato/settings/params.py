@@ -55,20 +55,22 @@ class Params(Strict):
     @classmethod
     def by_epsilon(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Resolve what depends on ε: constants of the teacher, shares and weights. Fields are validated afterwards."""
-        teacher, privacy = values.get("teacher", {}), values.get("privacy", {})
+        privacy = values.get("privacy", {})
         epsilon = privacy.get("epsilon", Privacy().epsilon) if isinstance(privacy, dict) else None
         if not is_positive(epsilon):
             return values
-        if isinstance(teacher, dict):
-            rule = Teacher.constants(str(teacher.get("fitted_on", Teacher().fitted_on)), epsilon)
-            values = {**values, "teacher": rule | teacher}
-        for name, section in values.items():
-            if isinstance(section, dict) and isinstance(table := section.get("noise"), dict):
-                values = {**values, name: {**section, "noise": noise_at(epsilon, table)}}
-        synthesize = values.get("synthesize")
-        if isinstance(synthesize, dict) and isinstance(sources := synthesize.get("sources"), dict):
-            values = {**values, "synthesize": {**synthesize, "sources": weights_at(epsilon, sources)}}
-        return values
+        resolved = {"teacher": {}, **values}
+        for name, section in resolved.items():
+            if not isinstance(section, dict):
+                continue
+            if name == "teacher":
+                section = Teacher.constants(str(section.get("fitted_on", Teacher().fitted_on)), epsilon) | section
+            if isinstance(table := section.get("noise"), dict):
+                section = {**section, "noise": noise_at(epsilon, table)}
+            if name == "synthesize" and isinstance(weights := section.get("sources"), dict):
+                section = {**section, "sources": weights_at(epsilon, weights)}
+            resolved[name] = section
+        return resolved
 
     @field_validator("run")
     @classmethod
@@ -87,3 +89,7 @@ class Params(Strict):
 
     def runs(self, stage: str) -> bool:
         return stage in self.run
+
+    def inputs_of(self, stage: str) -> list[str]:
+        """The inputs that a stage reads under its settings, switched on or not; "public" is one."""
+        return [*filter(getattr(self, stage).reads, STAGES[stage].inputs)]

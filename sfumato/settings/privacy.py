@@ -8,7 +8,8 @@ from sfumato.errors import ConfigError
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.fields import PositiveFloat, Strict, is_positive
 
-FEWEST_UNITS, MOST_UNITS = 3, 10**10  # of a dataset
+FEWEST_UNITS = 3  # of a dataset
+MOST_UNITS = 10**10
 UNLIMITED = "unlimited"  # a lifetime budget: for images that are public
 
 
@@ -74,4 +75,4 @@ class Privacy(Strict):
     @property
     def lifetime(self) -> float | str:
         """`lifetime_epsilon`, filled in."""
-        return self.epsilon if self.lifetime_epsilon is None else self.lifetime_epsilon
+        return self.lifetime_epsilon or self.epsilon

@@ -116,7 +116,7 @@ class TeacherMap(Strict):
 
 
 # defaults of `Teacher` at ε up to 1 and from 10 on; between them a power of ε
-TEACHER: dict[str, dict[str, tuple[float, float]]] = {
+TEACHER_CONSTANTS: dict[str, dict[str, tuple[float, float]]] = {
     "public": {"dimension": (256, 512), "power": (0.8, 0.5), "steps": (25, 40), "learning_rate": (12.0, 60.0)},
     "auxiliary": {
         "dimension": (1024, 1024),
@@ -188,10 +188,11 @@ class Teacher(QuerySettings):
 
     @classmethod
     def constants(cls, fitted_on: str, epsilon: float) -> dict[str, float]:
-        """The settings that follow from public numbers: a, b of TEACHER give a·(b/a)^log10(ε), ε cut to 1..10."""
+        """The settings that follow from public numbers: a·(b/a)^log10(ε) of TEACHER_CONSTANTS, ε cut to 1..10."""
         power = math.log10(min(max(epsilon, 1.0), 10.0))
-        found = {name: low * (high / low) ** power for name, (low, high) in TEACHER.get(fitted_on, {}).items()}
-        return {name: round(value) if name in ("dimension", "steps") else value for name, value in found.items()}
+        ends = TEACHER_CONSTANTS.get(fitted_on, {})
+        constants = {name: low * (high / low) ** power for name, (low, high) in ends.items()}
+        return constants | {name: round(constants[name]) for name in ("dimension", "steps") if name in constants}
 
     def reads(self, name: str) -> bool:
         if name in ("public", "auxiliary"):

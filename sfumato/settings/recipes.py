@@ -21,11 +21,11 @@ REMOVED = {"central.pool": 1, "saliency.candidates": "qkv"}  # settings that not
 
 def recipes_at(folder: Path) -> Path:
     """`folder`, or the recipes of the package if it is the `pipelines` of a project that has none."""
-    if folder.name != RECIPES.name or folder.is_dir():
-        return folder
     package = Path(__file__).resolve().parents[1]
-    installed = package / RECIPES
-    return installed if installed.is_dir() else package.parent / RECIPES  # of a clone
+    for parent in (package, package.parent):  # installed, or a clone
+        if folder.name == RECIPES.name and not folder.is_dir():
+            folder = parent / RECIPES
+    return folder
 
 
 def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
@@ -70,7 +70,9 @@ def restore_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str,
 
 def drop_unlimited_lifetime(merged: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """`merged` without an unlimited lifetime budget, if `own` names other images than the profile gives it to."""
-    data, named, privacy = merged.get("data", {}), own.get("data", {}), merged.get("privacy", {})
+    data = merged.get("data", {})
+    named = own.get("data", {})
+    privacy = merged.get("privacy", {})
     same = all(named.get(key, data.get(key)) == data.get(key) for key in ("source", "path"))
     if same or privacy.get("lifetime_epsilon") != UNLIMITED:
         return merged
@@ -99,14 +101,16 @@ def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
     """`over` laid on `under`, key by key at every depth; lists and the keys in WHOLE are replaced."""
     result = dict(under)
     for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping) and key not in WHOLE
-        result[key] = overlaid(result[key], value) if both else value
+        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping) and key not in WHOLE:
+            value = overlaid(result[key], value)
+        result[key] = value
     return result
 
 
 def validate(values: dict, path: Path) -> Params:
-    for stage, section in values.items():
-        for key in {*MACHINE, "chunk"} & section.keys() if isinstance(section, dict) else ():
+    sections = {name: section for name, section in values.items() if isinstance(section, dict)}
+    for stage, section in sections.items():
+        for key in {*MACHINE, "chunk"} & section.keys():
             instead = f"{MACHINE.get(key, 'SFUMATO_MICROBATCH')}={section[key]}"
             raise ConfigError(f"{path}: {stage}.{key} was removed: delete it; the environment sets it, as {instead}")
     refuse_truth_values(Params, values, path)
@@ -121,26 +125,28 @@ def validate(values: dict, path: Path) -> Params:
             problem = f"{key} was removed: delete it; it always is {REMOVED[key]}"
         elif first["type"] == "extra_forbidden":
             near = difflib.get_close_matches(key, sorted(all_keys(Params)), 1, cutoff=0.4)
-            meant = f": did you mean {near[0]!r}?" if near else "."
+            meant = "".join(f": did you mean {name!r}?" for name in near) or "."
             problem = f"unknown key {key!r}{meant} Of keys of earlier versions, the changelog says what holds now"
         else:
-            quoted = f", such as '{first['input']}' in quotes" if first["type"] == "string_type" else ""
-            problem = f"{key}={first['input']!r} is not valid: {first['msg'].removeprefix('Value error, ')}{quoted}"
+            problem = f"{key}={first['input']!r} is not valid: {first['msg'].removeprefix('Value error, ')}"
+            if first["type"] == "string_type":
+                problem += f", such as '{first['input']}' in quotes"
         raise ConfigError(f"{path}: {problem}") from error
 
 
 def refuse_truth_values(model: type[BaseModel], values: Mapping[str, Any], path: Path) -> None:
     """Raise ConfigError for true or false where a number or text stands: Python takes true for 1."""
     for key in values.keys() & model.model_fields.keys():
-        value, kind = values[key], model.model_fields[key].annotation
+        value = values[key]
+        kind = model.model_fields[key].annotation
         kinds = (kind, *get_args(kind))
-        for inner in kinds if isinstance(value, dict) else ():
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
+        for inner in kinds:
+            if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, BaseModel):
                 refuse_truth_values(inner, value, path)
-        if bool not in kinds and any(isinstance(one, bool) for one in (value if isinstance(value, list) else [value])):
-            raise ConfigError(
-                f"{path}: {key} takes neither true nor false (yes, no, on, off): write a number, or quote it"
-            )
+        several = value if isinstance(value, list) else [value]
+        if bool not in kinds and any(isinstance(one, bool) for one in several):
+            text = f"{key} takes neither true nor false (yes, no, on, off): write a number, or quote it"
+            raise ConfigError(f"{path}: {text}")
 
 
 def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
@@ -154,12 +160,8 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
     return keys
 
 
-def as_yaml(content: Mapping[str, Any]) -> str:
-    return yaml.dump(
-        dict(content),
-        Dumper=documents.QuotingYaml,
-        sort_keys=False,
-        allow_unicode=True,
-        default_flow_style=None,
-        width=120,
-    )
+def as_yaml(content: Mapping[str, Any], *, blocks: bool = False) -> str:
+    """The text of a YAML file. blocks: a line for each entry of a list or of an inner mapping."""
+    flow = False if blocks else None
+    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": flow, "width": 120}
+    return yaml.dump(dict(content), Dumper=documents.QuotingYaml, **options)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sfumato.settings.fields import Settings
 
-ARTIFACTS, PLAN = "artifacts", "artifacts/plan"
+ARTIFACTS = "artifacts"
+PLAN = "artifacts/plan"
 CARD = "data/sensitive/card.json"  # the public card of the sensitive set
 PUBLIC = "data/public"  # the public image set, which stages name "public" among their inputs
 LEDGER = "ledger.json"
@@ -161,10 +162,12 @@ def dvc_stages() -> dict[str, tuple[list[str], list[str], list[str]]]:
     }
     resolved = {}
     for name, stage in STAGES.items():
-        local = stage.kind is LOCAL
-        reads = [PUBLIC if other == "public" else f"{ARTIFACTS}/{other}" for other in stage.inputs]
-        card = [] if stage.kind is FREE else [CARD]
-        commands = [f"stage {name}", *(["stage report --audience owner"] if local else [])]
-        writes = [] if local else [f"{ARTIFACTS}/{name}"]
-        resolved[name] = (commands, [f"{PLAN}/{name}.yaml", *card, *reads, *stage.beside], writes)
+        reads = [f"{PLAN}/{name}.yaml", *stage.beside]
+        reads += [PUBLIC if other == "public" else f"{ARTIFACTS}/{other}" for other in stage.inputs]
+        if stage.kind is not FREE:
+            reads.append(CARD)
+        if stage.kind is LOCAL:
+            resolved[name] = ([f"stage {name}", "stage report --audience owner"], reads, list[str]())
+        else:
+            resolved[name] = ([f"stage {name}"], reads, [f"{ARTIFACTS}/{name}"])
     return {**frame, **resolved, **closing}

@@ -160,11 +160,12 @@ class Pretrain(Settings):
         whole = sum(phase.get("part", 1) for phase in phases if "steps" not in phase)
         filled = []
         for phase in phases:
-            part = phase.get("part", 1)
-            steps = max(1, round(common["steps"] * part / whole)) if whole else 1
+            steps = max(1, round(common["steps"] * phase.get("part", 1) / (whole or 1)))
             phase = {**common, "steps": steps, **{key: value for key, value in phase.items() if key != "part"}}
-            if isinstance(phase.get("amp"), bool):
-                phase["amp"] = values.get("amp", {}) if phase["amp"] else None
+            if phase.get("amp") is True:
+                phase["amp"] = values.get("amp", {})
+            elif phase.get("amp") is False:
+                phase["amp"] = None
             filled.append(phase)
         return {**values, "phases": filled}
 

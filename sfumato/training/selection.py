@@ -43,7 +43,7 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
     Raises ConfigError if `keep` is less than the rows.
     """
     rows, public_classes = histogram.shape
-    if keep < rows:  # `check_public` says what to do
+    if keep < rows:  # `public_problems` says what to do
         raise ConfigError(f"select keeps {keep} of {public_classes} public classes, too few for {rows} sensitive ones")
     share, extra = divmod(keep, rows)
     taken = np.zeros(public_classes, dtype=bool)

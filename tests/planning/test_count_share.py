@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from sfumato.planning.proposal import read_table
+from sfumato.planning.proposal import PROPOSALS
 from sfumato.settings.noise import parse_noise
 from sfumato.settings.params import Params
 from sfumato.settings.queries import Count
@@ -18,7 +18,7 @@ def is_share(noise) -> bool:
 
 
 def test_every_row_that_init_proposes_gives_count_a_share():
-    rows = read_table()["rows"]
+    rows = PROPOSALS["rows"]
     assert [row["name"] for row in rows if not is_share(row["params"]["count"]["noise"])] == []
 
 

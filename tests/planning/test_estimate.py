@@ -15,8 +15,18 @@ from torch import nn
 
 from sfumato.features.batch_invariant import one_thread
 from sfumato.planning import estimate
-from sfumato.planning.cost import CALL, WRITTEN, Work, operations_of
-from sfumato.planning.estimate import FILE, FRAME, OFF, expected_seconds, operations_per_second, timed
+from sfumato.planning.estimate import (
+    CALL,
+    DURATIONS,
+    FRAME,
+    OFF,
+    WRITTEN,
+    Work,
+    expected_seconds,
+    operations_of,
+    operations_per_second,
+    timed,
+)
 from sfumato.privacy.resolved import StagePlan
 from sfumato.runtime import compute
 from sfumato.settings.stages import STAGES
@@ -92,7 +102,7 @@ def test_a_query_without_a_case_of_its_own_looks_once_at_each_image_that_it_draw
     )
     for name in ("count", "covariance", "moments"):
         assert many.of(name) == pytest.approx(10 * few.of(name)) and few.of(name) > 0, name
-    assert few.of("moments") == 500 * few.public_network  # the one that looks through a network
+    assert few.of("moments") == 500 * few.network("classifier")  # the one that looks through a network
 
 
 def test_gaussians_are_drawn_from_and_not_fitted():
@@ -113,7 +123,7 @@ def test_the_levels_of_a_large_image_cost_what_they_draw_and_look_at():
     features = [{"map": "pixels", "length_scales": [0.4], "block": block} for block in (1, 2, 4)]
     params = params_of(**SMALL | {"frequency": {"size": 120, "features": features}})
     work = Work(params, (1, 128, 128), 3)
-    costs = [work.generator(block) + work.fourier(block) for block in (4, 2, 1)]
+    costs = [work.network("auxiliary", block) + work.network("frequency", block) for block in (4, 2, 1)]
     assert costs[0] < costs[1] / 2 < costs[2] / 4
     passes = work.of("auxiliary") / (3 * params.auxiliary.batch * params.auxiliary.steps)
     assert passes == pytest.approx((2 * costs[0] + costs[1] + costs[2]) / 4, rel=0.01)
@@ -150,16 +160,16 @@ def test_a_run_of_another_model_or_shape_or_without_an_estimate_corrects_nothing
 def test_durations_are_private_and_rounded(tmp_path):
     params, _ = expected(tmp_path)
     remember(tmp_path, plan_of(params, "frequency"), 123.456)
-    file = tmp_path / FILE
+    file = tmp_path / DURATIONS
     assert json.loads(file.read_text())["runs"]["frequency"]["seconds"] == 120.0
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
 
 def test_a_damaged_file_or_one_of_another_machine_is_not_used(tmp_path):
     _, first = expected(tmp_path)
-    content = json.loads((tmp_path / FILE).read_text())
+    content = json.loads((tmp_path / DURATIONS).read_text())
     for text in ("[]", "{", '{"machine": 3}', json.dumps({**content, "machine": ["another"], "speed": 1.0})):
-        (tmp_path / FILE).write_text(text)
+        (tmp_path / DURATIONS).write_text(text)
         assert expected(tmp_path)[1] == first
 
 

@@ -7,7 +7,7 @@ from small_plan import card, params
 
 from sfumato.errors import ConfigError
 from sfumato.generators.network import Generator
-from sfumato.planning.proposal import Known, proposals, propose, read_table, rounded_size, sizes_of
+from sfumato.planning.proposal import PROPOSALS, Known, proposals, propose, rounded_size, sizes_of
 from sfumato.planning.resolve import make_plan
 
 GREY = Known(dataset_id="set", path="/images", side=28, channels=1, size_hint=60_000, epsilon=1.0, minutes=1e6)
@@ -64,7 +64,7 @@ def test_more_minutes_buy_more_steps_and_never_more_than_was_measured():
     steps = [proposed.params.auxiliary.steps for proposed in found]
     assert steps == sorted(set(steps)) and steps[-1] == 1800 and found[-1].grown == 1
     for proposed, minutes in zip(found, (10, 14, 20, 1e6), strict=True):
-        assert proposed.seconds <= 60 * minutes * read_table()["reserve"]
+        assert proposed.seconds <= 60 * minutes * PROPOSALS["reserve"]
         assert propose(replace(GREY, minutes=1.01 * proposed.whole), seconds).grown == 1
 
 
@@ -127,7 +127,7 @@ def test_a_size_is_rounded_to_one_digit(count, rounded):
 
 @pytest.mark.parametrize(("side", "stored"), [(4, 8), (8, 8), (28, 28), (31, 28), (100, 64), (500, 128)])
 def test_images_are_never_enlarged_beyond_the_smallest_side(side, stored):
-    assert sizes_of(side, side, 1.0, read_table())[0] == stored
+    assert sizes_of(side, side, 1.0)[0] == stored
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_images_are_never_enlarged_beyond_the_smallest_side(side, stored):
     ],
 )
 def test_images_that_are_far_from_square_keep_their_proportion_to_a_quarter(side, longer, proportion, stored):
-    assert sizes_of(side, longer, proportion, read_table())[0] == stored
+    assert sizes_of(side, longer, proportion)[0] == stored
 
 
 @pytest.mark.parametrize("known", [replace(SEVERAL, side=(24, 32)), replace(GREY, side=(128, 64))])
