@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 OutPath = Annotated[Path | None, typer.Option("--out", help="Directory to write. Default: artifacts/<stage>.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be read, written and charged, and stop.")]
 CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
-DRAWING = ("auxiliary", "refine", "adversarial")  # stages of generators, of whose images a preview is shown
 COPYING = "copying.lock"  # in a run's directory: its release is being copied to an artifact
 S = TypeVar("S")
 
@@ -102,7 +101,7 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
     try:
         with remembered:
             work(kind(plan=plan, inputs=inputs, out=out))  # type: ignore[arg-type]
-        if stage.name in DRAWING:
+        if stage.gives == "generator":
             from sfumato.data.images import load_images
             from sfumato.release.release import save_preview
 
@@ -146,11 +145,14 @@ def standing(name: str) -> str:
     events = [query.mechanism.event for query in queries]
     spent = epsilon(events, budget["delta"], budget["accountant"], budget["adjacency"]) if events else 0.0
     seconds = expected_seconds(params, card.shape, len(card.classes), state_dir())
-    passed, together = (sum(seconds[one] or 0.0 for one in some) / 60 for some in (before, names))
-    time_and_cost = f"{passed:.0f} of about {together:.0f} minutes, ε = {spent:.2f} of {budget['target']:g} so far"
-    picture = ARTIFACTS / "synthesize" / "grid.png" if "synthesize" in before else PREVIEW
-    look = f"; look at {picture}" if picture.exists() and {*before} & {*DRAWING, "synthesize"} else ""
-    return f"stage {len(before) + 1} of {len(names)}, {name}: {time_and_cost}{look}"
+    passed = sum(seconds[one] or 0.0 for one in before) / 60
+    together = sum(seconds[one] or 0.0 for one in names) / 60
+    where = f"stage {len(before) + 1} of {len(names)}, {name}: {passed:.0f} of about {together:.0f} minutes"
+    pictures = [PREVIEW] if any(STAGES[one].gives == "generator" for one in before) else []
+    if "synthesize" in before:
+        pictures = [ARTIFACTS / "synthesize" / "grid.png"]
+    look = "".join(f"; look at {picture}" for picture in pictures if picture.exists())
+    return f"{where}, ε = {spent:.2f} of {budget['target']:g} so far{look}"
 
 
 def ready_processor(stage: str) -> None:
