@@ -15,7 +15,8 @@ from stages.screen import progress
 
 
 def auxiliary(run: StageRun[Auxiliary]) -> None:
-    plan, settings = run.plan, run.settings
+    plan = run.plan
+    settings = run.settings
     priors = run.counts.priors
     if settings.target == "covariance":
         details = None
@@ -29,11 +30,11 @@ def auxiliary(run: StageRun[Auxiliary]) -> None:
 
 
 def fitted(run: StageRun[Auxiliary], priors: Tensor) -> OneStep:
-    plan, settings = run.plan, run.settings
+    plan = run.plan
+    settings = run.settings
     means = load_means(settings.target, run.path(settings.target), plan=plan)
-    row_means = run.counts.row_means
     match = Match(means.table.to(device()), means.features)
     sizes = len(plan.classes), settings.latent, settings.width
     generator = new_generator(plan.shape, *sizes, plan.seed, plan.several)
     with progress("auxiliary") as report:
-        return fit_generator(generator, [match], settings, priors, plan.seed, report, row_means=row_means)
+        return fit_generator(generator, [match], settings, priors, plan.seed, report, row_means=run.counts.row_means)

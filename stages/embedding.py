@@ -12,7 +12,8 @@ from stages.screen import progress
 
 
 def embedding(run: QueryRun[Embedding]) -> None:
-    plan, settings = run.plan, run.settings
+    plan = run.plan
+    settings = run.settings
     teacher = load_teacher(run.path("teacher")).to(device())
     images = load_images(run.path("auxiliary"), plan.classes, shape=plan.shape)
     with progress("network of the features", clock=False) as report:

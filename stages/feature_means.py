@@ -30,13 +30,14 @@ def release_means(
 
     released: what the record states; cache: what decides the maps, whose cached rows are sampled instead of images.
     """
-    plan, features = run.plan, features.to(device())
+    features = features.to(device())
     size = run.counts.total
     latents = None if cache is None else encoded(run, features.vectors, encoder_of(features, cache))
     charge = run.open_charge(released, sensitivity, 1.0, latents=latents)
-    table = query_feature_means(charge, features, len(plan.classes), size, cached=latents is not None)
+    table = query_feature_means(charge, features, len(run.plan.classes), size, cached=latents is not None)
+    means = FeatureMeans(table, features, charge.noise_multiplier / size)
     with run.releasing(charge) as directory:
-        save_means(plan.stage, FeatureMeans(table, features, charge.noise_multiplier / size), about, directory, network)
+        save_means(run.plan.stage, means, about, directory, network)
 
 
 def encoded(run: QueryRun[Any], function: Callable[[Tensor], Tensor], encoder: str) -> str | None:

@@ -7,6 +7,6 @@ from stages.runner import QueryRun
 
 
 def frequency(run: QueryRun[Frequency]) -> None:
-    settings, plan = run.settings, run.plan
-    features = FourierFeatures(plan.shape, settings.features, settings.size, plan.seed)
+    settings = run.settings
+    features = FourierFeatures(run.plan.shape, settings.features, settings.size, run.plan.seed)
     release_means(run, features, f"joint embedding: {settings.size} Fourier features by class", features.arguments)

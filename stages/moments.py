@@ -9,7 +9,8 @@ from stages.runner import QueryRun
 
 
 def moments(run: QueryRun[Moments]) -> None:
-    network, about = load_classifier(run.path("classifier")), {"feature": CLASSIFIER, "squares": SQUARES}
+    network = load_classifier(run.path("classifier"))
+    about = {"feature": CLASSIFIER, "squares": SQUARES}
     features = moment_features(network)
     released = f"means of {features.size} features of a public network, their squares among them, by class"
     release_means(run, features, released, about, cache=about, network=network)

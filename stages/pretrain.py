@@ -18,7 +18,8 @@ from stages.state import state_dir
 
 
 def pretrain(run: StageRun[Pretrain]) -> None:
-    plan, classes = run.plan, run.plan.classes
+    plan = run.plan
+    classes = plan.classes
     if plan.network.directory is not None:
         return refer_to_public_model(run)
     paths = {name: artifact.path for name, artifact in run.inputs.items()}

@@ -15,7 +15,7 @@ AGREEMENT = 0.01  # weight of the teacher's cross-entropy
 
 
 def refine(run: StageRun[Refine]) -> None:
-    plan, settings = run.plan, run.settings
+    plan = run.plan
     teacher = load_teacher(run.path("teacher")).to(device())
     means = load_means("frequency", run.path("frequency"), plan=plan)
     matches = [Match(means.table.to(device()), means.features)]
@@ -25,7 +25,9 @@ def refine(run: StageRun[Refine]) -> None:
     priors = run.counts.priors
     generator = load_generator(run.path("auxiliary"))
     with progress("refine") as report:
-        fit_generator(generator, matches, settings, priors, plan.seed + 2, report, teacher=teacher, agreement=AGREEMENT)
+        fit_generator(
+            generator, matches, run.settings, priors, plan.seed + 2, report, teacher=teacher, agreement=AGREEMENT
+        )
     with run.writing() as directory:
         label = partial(relabelled, teacher)
-        save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 3, directory, label)
+        save_drawing(generator, run.settings.images, priors, plan.classes, plan.seed + 3, directory, label)

@@ -8,7 +8,8 @@ from stages.runner import StageRun
 
 
 def select(run: StageRun[Select]) -> None:
-    images, classes = load_public(run.path("public"), run.plan.shape), run.plan.classes
+    images = load_public(run.path("public"), run.plan.shape)
+    classes = run.plan.classes
     if run.settings.by == "teacher":
         probabilities = classify(load_teacher(run.path("teacher")), images).numpy()
         indices, labels = surest(probabilities, max(1, run.settings.images // len(classes)))
@@ -16,7 +17,10 @@ def select(run: StageRun[Select]) -> None:
             save_surest(directory, images, probabilities, indices, labels, classes)
         return
     counted = run.inputs["histogram"]
-    votes, per_class = read_votes(counted.path, images.classes, len(classes)) if counted.enabled else (None, False)
+    votes = None
+    per_class = False
+    if counted.enabled:
+        votes, per_class = read_votes(counted.path, images.classes, len(classes))
     kept = select_public(run.settings, votes, len(images.classes))
     indices, labels = relabel(images.labels, kept, len(images.classes), per_class)
     with run.writing() as directory:

@@ -28,7 +28,8 @@ from stages.screen import progress
 
 
 def synthesize(run: StageRun[Synthesize]) -> None:
-    plan, settings = run.plan, run.settings
+    plan = run.plan
+    settings = run.settings
     if "parquet" in settings.export:
         check_parquet()  # before anything slow
     paths = {name: artifact.path for name, artifact in run.inputs.items()}

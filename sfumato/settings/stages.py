@@ -86,7 +86,7 @@ class Stage:
 
 QUERY, FREE, LOCAL = Kind
 # fmt: off
-# Papers' methods beside the main line: this is all that leads to `sfumato/baselines`. Their settings are in `baselines`.
+# Papers' methods beside the main line. Only these rows lead to `sfumato/baselines`; their settings are in `baselines`.
 BASELINES = (
     Stage("evolve", QUERY,
           "Release noisy votes for the candidates of a public renderer, round by round, and the last generation.",
