@@ -18,11 +18,8 @@ RUNNING = Path(".dvc/tmp/rwlock")
 
 def keep_copy() -> None:
     """Keep a copy of `dvc.lock`, if there is one here, it is whole, and it lacks no stage that the copy has."""
-    if not LOCK.is_file() or not COPY.parent.is_dir():
-        return
-    content = LOCK.read_bytes()
-    if not (COPY.is_file() and COPY.read_bytes() == content) and damage() is None:
-        replace_file(COPY, content)
+    if LOCK.is_file() and COPY.parent.is_dir() and damage() is None:
+        replace_file(COPY, LOCK.read_bytes())
 
 
 def damage() -> str | None:

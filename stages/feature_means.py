@@ -13,8 +13,6 @@ from sfumato.queries.feature_means import encoder_of, encoding_alone, query_feat
 from sfumato.runtime.compute import device
 from stages.runner import QueryRun
 
-SENSITIVITY = "1: the features of an image have norm 1"
-
 
 def release_means(
     run: QueryRun[Any],
@@ -22,7 +20,7 @@ def release_means(
     released: str,
     about: Mapping[str, Any],
     *,
-    sensitivity: str = SENSITIVITY,
+    sensitivity: str = "1: the features of an image have norm 1",
     cache: Mapping[str, Any] | None = None,
     network: PublicNetwork | ProjectedFeatures | None = None,
 ) -> None:

@@ -27,13 +27,12 @@ def read_policy() -> Any:
         return validated(SpendingPolicy, read_json(path))
 
 
-def check_local(option: str, *files: Path) -> None:
+def check_local(option: str, file: Path) -> None:
     """Raise ConfigError if a file of numbers from real images would land in an artifact, or in git."""
-    for file in files:
-        for folder in file.absolute().parents:
-            if (folder / "privacy.json").is_file() or folder.resolve() in (ARTIFACTS.resolve(), PUBLIC.resolve()):
-                where = f"lies in the artifact {folder}, which may be shared"
-                raise ConfigError(f"{option} {file} {where}, and numbers from real images may not: name another place")
-        if in_git(file):
-            remedy = "name a place that git ignores, such as evaluation/, or ignore it (a line in .gitignore)"
-            raise ConfigError(f"{option} {file} would be taken by git, but holds numbers from real images: {remedy}")
+    for folder in file.absolute().parents:
+        if (folder / "privacy.json").is_file() or folder.resolve() in (ARTIFACTS.resolve(), PUBLIC.resolve()):
+            where = f"lies in the artifact {folder}, which may be shared"
+            raise ConfigError(f"{option} {file} {where}, and numbers from real images may not: name another place")
+    if in_git(file):
+        remedy = "name a place that git ignores, such as evaluation/, or ignore it (a line in .gitignore)"
+        raise ConfigError(f"{option} {file} would be taken by git, but holds numbers from real images: {remedy}")
