@@ -14,9 +14,8 @@ from stages.runner import QueryRun
 from stages.screen import progress, say
 
 
-def adversarial(run: QueryRun[Adversarial]) -> None:
+def adversarial(run: QueryRun, settings: Adversarial) -> None:
     plan = run.plan
-    settings = run.settings.on_this_machine()
     counts = run.counts
     generator = new_generator(plan.shape, len(plan.classes), LATENT, WIDTH, plan.seed)
     torch.manual_seed(plan.seed)

@@ -14,9 +14,8 @@ from stages.runner import StageRun
 from stages.screen import progress
 
 
-def auxiliary(run: StageRun[Auxiliary]) -> None:
+def auxiliary(run: StageRun, settings: Auxiliary) -> None:
     plan = run.plan
-    settings = run.settings
     priors = run.counts.priors
     if settings.target == "covariance":
         details = None
@@ -24,14 +23,13 @@ def auxiliary(run: StageRun[Auxiliary]) -> None:
             details = load_public(run.path("public"), plan.shape).some(DETAILS, plan.seed)
         generator: OneStep = fit_gaussians(load_means("covariance", run.path("covariance"), plan=plan), priors, details)
     else:
-        generator = fitted(run, priors)
+        generator = fitted(run, settings, priors)
     with run.writing() as directory:
         save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 1, directory)
 
 
-def fitted(run: StageRun[Auxiliary], priors: Tensor) -> OneStep:
+def fitted(run: StageRun, settings: Auxiliary, priors: Tensor) -> OneStep:
     plan = run.plan
-    settings = run.settings
     means = load_means(settings.target, run.path(settings.target), plan=plan)
     match = Match(means.table.to(device()), means.features)
     sizes = len(plan.classes), settings.latent, settings.width

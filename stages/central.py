@@ -9,8 +9,7 @@ from stages.runner import QueryRun
 SENSITIVITY = {"mean": "max_norm of one image, clipped", "mode": "√d of one image's histogram, one bin of each pixel"}
 
 
-def central(run: QueryRun[Central]) -> None:
-    settings = run.settings
+def central(run: QueryRun, settings: Central) -> None:
     shape = run.plan.shape
     released = f"{settings.statistic} images: {settings.repeats} of each class"
     charge = run.open_charge(released, SENSITIVITY[settings.statistic], central_norm(shape, settings))

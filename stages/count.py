@@ -5,7 +5,7 @@ from sfumato.settings.queries import Count
 from stages.runner import QueryRun
 
 
-def count(run: QueryRun[Count]) -> None:
+def count(run: QueryRun, settings: Count) -> None:
     classes = len(run.plan.classes)
     if run.plan.several:
         released = "counts of labels, of images, and of labels over the root of their number"

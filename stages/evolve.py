@@ -13,9 +13,8 @@ from stages.runner import QueryRun
 from stages.screen import progress, say
 
 
-def evolve(run: QueryRun[Evolve]) -> None:
+def evolve(run: QueryRun, settings: Evolve) -> None:
     plan = run.plan
-    settings = run.settings
     generator = RendererGenerator(settings.generator, plan.shape)
     network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
     embedding = embedding_of(settings, plan.shape, network, generator, plan.seed).to(device())

@@ -15,7 +15,7 @@ from stages.runner import QueryRun
 
 
 def release_means(
-    run: QueryRun[Any],
+    run: QueryRun,
     features: Any,
     released: str,
     about: Mapping[str, Any],
@@ -38,6 +38,6 @@ def release_means(
         save_means(run.plan.stage, means, about, directory, network)
 
 
-def encoded(run: QueryRun[Any], function: Callable[[Tensor], Tensor], encoder: str) -> str | None:
+def encoded(run: QueryRun, function: Callable[[Tensor], Tensor], encoder: str) -> str | None:
     """The key of the images' rows under `function`, which a charge draws instead of images. encoder: its digest."""
     return run.latents(encoder, "features", partial(encoding_alone, function, run.plan.shape, device()))

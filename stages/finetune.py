@@ -16,10 +16,9 @@ from stages.screen import progress, say
 SENSITIVITY = "max_grad_norm: the clipped gradient of one image"
 
 
-def finetune(run: QueryRun[Finetune]) -> None:
+def finetune(run: QueryRun, settings: Finetune) -> None:
     plan = run.plan
     pretrain = run.path("pretrain")
-    settings = run.settings.on_this_machine()
 
     # the network, what of it is trained, and what it is trained on
     model = load_start(pretrain)

@@ -14,10 +14,10 @@ from sfumato.storage.files import write_json
 from stages.runner import QueryRun
 
 
-def histogram(run: QueryRun[Histogram]) -> None:
+def histogram(run: QueryRun, settings: Histogram) -> None:
     trained = run.path("classifier")
     shape = run.plan.shape
-    votes = run.settings.votes
+    votes = settings.votes
     model = load_classifier(trained).to(device())
     names = read_json(trained / "card.json")["classes"]
     if model.shape != shape:
@@ -26,12 +26,12 @@ def histogram(run: QueryRun[Histogram]) -> None:
         raise ConfigError(f"histogram.votes={votes} exceeds the {model.classes} public classes: lower it")
     released = f"votes of each image for {votes} of {model.classes} public classes"
     rows = None
-    if run.settings.per_class:
+    if settings.per_class:
         released += ", by class"
         rows = len(run.plan.classes)
     charge = run.open_charge(released, f"√{votes}: an image adds 1 to {votes} different counts", math.sqrt(votes))
     noisy = query_histogram(charge, model, votes, rows)
     with run.releasing(charge) as directory:
         np.save(directory / "histogram.npy", noisy.numpy(), allow_pickle=False)
-        content = {"public_classes": names, "votes": votes, "per_class": run.settings.per_class}
+        content = {"public_classes": names, "votes": votes, "per_class": settings.per_class}
         write_json(directory / "histogram.json", content)

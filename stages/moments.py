@@ -8,7 +8,7 @@ from stages.feature_means import release_means
 from stages.runner import QueryRun
 
 
-def moments(run: QueryRun[Moments]) -> None:
+def moments(run: QueryRun, settings: Moments) -> None:
     network = load_classifier(run.path("classifier"))
     about = {"feature": CLASSIFIER, "squares": SQUARES}
     features = moment_features(network)

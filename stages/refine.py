@@ -14,7 +14,7 @@ WEIGHT = 2.0  # of the release of `embedding`, against 1 for that of `frequency`
 AGREEMENT = 0.01  # weight of the teacher's cross-entropy
 
 
-def refine(run: StageRun[Refine]) -> None:
+def refine(run: StageRun, settings: Refine) -> None:
     plan = run.plan
     teacher = load_teacher(run.path("teacher")).to(device())
     means = load_means("frequency", run.path("frequency"), plan=plan)
@@ -25,9 +25,7 @@ def refine(run: StageRun[Refine]) -> None:
     priors = run.counts.priors
     generator = load_generator(run.path("auxiliary"))
     with progress("refine") as report:
-        fit_generator(
-            generator, matches, run.settings, priors, plan.seed + 2, report, teacher=teacher, agreement=AGREEMENT
-        )
+        fit_generator(generator, matches, settings, priors, plan.seed + 2, report, teacher=teacher, agreement=AGREEMENT)
     with run.writing() as directory:
         label = partial(relabelled, teacher)
-        save_drawing(generator, run.settings.images, priors, plan.classes, plan.seed + 3, directory, label)
+        save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 3, directory, label)

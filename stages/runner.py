@@ -1,6 +1,6 @@
 """What every stage does: its command line, its plan, the dry run, its inputs, the charge, and writing the result.
 
-The function `<name>` of `stages/<name>.py` takes a `StageRun`, or a `QueryRun` if it spends.
+The function `<name>` of `stages/<name>.py` takes a `StageRun`, or a `QueryRun` if it spends, and its settings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from filelock import FileLock
@@ -49,7 +49,6 @@ OutPath = Annotated[Path | None, typer.Option("--out", help="Directory to write.
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be read, written and charged, and stop.")]
 CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
 COPYING = "copying.lock"  # in a run's directory: its release is being copied to an artifact
-S = TypeVar("S")
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -103,7 +102,7 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
     kind = QueryRun if stage.kind is Kind.QUERY else StageRun
     try:
         with remembered:
-            work(kind(plan=plan, inputs=inputs, out=out))  # type: ignore[arg-type]
+            work(kind(plan=plan, inputs=inputs, out=out), plan.settings.on_this_machine())  # type: ignore[arg-type]
         if stage.gives == "generator":
             from sfumato.data.images import load_images
             from sfumato.release.release import save_preview
@@ -231,16 +230,12 @@ class TakenOver(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageRun(Generic[S]):
+class StageRun:
     """One run of a stage: its plan, its verified inputs by name, and the directory that it writes."""
 
     plan: StagePlan[Any]
     inputs: Mapping[str, Artifact]
     out: Path
-
-    @property
-    def settings(self) -> S:
-        return self.plan.settings  # type: ignore[no-any-return]
 
     def path(self, name: str) -> Path:
         """The directory of an input."""
@@ -272,7 +267,7 @@ class StageRun(Generic[S]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueryRun(StageRun[S]):
+class QueryRun(StageRun):
     """One run of a query, which may open a charge."""
 
     plan: QueryPlan[Any]

@@ -20,9 +20,8 @@ from stages.state import state_dir
 RAREST = 0.001  # share of images that a label is taken to have, at least, if images have several
 
 
-def teacher(run: QueryRun[Teacher]) -> None:
+def teacher(run: QueryRun, settings: Teacher) -> None:
     plan = run.plan
-    settings = run.settings
     network = load_classifier(run.path("classifier")) if settings.reads("classifier") else None
     names = [part.map for part in settings.maps]
     for place, part in enumerate(settings.maps):
