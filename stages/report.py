@@ -11,7 +11,7 @@ from sfumato.errors import ConfigError
 from sfumato.storage.artifacts import check_out, read_artifact, writing
 from sfumato.storage.files import write_local
 from stages.runner import DryRun
-from stages.screen import say, tell
+from stages.screen import say
 from stages.state import ARTIFACTS, EVALUATION, LEDGER, check_local
 
 
@@ -74,4 +74,5 @@ def report(
         if local.verdict and not sys.stdout.isatty():
             verdict = f"local, so only a terminal shows it: see {METRICS} or {page}"
         tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())  # git adds nothing if one is not
-        tell(*summary_lines(release, LEDGER, PAGES[Audience.public].parent, verdict, tracked))
+        for line in summary_lines(release, LEDGER, PAGES[Audience.public].parent, verdict, tracked):
+            typer.echo(line)
