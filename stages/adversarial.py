@@ -7,23 +7,22 @@ import torch
 from sfumato.baselines.dp_gan import FEATURES, LATENT, WIDTH, AdversarialState, Discriminator
 from sfumato.dpsgd.run import epsilon_by_step, fine_tune, save_log
 from sfumato.generators.one_step import new_generator, save_drawing
-from sfumato.privacy.checkpoint import drop_checkpoints
 from sfumato.runtime.compute import device
 from sfumato.settings.baselines import Adversarial
+from stages.finetune import SENSITIVITY
 from stages.runner import QueryRun
 from stages.screen import progress, say
 
 
-def adversarial(run: QueryRun[Adversarial]) -> None:
-    plan, settings = run.plan, run.settings.on_this_machine()
+def adversarial(run: QueryRun, settings: Adversarial) -> None:
+    plan = run.plan
     counts = run.counts
     generator = new_generator(plan.shape, len(plan.classes), LATENT, WIDTH, plan.seed)
     torch.manual_seed(plan.seed)
     judge = Discriminator(plan.shape[1:], plan.shape[0], len(plan.classes), FEATURES).to(device())
     public_batch = plan.mechanism.sample_rate * counts.total
     state = AdversarialState(judge, generator, settings, counts.priors, plan.seed, public_batch=public_batch)
-    released, sensitivity = f"{settings.steps} steps of DP-SGD", "max_grad_norm: the clipped gradient of one image"
-    open_charge = partial(run.open_charge, released, sensitivity, settings.max_grad_norm)
+    open_charge = partial(run.open_charge, f"{settings.steps} steps of DP-SGD", SENSITIVITY, settings.max_grad_norm)
     train = partial(fine_tune, stage="adversarial", one_step=AdversarialState.step)
     epsilon_after = epsilon_by_step(plan.mechanism, plan.delta)
     with progress("adversarial", clock=False) as report:
@@ -31,4 +30,3 @@ def adversarial(run: QueryRun[Adversarial]) -> None:
     with run.releasing(charge) as directory:
         save_drawing(state.result(), settings.images, counts.priors, plan.classes, plan.seed + 1, directory)
         save_log(log, directory / "log.csv")
-    drop_checkpoints(charge.run)

@@ -14,8 +14,8 @@ from stages.runner import StageRun
 from stages.screen import progress
 
 
-def auxiliary(run: StageRun[Auxiliary]) -> None:
-    plan, settings = run.plan, run.settings
+def auxiliary(run: StageRun, settings: Auxiliary) -> None:
+    plan = run.plan
     priors = run.counts.priors
     if settings.target == "covariance":
         details = None
@@ -23,17 +23,16 @@ def auxiliary(run: StageRun[Auxiliary]) -> None:
             details = load_public(run.path("public"), plan.shape).some(DETAILS, plan.seed)
         generator: OneStep = fit_gaussians(load_means("covariance", run.path("covariance"), plan=plan), priors, details)
     else:
-        generator = fitted(run, priors)
+        generator = fitted(run, settings, priors)
     with run.writing() as directory:
         save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 1, directory)
 
 
-def fitted(run: StageRun[Auxiliary], priors: Tensor) -> OneStep:
-    plan, settings = run.plan, run.settings
+def fitted(run: StageRun, settings: Auxiliary, priors: Tensor) -> OneStep:
+    plan = run.plan
     means = load_means(settings.target, run.path(settings.target), plan=plan)
-    row_means = run.counts.row_means
     match = Match(means.table.to(device()), means.features)
     sizes = len(plan.classes), settings.latent, settings.width
     generator = new_generator(plan.shape, *sizes, plan.seed, plan.several)
     with progress("auxiliary") as report:
-        return fit_generator(generator, [match], settings, priors, plan.seed, report, row_means=row_means)
+        return fit_generator(generator, [match], settings, priors, plan.seed, report, row_means=run.counts.row_means)

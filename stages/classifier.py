@@ -10,11 +10,11 @@ from stages.runner import StageRun
 from stages.screen import progress, say
 
 
-def classifier(run: StageRun[Classifier]) -> None:
+def classifier(run: StageRun, settings: Classifier) -> None:
     public = run.path("public")
     images = load_public(public, run.plan.shape)
     with progress("classifier") as report:
-        model, accuracy = train_public_classifier(images, run.settings, run.plan.seed, report)
+        model, accuracy = train_public_classifier(images, settings, run.plan.seed, report)
     named = f"{100 * accuracy:.1f} % of the public images kept for validation are named right"
     say(f"classifier: {named}, of {len(images.classes)} classes")
     with run.writing() as directory:

@@ -5,13 +5,14 @@ import io
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import typer
 
 from sfumato.errors import LAST_ERROR, DataError, SfumatoError, watchers
-from sfumato.settings.stages import STAGES
+from sfumato.settings.stages import STAGES, Kind
 from sfumato.storage.documents import HIDDEN
 from sfumato.storage.files import replace_private, write_json
 from stages import ledger, prepare, recipe, release
@@ -42,21 +43,13 @@ app = typer.Typer(
     help="Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost. "
     "Each stage runs alone after `stage plan`.",
 )
-app.command()(init)
-app.add_typer(prepare.app, name="prepare")
-app.command()(plan)
-for stage in STAGES.values():
-    app.command()(evaluate if stage.name == "evaluate" else command(stage))
-app.command()(compare)
-app.command()(merge)
-app.add_typer(ledger.app, name="ledger")
-app.command()(report)
-app.command()(serve)
-app.add_typer(recipe.app, name="recipe")
-app.add_typer(release.app, name="release")
-app.command()(doctor)
-app.command()(du)
-app.command()(forget)
+COMMANDS: list[Callable[..., None]] = [init, plan]
+COMMANDS += [command(stage) for stage in STAGES.values() if stage.kind is not Kind.LOCAL]
+COMMANDS += [evaluate, compare, merge, report, serve, doctor, du, forget]
+for function in COMMANDS:
+    app.command()(function)
+for name, group in {"prepare": prepare, "ledger": ledger, "recipe": recipe, "release": release}.items():
+    app.add_typer(group.app, name=name)
 
 
 def main() -> None:
@@ -80,7 +73,8 @@ def main() -> None:
         reason = str(error) if isinstance(error, SfumatoError) else beyond_the_machine(error)
         public = getattr(error, "public", getattr(error, "errno", None) in FULL)
         if named and not public and not sys.stderr.isatty():
-            error, reason = DataError(), withheld(reason or traceback.format_exc())
+            reason = withheld(reason or traceback.format_exc())
+            error = DataError()
         if reason is None:
             raise
         print(f"error: {shown(reason)}", file=named.get("stderr", sys.stderr))
@@ -110,10 +104,14 @@ def shown(text: str) -> str:
 def beyond_the_machine(error: BaseException) -> str | None:
     """The message if the disk, the memory or the stack did not suffice, or a file cannot be read; None for a bug."""
     if isinstance(error, OSError):
-        what = f"{error.filename}: " if error.filename else ""
-        room = ". Nothing half-written is left; make room and run again" if error.errno in FULL else ""
-        closed = f". Give yourself access: chmod u+rwX {error.filename}" if isinstance(error, PermissionError) else ""
-        return f"{what}{error.strerror or error}{room}{closed if error.filename else ''}"
+        message = str(error.strerror or error)
+        if error.errno in FULL:
+            message += ". Nothing half-written is left; make room and run again"
+        if not error.filename:
+            return message
+        if isinstance(error, PermissionError):
+            message += f". Give yourself access: chmod u+rwX {error.filename}"
+        return f"{error.filename}: {message}"
     if isinstance(error, RecursionError):
         return "an input is nested too deeply to be read"
     if "home directory" in str(error):  # Path.expanduser, which has no type of its own either

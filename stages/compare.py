@@ -33,19 +33,21 @@ def compare(
     out: Annotated[Path, typer.Option(help="Directory for comparison.csv and comparison.png.")] = EVALUATION,
 ) -> None:
     """Local: one table and one plot of many runs, with a warning if they cannot be compared."""
-    folders = runs or []
-    if not folders and not dvc:
+    if not runs and not dvc:
         raise ConfigError("nothing to compare: name folders that hold metrics.json and ledger.json, or give --dvc")
     from sfumato.evaluation.comparison import classifiers_of, compared, read_run
     from sfumato.evaluation.plots import plot_comparison
     from sfumato.evaluation.tables import csv_of
 
     check_local("--out", out / "comparison.csv")
-    found = [read_run(folder) for folder in folders] + (experiments() if dvc else [])
-    if not found:
+    rows = [read_run(folder) for folder in runs or ()]
+    if dvc:
+        rows += experiments()
+    if not rows:
         raise DataError("no run is left to compare: run `stage evaluate` (`dvc repro`, `dvc exp run`) and try again")
-    table, warnings = compared(found)
-    if not (names := classifiers_of(table)):
+    table, warnings = compared(rows)
+    names = classifiers_of(table)
+    if not names:
         raise DataError("no hold-out of these runs could judge a release: the verdict in metrics.json says why")
     chosen = classifier or ("cnn" if "cnn" in names else names[0])
     if chosen not in names:

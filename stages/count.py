@@ -5,12 +5,12 @@ from sfumato.settings.queries import Count
 from stages.runner import QueryRun
 
 
-def count(run: QueryRun[Count]) -> None:
+def count(run: QueryRun, settings: Count) -> None:
     classes = len(run.plan.classes)
     if run.plan.several:
-        words = "counts of labels, of images, and of labels over the root of their number"
+        released = "counts of labels, of images, and of labels over the root of their number"
         sensitivity = f"√{classes + 2}: an image with all {classes} labels"
-        charge = run.open_charge(words, sensitivity, several_bound(classes))
+        charge = run.open_charge(released, sensitivity, several_bound(classes))
         noisy = query_several(charge, classes)
         counts = public_several(noisy, charge.noise_multiplier)
     else:

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from sfumato.errors import DataError, SfumatoError
+from sfumato.privacy.resolved import read_lineage
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import read_artifact
 from stages.dvc_lock import lock_in_words, rwlock_in_words
@@ -28,9 +29,11 @@ def doctor(overlap: Annotated[bool, typer.Option("--overlap", help=OVERLAP_HELP)
 
     from sfumato.runtime.compute import device
 
+    processor = f"CPU, {torch.get_num_threads()} threads"
+    if device().type == "cuda":
+        processor = torch.cuda.get_device_name()
     table = Table("what", "found", show_header=False)
-    gpu = device().type == "cuda"
-    table.add_row("device", torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads")
+    table.add_row("device", processor)
     for name in ("torch", "torchvision", "opacus", "dp-accounting", "dvc", "pytorch-fid"):
         table.add_row(name, version(name) if importlib.util.find_spec(name.replace("-", "_")) else "not installed")
     extra = ("diffusers", "transformers")
@@ -56,8 +59,10 @@ def doctor(overlap: Annotated[bool, typer.Option("--overlap", help=OVERLAP_HELP)
 def card_in_words() -> str:
     from sfumato.data.store import read_card
 
+    if not CARD.is_file():
+        return f"no {CARD}"
     try:
-        return read_card(CARD).dataset_id if CARD.is_file() else f"no {CARD}"
+        return read_card(CARD).dataset_id
     except DataError as error:
         return str(error)
 
@@ -66,19 +71,18 @@ def queries_in_words() -> dict[str, str]:
     """What each query of the plan will do, if there are a plan and prepared images."""
     from sfumato.data.store import read_card
     from sfumato.planning.kept import Spending, known_past
-    from sfumato.privacy.resolved import read_lineage
 
-    found = {}
+    words = {}
     try:
         declared = read_policy().declared_size
         past = known_past(state_dir(), read_card(CARD), Path(), declared_size=declared)
         for plan in filter(lambda plan: plan.enabled, map(load_plan, QUERIES)):
             inputs = [*filter(plan.settings.reads, STAGES[plan.stage].inputs)]
             decision = past.decide(plan.stage, read_lineage(PLAN, plan.stage), plan.digest, inputs)
-            found[plan.stage] = Spending(stage=plan.stage, decision=decision).words
+            words[plan.stage] = Spending(stage=plan.stage, decision=decision).words
     except SfumatoError as error:
-        return found | {"queries": str(error)}
-    return found
+        return words | {"queries": str(error)}
+    return words
 
 
 def check_overlap() -> None:
@@ -94,7 +98,5 @@ def check_overlap() -> None:
         return
     images = load_public(PUBLIC, about.shape)
     refuse_overlap(images, open_local(state_dir(), about, "overlap check"))
-    tell(
-        f"local, not to be shared: none of the {len(images)} public images is among the sensitive or hold-out images, "
-        "byte for byte"
-    )
+    none = f"none of the {len(images)} public images is among the sensitive or hold-out images, byte for byte"
+    tell(f"local, not to be shared: {none}")

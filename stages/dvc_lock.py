@@ -7,19 +7,19 @@ be restored; the last stage runs again, and a query restores its release at no c
 from pathlib import Path
 from typing import Any
 
+from sfumato.errors import UNREADABLE
 from sfumato.storage.documents import read_json, read_yaml
 from sfumato.storage.files import replace_file
 
-LOCK, COPY, RUNNING = Path("dvc.lock"), Path(".dvc/tmp/whole.lock"), Path(".dvc/tmp/rwlock")
+LOCK = Path("dvc.lock")
+COPY = Path(".dvc/tmp/whole.lock")
+RUNNING = Path(".dvc/tmp/rwlock")
 
 
 def keep_copy() -> None:
     """Keep a copy of `dvc.lock`, if there is one here, it is whole, and it lacks no stage that the copy has."""
-    if not LOCK.is_file() or not COPY.parent.is_dir():
-        return
-    content = LOCK.read_bytes()
-    if not (COPY.is_file() and COPY.read_bytes() == content) and damage() is None:
-        replace_file(COPY, content)
+    if LOCK.is_file() and COPY.parent.is_dir() and damage() is None:
+        replace_file(COPY, LOCK.read_bytes())
 
 
 def damage() -> str | None:
@@ -38,7 +38,7 @@ def damage() -> str | None:
             return f"it lacks {lost[0]!r}, which it had"
         short = [name for name, one in stages.items() if "cmd" not in one or len(had.get(name, ())) > len(one)]
         return f"it lacks a part of {short[0]!r}, which it had" if short else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         return str(error) or type(error).__name__
 
 
@@ -46,7 +46,8 @@ def lock_in_words() -> str:
     """Whether DVC can read `dvc.lock`."""
     if not LOCK.exists():
         return "not there yet"
-    if (wrong := damage()) is None:
+    wrong = damage()
+    if wrong is None:
         return "whole"
     cure = f"cp {COPY} {LOCK}" if COPY.is_file() else f"restore it from git (git checkout -- {LOCK})"
     return f"damaged ({wrong}), so every `dvc repro` fails. Once no dvc runs here: {cure}"

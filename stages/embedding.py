@@ -11,8 +11,8 @@ from stages.runner import QueryRun
 from stages.screen import progress
 
 
-def embedding(run: QueryRun[Embedding]) -> None:
-    plan, settings = run.plan, run.settings
+def embedding(run: QueryRun, settings: Embedding) -> None:
+    plan = run.plan
     teacher = load_teacher(run.path("teacher")).to(device())
     images = load_images(run.path("auxiliary"), plan.classes, shape=plan.shape)
     with progress("network of the features", clock=False) as report:

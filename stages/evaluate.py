@@ -25,11 +25,15 @@ def evaluate(
     dry_run: DryRun = False,
 ) -> None:
     """Local: train classifiers on synthetic images, test them on the real hold-out, compare features."""
-    plan, synthesize, teacher = load_plan("evaluate"), ARTIFACTS / "synthesize", ARTIFACTS / "teacher"
+    plan = load_plan("evaluate")
+    synthesize = ARTIFACTS / "synthesize"
+    teacher = ARTIFACTS / "teacher"
     if dry_run:
-        scored = {"synthesize": synthesize} | ({"teacher": teacher} if teacher.exists() else {})
+        reads = {"card": CARD, "synthesize": synthesize}
+        if teacher.exists():
+            reads["teacher"] = teacher
         real = {"real images": state_dir() / "data" / plan.dataset_id, "ledger": LEDGER}
-        describe(plan, {"card": CARD, **scored, **real}, metrics)
+        describe(plan, reads | real, metrics)
         return typer.echo(f"and the folder {out}: local, not to be shared")
     show_standing("evaluate", plan.enabled)
     if not plan.enabled:

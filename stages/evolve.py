@@ -5,7 +5,6 @@ from functools import partial
 from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, query_evolve, save_population
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import load_classifier
-from sfumato.privacy.checkpoint import drop_checkpoints
 from sfumato.queries.feature_means import encoder_of
 from sfumato.runtime.compute import device
 from sfumato.settings.baselines import Evolve
@@ -14,8 +13,8 @@ from stages.runner import QueryRun
 from stages.screen import progress, say
 
 
-def evolve(run: QueryRun[Evolve]) -> None:
-    plan, settings = run.plan, run.settings
+def evolve(run: QueryRun, settings: Evolve) -> None:
+    plan = run.plan
     generator = RendererGenerator(settings.generator, plan.shape)
     network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
     embedding = embedding_of(settings, plan.shape, network, generator, plan.seed).to(device())
@@ -29,4 +28,3 @@ def evolve(run: QueryRun[Evolve]) -> None:
         )
     with run.releasing(charge) as directory:
         save_population(generator, population, log, plan.classes, directory)
-    drop_checkpoints(charge.run)

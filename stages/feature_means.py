@@ -13,16 +13,14 @@ from sfumato.queries.feature_means import encoder_of, encoding_alone, query_feat
 from sfumato.runtime.compute import device
 from stages.runner import QueryRun
 
-SENSITIVITY = "1: the features of an image have norm 1"
-
 
 def release_means(
-    run: QueryRun[Any],
+    run: QueryRun,
     features: Any,
     released: str,
     about: Mapping[str, Any],
     *,
-    sensitivity: str = SENSITIVITY,
+    sensitivity: str = "1: the features of an image have norm 1",
     cache: Mapping[str, Any] | None = None,
     network: PublicNetwork | ProjectedFeatures | None = None,
 ) -> None:
@@ -30,15 +28,16 @@ def release_means(
 
     released: what the record states; cache: what decides the maps, whose cached rows are sampled instead of images.
     """
-    plan, features = run.plan, features.to(device())
+    features = features.to(device())
     size = run.counts.total
     latents = None if cache is None else encoded(run, features.vectors, encoder_of(features, cache))
     charge = run.open_charge(released, sensitivity, 1.0, latents=latents)
-    table = query_feature_means(charge, features, len(plan.classes), size, cached=latents is not None)
+    table = query_feature_means(charge, features, len(run.plan.classes), size, cached=latents is not None)
+    means = FeatureMeans(table, features, charge.noise_multiplier / size)
     with run.releasing(charge) as directory:
-        save_means(plan.stage, FeatureMeans(table, features, charge.noise_multiplier / size), about, directory, network)
+        save_means(run.plan.stage, means, about, directory, network)
 
 
-def encoded(run: QueryRun[Any], function: Callable[[Tensor], Tensor], encoder: str) -> str | None:
+def encoded(run: QueryRun, function: Callable[[Tensor], Tensor], encoder: str) -> str | None:
     """The key of the images' rows under `function`, which a charge draws instead of images. encoder: its digest."""
     return run.latents(encoder, "features", partial(encoding_alone, function, run.plan.shape, device()))

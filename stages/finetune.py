@@ -5,7 +5,6 @@ from functools import partial
 from sfumato.diffusion.ema import ema_model
 from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune, save_log
 from sfumato.dpsgd.trainable import check_trained, choose_trainable, save_trained
-from sfumato.privacy.checkpoint import drop_checkpoints
 from sfumato.queries.saliency import read_ranking
 from sfumato.release.synthesizer import load_start, start_file
 from sfumato.runtime.compute import device
@@ -14,25 +13,24 @@ from sfumato.text_to_image.reference import load_codec
 from stages.runner import QueryRun
 from stages.screen import progress, say
 
+SENSITIVITY = "max_grad_norm: the clipped gradient of one image"
 
-def finetune(run: QueryRun[Finetune]) -> None:
-    plan, pretrain = run.plan, run.path("pretrain")
-    settings = run.settings.on_this_machine()
+
+def finetune(run: QueryRun, settings: Finetune) -> None:
+    plan = run.plan
+    pretrain = run.path("pretrain")
 
     # the network, what of it is trained, and what it is trained on
     model = load_start(pretrain)
     latents = run.latents(model.encoder, "latents", lambda: load_codec(pretrain, device()).encode)
-    ranking = None
-    if "saliency" in run.inputs:
-        ranking = read_ranking(run.inputs["saliency"])
+    ranking = read_ranking(run.inputs.get("saliency"))
     names = choose_trainable(model.to(device()), settings, ranking, plan.seed)
     before = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
-    counts = run.counts
-    public_batch = plan.mechanism.sample_rate * counts.total
+    public_batch = plan.mechanism.sample_rate * run.counts.total
     state = State(model, settings, public_batch=public_batch, label_dropout=plan.network.label_dropout)
 
-    released, sensitivity = f"{settings.steps} steps of DP-SGD", "max_grad_norm: the clipped gradient of one image"
-    open_charge = partial(run.open_charge, released, sensitivity, settings.max_grad_norm, latents=latents)
+    released = f"{settings.steps} steps of DP-SGD"
+    open_charge = partial(run.open_charge, released, SENSITIVITY, settings.max_grad_norm, latents=latents)
     epsilon_after = epsilon_by_step(plan.mechanism, plan.delta)
     with progress("finetune", clock=False) as report:
         charge, log = fine_tune(state, open_charge, epsilon_after=epsilon_after, report=report, say=say)
@@ -41,4 +39,3 @@ def finetune(run: QueryRun[Finetune]) -> None:
     with run.releasing(charge) as directory:
         save_trained(model, settings.trainable, names, directory, start_file(pretrain))
         save_log(log, directory / "log.csv")
-    drop_checkpoints(charge.run)

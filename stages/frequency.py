@@ -6,7 +6,6 @@ from stages.feature_means import release_means
 from stages.runner import QueryRun
 
 
-def frequency(run: QueryRun[Frequency]) -> None:
-    settings, plan = run.settings, run.plan
-    features = FourierFeatures(plan.shape, settings.features, settings.size, plan.seed)
+def frequency(run: QueryRun, settings: Frequency) -> None:
+    features = FourierFeatures(run.plan.shape, settings.features, settings.size, run.plan.seed)
     release_means(run, features, f"joint embedding: {settings.size} Fourier features by class", features.arguments)

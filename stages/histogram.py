@@ -14,19 +14,24 @@ from sfumato.storage.files import write_json
 from stages.runner import QueryRun
 
 
-def histogram(run: QueryRun[Histogram]) -> None:
-    trained, shape, votes = run.path("classifier"), run.plan.shape, run.settings.votes
+def histogram(run: QueryRun, settings: Histogram) -> None:
+    trained = run.path("classifier")
+    shape = run.plan.shape
+    votes = settings.votes
     model = load_classifier(trained).to(device())
     names = read_json(trained / "card.json")["classes"]
     if model.shape != shape:
         raise DataError(f"{trained} was trained on shape {model.shape}, not {shape}: run `stage classifier` again")
     if votes > model.classes:
         raise ConfigError(f"histogram.votes={votes} exceeds the {model.classes} public classes: lower it")
-    rows = len(run.plan.classes) if run.settings.per_class else None
-    released = f"votes of each image for {votes} of {model.classes} public classes" + (", by class" if rows else "")
+    released = f"votes of each image for {votes} of {model.classes} public classes"
+    rows = None
+    if settings.per_class:
+        released += ", by class"
+        rows = len(run.plan.classes)
     charge = run.open_charge(released, f"√{votes}: an image adds 1 to {votes} different counts", math.sqrt(votes))
     noisy = query_histogram(charge, model, votes, rows)
     with run.releasing(charge) as directory:
         np.save(directory / "histogram.npy", noisy.numpy(), allow_pickle=False)
-        content = {"public_classes": names, "votes": votes, "per_class": run.settings.per_class}
+        content = {"public_classes": names, "votes": votes, "per_class": settings.per_class}
         write_json(directory / "histogram.json", content)

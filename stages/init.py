@@ -14,7 +14,7 @@ from sfumato.errors import ConfigError
 from sfumato.settings.data import GROUP
 from sfumato.settings.fields import part_of
 from stages.plan import show_budget, show_minutes
-from stages.screen import numbers_table, say, table_console, tell
+from stages.screen import say, show_numbers, tell
 from stages.state import state_dir
 
 if TYPE_CHECKING:
@@ -77,19 +77,19 @@ def init(
     made = propose_project(owner=owner, state=state_dir(), **given)
     from sfumato.planning.make import risk_line  # slow to import: pictures that cannot be used are named first
 
-    for line in summary(made):
-        say(line)
+    say(*summary(made))
     show_budget(made.plan)
     tell(risk_line(made.plan))
-    for line in warnings(made, state_dir()):
-        say(line)
+    say(*warnings(made, state_dir()))
     show_minutes(made.chosen.params, made.seconds)
     show_sizes(made)
     if not owner.answer("Write the project?", True, None):
         raise typer.Exit(1)
     made.write(say, force=force, more=officers_words(owner))
-    out = made.out
-    say(f"\nwritten to {out}. Next: {'' if out == Path.cwd() else f'cd {out} && '}dvc repro")
+    following = "dvc repro"
+    if made.out != Path.cwd():
+        following = f"cd {made.out} && dvc repro"
+    say(f"\nwritten to {made.out}. Next: {following}")
 
 
 def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
@@ -122,11 +122,8 @@ def show_sizes(made: Proposed) -> None:
     from sfumato.planning.forecast import advice
 
     columns = "pixels a side", "minutes", "more help up to", "usefulness (two of three public sets)"
-    table = numbers_table("sizes, of which --size chooses", *columns, words=columns[3:])
-    for row in size_rows(made):
-        table.add_row(*row)
-    table_console().print(table)
+    show_numbers("sizes, of which --size chooses", columns, size_rows(made), words=columns[3:])
     if kind := made.chosen.kind:
         privacy = made.chosen.params.privacy
-        what = "persons" if privacy.unit == GROUP else "images"
-        say(f"forecast {advice(kind, privacy.size, privacy.epsilon, what)}")
+        units = "persons" if privacy.unit == GROUP else "images"
+        say(f"forecast {advice(kind, privacy.size, privacy.epsilon, units)}")

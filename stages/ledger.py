@@ -1,10 +1,11 @@
 """`stage ledger write|check|show|adopt|history`: what the release cost, composed and checked."""
 
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -49,18 +50,18 @@ def check(
     state = None
     with suppress(ConfigError):  # a stranger has none, and needs none
         state = state_dir()
-    found = verify(ledger, limit=epsilon, delta=delta, unit=unit, artifacts=artifacts, state=state)
-    content = found.ledger
+    checked = verify(ledger, limit=epsilon, delta=delta, unit=unit, artifacts=artifacts, state=state)
+    content = checked.ledger
     bound = f" ≤ {epsilon:g}" if epsilon is not None else ""
     units = sorted({record["unit"] for record in content["records"]})
     protected = "".join(f", for {PROTECTED.get(name, name)}" for name in units)
     tell(
-        f"{ledger} holds: ε = {found.epsilon:.4f}{bound} at δ = {delta_text(found.delta)}, "
+        f"{ledger} holds: ε = {checked.epsilon:.4f}{bound} at δ = {delta_text(checked.delta)}, "
         f"{charges(len(content['records']))}, {content['adjacency']}{protected}"
     )
-    tell(f"ε by accountant: {', '.join(f'{name} {opinion}' for name, opinion in found.opinions.items())}")
-    for name, own in found.apart.items():
-        tell(f"ε = {own:.4f} for whoever is in {name!r} only, by the declaration that the owners' people differ")
+    tell(f"ε by accountant: {', '.join(f'{name} {opinion}' for name, opinion in checked.opinions.items())}")
+    for name, spent in checked.apart.items():
+        tell(f"ε = {spent:.4f} for whoever is in {name!r} only, by the declaration that the owners' people differ")
 
 
 @app.command()
@@ -87,11 +88,10 @@ def show(ledger: LedgerPath = LEDGER) -> None:
     table_console().print(table)
     by = ", ".join(f"{name} {value:.4f}" for name, value in content["epsilon"].items())
     odometer = content["odometer"]
-    least, note = ("", "") if odometer["complete"] else ("at least ", " (incomplete: charges lacked in the journal)")
-    tell(
-        f"ε by accountant: {by}. {content['adjacency']}. Ever opened on dataset {odometer['dataset_id']!r}: "
-        f"{least}{charges(odometer['charges'])}, ε = {odometer['epsilon']:.4f}{note}"
-    )
+    ever = f"{charges(odometer['charges'])}, ε = {odometer['epsilon']:.4f}"
+    if not odometer["complete"]:
+        ever = f"at least {ever} (incomplete: charges lacked in the journal)"
+    tell(f"ε by accountant: {by}. {content['adjacency']}. Ever opened on dataset {odometer['dataset_id']!r}: {ever}")
 
 
 @app.command()
@@ -102,10 +102,8 @@ def adopt() -> None:
     odometer, new, lost = adopt_charges(Path(), state_dir(), say)
     if lost:
         say(f"{lost} entries of the old journal, kept beside it, cannot be read: their charges are not counted")
-    tell(
-        f"{odometer.path}: {charges(new)} adopted, {len(odometer.opened())} counted in all. "
-        "More may be lost, so ledgers and reports call the odometer incomplete"
-    )
+    tell(f"{odometer.path}: {charges(new)} adopted, {len(odometer.opened())} counted in all")
+    tell("More may be lost, so ledgers and reports call the odometer incomplete")
 
 
 @app.command()
@@ -116,47 +114,51 @@ def history(
     """Everything ever opened on the sensitive images, aborted charges too."""
     from sfumato.data.store import read_card
     from sfumato.privacy.accountant import epsilon
-    from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL, OPEN, PROGRESS, Odometer
+    from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL, OPEN, Odometer
     from sfumato.privacy.project_ledger import seen_in_ledgers
 
     odometer = Odometer(state_dir(), dataset or read_card(CARD).dataset_id)
     entries = odometer.entries()
     unknown = seen_in_ledgers(odometer.dataset_id) - odometer.known()
     if unknown:
-        say(
-            f"{odometer.path} lacks {min(unknown)[:8]}, which {LEDGER} names: it is an older copy or another journal, "
-            "and more was spent. Restore the newest state directory, or run `stage ledger adopt`"
-        )
+        say(f"{odometer.path} lacks {min(unknown)[:8]}, which {LEDGER} names: it is an older copy or another journal")
+        say("more was spent: restore the newest state directory, or run `stage ledger adopt`")
     if not entries or entries[-1]["kind"] == GENESIS:
         tell(f"dataset {odometer.dataset_id!r}: no history")
         return
     accountant = "rdp"
     if delta is None:
         policy = read_policy()
-        delta, accountant = policy.delta, policy.accountant
-    runs = odometer.runs()
-    words = {CLOSE: "released", ABANDON: "given up"}
-    ended = {entry["id"]: words[entry["kind"]] for entry in entries if entry["kind"] in words}
-    durable = {entry["id"]: entry["uses"] for entry in entries if entry["kind"] == PROGRESS}
+        delta = policy.delta
+        accountant = policy.accountant
+    runs = {run.id: run for run in odometer.charges()}
+    ends = {CLOSE: "released", ABANDON: "given up"}
     heads = ("time (UTC)", "stage", "charge", "mechanism", "state")
     table = Table(*heads, title=f"dataset {odometer.dataset_id}", title_justify="left")
     for entry in entries:
-        when = utc(entry["time"])[: None if sys.stdout.isatty() else DAY]
+        when = utc(entry["time"])
+        if not sys.stdout.isatty():
+            when = when[:DAY]
         if entry["kind"] == OPEN:
-            key = entry["record"]["id"]
-            state = ended.get(key, f"open, {durable.get(key, 0)} uses on disk")
-            record = runs[key]  # the newest of a run that was resumed, which ledgers hold
-            table.add_row(when, record["stage"], record["id"][:8], mechanism_text(record["event"]), state)
+            run = runs[entry["record"]["id"]]  # its record is the newest if it was resumed, which ledgers hold
+            state = ends.get(run.end or "", f"open, {run.uses} uses on disk")
+            table.add_row(when, *record_cells(run.record), state)
         elif entry["kind"] == LOCAL and sys.stdout.isatty():  # it follows from when the images changed
             table.add_row(when, "local", "", entry["purpose"], "outside the guarantee")
         elif entry["kind"] == ADOPT:
             for record in entry["records"]:
-                table.add_row(when, record["stage"], record["id"][:8], mechanism_text(record["event"]), "adopted")
+                table.add_row(when, *record_cells(record), "adopted")
     table_console().print(table)
     opened = odometer.events()
-    note = " (incomplete: entries of the journal were lost)" if unknown or not odometer.complete() else ""
-    spent = epsilon(opened, delta, accountant)
-    tell(f"{charges(len(opened))}, ε = {spent:.4f} together at δ = {delta_text(delta)}{note}")
+    total = f"{charges(len(opened))}, ε = {epsilon(opened, delta, accountant):.4f} together at δ = {delta_text(delta)}"
+    if unknown or not odometer.complete():
+        total += " (incomplete: entries of the journal were lost)"
+    tell(total)
+
+
+def record_cells(record: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Stage, charge and mechanism of a record."""
+    return record["stage"], record["id"][:8], mechanism_text(record["event"])
 
 
 def utc(seconds: int) -> str:
@@ -170,6 +172,10 @@ def mechanism_text(event: dict) -> str:
     """A mechanism's JSON in a few words."""
     from sfumato.privacy.events import Mechanism
 
-    one = Mechanism.from_json(event)
-    rate, uses = f", q = {one.sample_rate:.4g}", f", × {one.uses}"
-    return f"σ = {one.noise_multiplier:g}{rate if one.sample_rate < 1 else ''}{uses if one.uses > 1 else ''}"
+    mechanism = Mechanism.from_json(event)
+    text = f"σ = {mechanism.noise_multiplier:g}"
+    if mechanism.sample_rate < 1:
+        text += f", q = {mechanism.sample_rate:.4g}"
+    if mechanism.uses > 1:
+        text += f", × {mechanism.uses}"
+    return text

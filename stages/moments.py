@@ -8,8 +8,9 @@ from stages.feature_means import release_means
 from stages.runner import QueryRun
 
 
-def moments(run: QueryRun[Moments]) -> None:
-    network, about = load_classifier(run.path("classifier")), {"feature": CLASSIFIER, "squares": SQUARES}
+def moments(run: QueryRun, settings: Moments) -> None:
+    network = load_classifier(run.path("classifier"))
+    about = {"feature": CLASSIFIER, "squares": SQUARES}
     features = moment_features(network)
     released = f"means of {features.size} features of a public network, their squares among them, by class"
     release_means(run, features, released, about, cache=about, network=network)

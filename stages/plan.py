@@ -14,7 +14,7 @@ from sfumato.settings.params import Params
 from sfumato.settings.recipes import RECIPES, read_yaml
 from sfumato.settings.stages import STAGES
 from stages.runner import memory_line
-from stages.screen import delta_text, numbers_table, say, table_console, tell
+from stages.screen import delta_text, say, show_numbers, tell
 from stages.state import state_dir
 
 if TYPE_CHECKING:
@@ -36,69 +36,67 @@ def plan(
     from sfumato.planning.make import next_lines, resolve_project, risk_line, share_lines
 
     see = say if sys.stderr.isatty() else None
-    found = resolve_project(Path(), state_dir(), params, recipes, dry_run=dry_run, say=say, see=see)
-    made = found.plan
+    project = resolve_project(Path(), state_dir(), params, recipes, dry_run=dry_run, say=say, see=see)
+    made = project.plan
     show_budget(made)
-    if dry_run and not found.inherited:
+    if dry_run and not project.inherited:
         tell(risk_line(made))
-    for line in (*share_lines(made, read_yaml(params), params), *found.remarks()):
-        say(line)
-    spending, coming = found.spending()
+    say(*share_lines(made, read_yaml(params), params), *project.remarks())
+    spending, coming = project.spending()
     if dry_run:
-        show_run(found, spending, coming)
-        found.check_lifetime(spending)
-        for line in next_lines(made, spending):
-            tell(line)
+        show_run(project, spending, coming)
+        project.check_lifetime(spending)
+        tell(*next_lines(made, spending))
     else:
-        found.check_lifetime(spending)
-        found.write()
+        project.check_lifetime(spending)
+        project.write()
 
 
-def show_run(found: ProjectPlan, spending: Sequence[Spending], coming: set[str]) -> None:
+def show_run(project: ProjectPlan, spending: Sequence[Spending], coming: set[str]) -> None:
     """What the next run would spend, and what it needs: memory, minutes."""
     from sfumato.planning.make import draw_lines, settings_for_ever_lines, spending_lines, step_noise_lines
 
-    made = found.plan
-    for line in spending_lines(made, found.odometer, spending):
-        tell(line)
-    for line in settings_for_ever_lines(made.params):
-        say(line)
-    for name in (name for name in made.mechanisms if STAGES[name].network):
-        file = made.files[name]
-        about = tuple(file["shape"]), len(file["classes"]), getattr(made.params, name), file["size_hint"]
-        tell(f"{name}: memory {memory_line(made.params.model, *about)}")
-    for line in (*step_noise_lines(made), *draw_lines(made)):
-        tell(line)
-    runs = {"plan", *coming, *found.unprepared, *(("ledger", "report") if coming else ())}
-    show_minutes(made.params, {name: value for name, value in found.seconds().items() if name in runs})
+    made = project.plan
+    tell(*spending_lines(made, project.odometer, spending))
+    say(*settings_for_ever_lines(made.params))
+    for name in made.mechanisms:
+        if STAGES[name].network:
+            file = made.files[name]
+            about = tuple(file["shape"]), len(file["classes"]), getattr(made.params, name), file["size_hint"]
+            tell(f"{name}: memory {memory_line(made.params.model, *about)}")
+    tell(*step_noise_lines(made), *draw_lines(made))
+    runs = {"plan", *coming, *project.unprepared}
+    if coming:
+        runs |= {"ledger", "report"}
+    show_minutes(made.params, {name: value for name, value in project.seconds().items() if name in runs})
 
 
 def show_budget(made: Plan) -> None:
     """Stage, mechanism, epsilon alone, share; then the total against the target."""
     budget = made.budget
     title = f"{budget['recipe']}: privacy budget at δ = {delta_text(budget['delta'])}"
-    table = numbers_table(title, "stage", "σ", "sample rate", "releases", "ε alone", "share of RDP")
+    headings = ("stage", "σ", "sample rate", "releases", "ε alone", "share of RDP")
+    rows = []
     for name, row in budget["stages"].items():
         noise = f"{row['noise_multiplier']:g}", f"{row['sample_rate']:.4g}", str(row["uses"])
-        table.add_row(name, *noise, f"{row['epsilon']:.3f}", f"{row['share']:.1%}")
-    table.add_section()
-    table.add_row("together", "", "", "", f"{budget['epsilon']:.3f}", f"target {budget['target']:g}")
-    table_console().print(table)
+        rows.append((name, *noise, f"{row['epsilon']:.3f}", f"{row['share']:.1%}"))
+    total = ("together", "", "", "", f"{budget['epsilon']:.3f}", f"target {budget['target']:g}")
+    show_numbers(title, headings, rows, total=total)
 
 
 def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
     """Expected minutes of each stage that is switched on, of all else, and in total. seconds: by name."""
-    table = numbers_table("minutes, idle machine", "stage", "expected")
+    rows = []
     others = 0.0
     for name, value in seconds.items():
         if name in STAGES and params.runs(name):
-            table.add_row(name, "unknown" if value is None else f"{value / 60:.1f}")
+            rows.append((name, "unknown" if value is None else f"{value / 60:.1f}"))
         else:
             others += value or 0.0
-    table.add_row("all others", f"{others / 60:.1f}")
-    table.add_section()
-    table.add_row("together", f"{sum(value or 0.0 for value in seconds.values()) / 60:.1f}")
-    table_console().print(table)
-    load, processors = os.getloadavg()[0], os.cpu_count() or 1
+    rows.append(("all others", f"{others / 60:.1f}"))
+    together = sum(value or 0.0 for value in seconds.values()) / 60
+    show_numbers("minutes, idle machine", ("stage", "expected"), rows, total=("together", f"{together:.1f}"))
+    load = os.getloadavg()[0]
+    processors = os.cpu_count() or 1
     if load > BUSY * processors:
         tell(f"other programs are running (load {load:.1f} on {processors} processors): expect longer")

@@ -45,12 +45,14 @@ def public(
     from sfumato.privacy.authorize import open_local
 
     loaded = load_params(params, recipes)
-    wanted = loaded.public if reads_public(loaded) else None
-    if wanted is not None:
+    wanted = None
+    if reads_public(loaded):
+        wanted = loaded.public
         refuse_sensitive_as_public(loaded.data, wanted)
-    known, state = read_card(card), state_dir()
-    private = partial(open_local, state, known, "overlap check")
-    content = prepare_public(wanted, known.shape, out, raw, loaded.seed, private=private, state=state)
+    sensitive_card = read_card(card)
+    state = state_dir()
+    private = partial(open_local, state, sensitive_card, "overlap check")
+    content = prepare_public(wanted, sensitive_card.shape, out, raw, loaded.seed, private=private, state=state)
     if not content["enabled"]:
         return tell(f"no stage reads public images: {out} holds none")
     shape = f"shape {list(content['shape'])}, {len(content['classes'])} classes"

@@ -17,8 +17,9 @@ from stages.screen import progress, say
 from stages.state import state_dir
 
 
-def pretrain(run: StageRun[Pretrain]) -> None:
-    plan, classes = run.plan, run.plan.classes
+def pretrain(run: StageRun, settings: Pretrain) -> None:
+    plan = run.plan
+    classes = plan.classes
     if plan.network.directory is not None:
         return refer_to_public_model(run)
     paths = {name: artifact.path for name, artifact in run.inputs.items()}
@@ -28,7 +29,7 @@ def pretrain(run: StageRun[Pretrain]) -> None:
     model = UNet(plan.shape[1:], plan.shape[0], len(classes), **network).to(device())
     dropout = plan.network.label_dropout
     with progress("pretrain") as report:
-        average = warm_up(model, run.settings.phases, sources, plan.seed, report, label_dropout=dropout)
+        average = warm_up(model, settings.phases, sources, plan.seed, report, label_dropout=dropout)
     ema_model(model, average)
     with run.writing() as directory:
         drop_extra_classes(model).save(directory)
@@ -38,7 +39,7 @@ def pretrain(run: StageRun[Pretrain]) -> None:
             save_png(directory / "central.png", to_grid(images, len(classes)))
 
 
-def refer_to_public_model(run: StageRun[Pretrain]) -> None:
+def refer_to_public_model(run: StageRun) -> None:
     """Write a reference to a public text-to-image model: its place, its sha256, the class prompts as embeddings."""
     plan = run.plan
     brought = lineage(locate(str(plan.network.directory)), "model", True, state_dir())

@@ -17,14 +17,14 @@ app = typer.Typer(no_args_is_help=True, help="The recipes: methods of the litera
 @app.command("list")
 def list_recipes(recipes: RecipesPath = RECIPES) -> None:
     """Every recipe and profile, a line each."""
-    table, recipes = Table("name", "what it is"), recipes_at(recipes)
-    found = [*sorted(recipes.glob("*.yaml")), *sorted((recipes / "profiles").glob("*.yaml"))]
-    if not found:
-        raise ConfigError(f"{recipes} holds no recipes: name the folder `pipelines` of your clone with --recipes")
-    for path in found:
-        content = read_yaml(path)
-        kind = "profile " if path.parent.name == "profiles" else ""
-        table.add_row(kind + path.stem, str(content.get("description", "")))
+    folder = recipes_at(recipes)
+    names = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    names |= {f"profile {path.stem}": path for path in sorted((folder / "profiles").glob("*.yaml"))}
+    if not names:
+        raise ConfigError(f"{folder} holds no recipes: name the folder `pipelines` of your clone with --recipes")
+    table = Table("name", "what it is")
+    for name, path in names.items():
+        table.add_row(name, str(read_yaml(path).get("description", "")))
     table_console().print(table)
 
 

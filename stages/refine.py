@@ -14,8 +14,8 @@ WEIGHT = 2.0  # of the release of `embedding`, against 1 for that of `frequency`
 AGREEMENT = 0.01  # weight of the teacher's cross-entropy
 
 
-def refine(run: StageRun[Refine]) -> None:
-    plan, settings = run.plan, run.settings
+def refine(run: StageRun, settings: Refine) -> None:
+    plan = run.plan
     teacher = load_teacher(run.path("teacher")).to(device())
     means = load_means("frequency", run.path("frequency"), plan=plan)
     matches = [Match(means.table.to(device()), means.features)]

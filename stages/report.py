@@ -34,12 +34,18 @@ def report(
     dry_run: DryRun = False,
 ) -> None:
     """Free: what was released, what it cost and what that means, as one HTML page. The owner's edition is local."""
-    page, public, release = out or PAGES[audience], audience is Audience.public, ARTIFACTS / "synthesize"
+    page = out or PAGES[audience]
+    public = audience is Audience.public
+    release = ARTIFACTS / "synthesize"
+    reads = [release, LEDGER]
+    sharing = "may be shared with the release"
+    if not public:
+        reads += [METRICS, EVALUATION, ARTIFACTS]
+        sharing = "local: not to be shared"
     if dry_run:
-        for path in (release, LEDGER) if public else (release, LEDGER, METRICS, EVALUATION, ARTIFACTS):
+        for path in reads:
             typer.echo(f"reads   {path}{'' if path.exists() else ' (not there)'}")
-        typer.echo(f"writes  {page} ({'may be shared' if public else 'local: not to be shared'})\ncharges nothing")
-        return
+        return typer.echo(f"writes  {page} ({sharing})\ncharges nothing")
     from sfumato.evaluation.tables import read_local
     from sfumato.planning.forecast import curve
     from sfumato.release.report import report_page
@@ -59,7 +65,7 @@ def report(
         check_local("--out", page)
         local = read_local(METRICS, EVALUATION, ARTIFACTS)._replace(curve=curve)
         write_local(page, report_page(release, LEDGER, local).encode())
-    typer.echo(f"{page}: {'may be shared with the release' if public else 'local: not to be shared'}")
+    typer.echo(f"{page}: {sharing}")
     if not public:  # the last command of `dvc repro`
         from sfumato.planning.project_files import TRACKED
         from sfumato.release.report import summary_lines

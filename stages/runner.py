@@ -1,6 +1,6 @@
 """What every stage does: its command line, its plan, the dry run, its inputs, the charge, and writing the result.
 
-The function `<name>` of `stages/<name>.py` takes a `StageRun`, or a `QueryRun` if it spends.
+The function `<name>` of `stages/<name>.py` takes a `StageRun`, or a `QueryRun` if it spends, and its settings.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from filelock import FileLock
 
 from sfumato.errors import ConfigError, SfumatoError
+from sfumato.privacy.resolved import QueryPlan, StagePlan, read_lineage, read_stage_plan
 from sfumato.settings.stages import Kind, Stage
 from sfumato.storage.artifacts import (
     PRIVACY,
@@ -41,15 +43,12 @@ from stages.state import ARTIFACTS, CARD, PLAN, PREVIEW, PUBLIC, read_policy, st
 if TYPE_CHECKING:
     from sfumato.data.store import Encode
     from sfumato.privacy.charge import Charge
-    from sfumato.privacy.resolved import QueryPlan, StagePlan
     from sfumato.queries.count import PublicCounts
 
 OutPath = Annotated[Path | None, typer.Option("--out", help="Directory to write. Default: artifacts/<stage>.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be read, written and charged, and stop.")]
 CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
-DRAWING = ("auxiliary", "refine", "adversarial")  # stages of generators, of whose images a preview is shown
 COPYING = "copying.lock"  # in a run's directory: its release is being copied to an artifact
-S = TypeVar("S")
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -61,7 +60,8 @@ def command(stage: Stage) -> Callable[..., None]:
     def run(out: OutPath = None, dry_run: DryRun = False) -> None:
         run_stage(stage, out=out, dry_run=dry_run)
 
-    run.__name__, run.__doc__ = stage.name, f"{stage.kind.capitalize()}: {stage.summary[0].lower()}{stage.summary[1:]}"
+    run.__name__ = stage.name
+    run.__doc__ = f"{stage.kind.capitalize()}: {stage.summary[0].lower()}{stage.summary[1:]}"
     return run
 
 
@@ -69,10 +69,11 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
     """Run one stage on its plan and its inputs in this folder."""
     plan = load_plan(stage.name)
     out = out or ARTIFACTS / stage.name
-    places = {name: PUBLIC if name == "public" else ARTIFACTS / name for name in stage.inputs}
-    used = {name: path for name, path in places.items() if plan.settings.reads(name)}
+    places = {name: ARTIFACTS / name for name in stage.inputs} | {"public": PUBLIC}
+    used = {name: places[name] for name in stage.inputs if plan.settings.reads(name)}
     if dry_run:
-        return describe(plan, ({"card": CARD} if stage.kind is Kind.QUERY else {}) | used, out)
+        card = {"card": CARD} if stage.kind is Kind.QUERY else {}
+        return describe(plan, card | used, out)
 
     show_standing(stage.name, plan.enabled)
     if not plan.enabled:
@@ -101,15 +102,15 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
     kind = QueryRun if stage.kind is Kind.QUERY else StageRun
     try:
         with remembered:
-            work(kind(plan=plan, inputs=inputs, out=out))  # type: ignore[arg-type]
-        if stage.name in DRAWING:
+            work(kind(plan=plan, inputs=inputs, out=out), plan.settings.on_this_machine())  # type: ignore[arg-type]
+        if stage.gives == "generator":
             from sfumato.data.images import load_images
             from sfumato.release.release import save_preview
 
             save_preview(PREVIEW, load_images(out, plan.classes), stage.name)
             say(f"{stage.name}: first pictures in {PREVIEW}")
-    except TakenOver as found:
-        say(f"{stage.name}: {found}")
+    except TakenOver as reason:
+        say(f"{stage.name}: {reason}")
     finally:
         distributed.leave()
 
@@ -119,8 +120,10 @@ def show_standing(name: str, enabled: bool = True) -> None:
     lock = Path("dvc.lock")
     if "DVC_STAGE" not in os.environ or not sys.stdout.isatty() or not launch.speaks() or not lock.exists():
         return
-    fresh = time.time() - lock.stat().st_mtime < 10  # so DVC has just said, before stage and command, that it wrote it
-    print(f"\x1b[{4 if fresh else 2}A\x1b[J", end="", flush=True)
+    lines = 2  # DVC's, of stage and command
+    if time.time() - lock.stat().st_mtime < 10:
+        lines = 4  # before them it has just said that it wrote the lock
+    print(f"\x1b[{lines}A\x1b[J", end="", flush=True)
     if enabled:
         say(standing(name))
 
@@ -144,13 +147,18 @@ def standing(name: str) -> str:
     before = names[: names.index(name)]
     queries: list[Any] = [load_plan(one) for one in before if one in QUERIES]
     events = [query.mechanism.event for query in queries]
-    spent = epsilon(events, budget["delta"], budget["accountant"], budget["adjacency"]) if events else 0.0
+    spent = 0.0
+    if events:
+        spent = epsilon(events, budget["delta"], budget["accountant"], budget["adjacency"])
     seconds = expected_seconds(params, card.shape, len(card.classes), state_dir())
-    passed, together = (sum(seconds[one] or 0.0 for one in some) / 60 for some in (before, names))
-    time_and_cost = f"{passed:.0f} of about {together:.0f} minutes, ε = {spent:.2f} of {budget['target']:g} so far"
-    picture = ARTIFACTS / "synthesize" / "grid.png" if "synthesize" in before else PREVIEW
-    look = f"; look at {picture}" if picture.exists() and {*before} & {*DRAWING, "synthesize"} else ""
-    return f"stage {len(before) + 1} of {len(names)}, {name}: {time_and_cost}{look}"
+    passed = sum(seconds[one] or 0.0 for one in before) / 60
+    together = sum(seconds[one] or 0.0 for one in names) / 60
+    where = f"stage {len(before) + 1} of {len(names)}, {name}: {passed:.0f} of about {together:.0f} minutes"
+    pictures = [PREVIEW] if any(STAGES[one].gives == "generator" for one in before) else []
+    if "synthesize" in before:
+        pictures = [ARTIFACTS / "synthesize" / "grid.png"]
+    look = "".join(f"; look at {picture}" for picture in pictures if picture.exists())
+    return f"{where}, ε = {spent:.2f} of {budget['target']:g} so far{look}"
 
 
 def ready_processor(stage: str) -> None:
@@ -171,28 +179,22 @@ def keep_memory_off_disk() -> None:
 
 
 def load_plan(stage: str) -> StagePlan[Any]:
-    from sfumato.privacy.resolved import read_stage_plan
-
     return read_stage_plan(PLAN / f"{stage}.yaml", stage)
 
 
 def read_inputs(stage: Stage, paths: Mapping[str, Path]) -> dict[str, Artifact]:
     """Read and verify. Raises ConfigError for the empty artifact of a stage whose images or numbers are needed."""
-    found = {}
-    for name, path in paths.items():
-        found[name] = read_artifact(path, name)
-        if not found[name].enabled and name not in stage.optional:
+    inputs = {name: read_artifact(path, name) for name, path in paths.items()}
+    for name, artifact in inputs.items():
+        if not artifact.enabled and name not in stage.optional:
             remedy = f"add {name} to run, and run `stage plan` and `stage {name}`"
-            raise ConfigError(
-                f"{stage.name} needs {name}, but {path} is the empty artifact of a stage that is off: {remedy}"
-            )
-    return found
+            what = f"{artifact.path} is the empty artifact of a stage that is off"
+            raise ConfigError(f"{stage.name} needs {name}, but {what}: {remedy}")
+    return inputs
 
 
 def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None:
     """The answer to --dry-run."""
-    from sfumato.privacy.resolved import QueryPlan
-
     if not plan.enabled:
         return typer.echo(f"{plan.stage} is not in `run`: it writes an empty artifact to {out} and charges nothing")
     for name, path in reads.items():
@@ -212,8 +214,9 @@ def memory_line(network: Any, shape: tuple[int, int, int], classes: int, setting
     from sfumato.release.synthesizer import outline
 
     try:
-        model, batch = outline(network, shape, classes), settings.sampling(size_hint)[0] * size_hint
+        model = outline(network, shape, classes)
         parameters = trained_parameters(model, settings, 0)
+        batch = settings.sampling(size_hint)[0] * size_hint
         return needed(model, parameters, settings.draws, batch, settings.on_this_machine().microbatch_size)
     except SfumatoError as error:
         return f"not known here: {error}"
@@ -227,16 +230,12 @@ class TakenOver(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageRun(Generic[S]):
+class StageRun:
     """One run of a stage: its plan, its verified inputs by name, and the directory that it writes."""
 
     plan: StagePlan[Any]
     inputs: Mapping[str, Artifact]
     out: Path
-
-    @property
-    def settings(self) -> S:
-        return self.plan.settings  # type: ignore[no-any-return]
 
     def path(self, name: str) -> Path:
         """The directory of an input."""
@@ -268,7 +267,7 @@ class StageRun(Generic[S]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueryRun(StageRun[S]):
+class QueryRun(StageRun):
     """One run of a query, which may open a charge."""
 
     plan: QueryPlan[Any]
@@ -283,13 +282,14 @@ class QueryRun(StageRun[S]):
         from sfumato.data.store import read_card
         from sfumato.privacy import authorize
         from sfumato.privacy.checkpoint import drop_checkpoints
-        from sfumato.privacy.resolved import read_lineage
 
-        plan, public, lineage = self.plan, read_card(CARD), read_lineage(PLAN, self.plan.stage)
-        about = public.dataset_id, public.shape, public.classes, public.labels
-        if about != (plan.dataset_id, plan.shape, plan.classes, plan.labels):
+        plan = self.plan
+        card = read_card(CARD)
+        images = attrgetter("dataset_id", "shape", "classes", "labels")
+        if images(card) != images(plan):
             raise ConfigError(f"the plan of {plan.stage} is for another card than {CARD}: run `stage plan` again")
-        work = authorize.ChargeRequest(
+        lineage = read_lineage(PLAN, plan.stage)
+        request = authorize.ChargeRequest(
             stage=plan.stage,
             settings=plan.digest,
             mechanism=plan.mechanism,
@@ -308,7 +308,7 @@ class QueryRun(StageRun[S]):
             group_cap=plan.group_cap,
         )
         try:
-            return authorize.open_charge(state_dir(), public, work, read_policy())
+            return authorize.open_charge(state_dir(), card, request, read_policy())
         except authorize.RefusedElsewhereError as refusal:
             raise TakenOver(str(refusal)) from None
         except authorize.AlreadyReleasedError as refusal:
@@ -353,6 +353,7 @@ class QueryRun(StageRun[S]):
         charge has released nothing. The copy stays until a ledger without it is written.
         """
         from sfumato.privacy.authorize import RELEASED
+        from sfumato.privacy.checkpoint import drop_checkpoints
 
         self.first_alone()
         kept = charge.run / RELEASED
@@ -362,3 +363,4 @@ class QueryRun(StageRun[S]):
         with FileLock(kept.with_name(COPYING)):  # whoever finds it closed waits for the copy
             charge.close(digest_of_file(kept / PRIVACY))
             copy_directory(kept, self.out)
+        drop_checkpoints(charge.run)

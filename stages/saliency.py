@@ -10,14 +10,13 @@ from sfumato.text_to_image.reference import load_codec
 from stages.runner import QueryRun
 
 
-def saliency(run: QueryRun[Saliency]) -> None:
-    plan, pretrain = run.plan, run.path("pretrain")
+def saliency(run: QueryRun, settings: Saliency) -> None:
+    pretrain = run.path("pretrain")
     model = load_start(pretrain)
     latents = run.latents(model.encoder, "latents", lambda: load_codec(pretrain, device()).encode)
-    settings = run.settings.on_this_machine()
     pool = candidates(model.to(device()))
     parameters = {name: model.get_parameter(name) for name in pool}
-    dropout = plan.network.label_dropout
+    dropout = run.plan.network.label_dropout
     autocast = None if latents else False
     gradients = Gradients(
         model, parameters, settings, settings.max_norm, run.counts.total, label_dropout=dropout, autocast=autocast

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -28,15 +28,17 @@ Report = Callable[[int, int], None]  # done, of how many
 named: dict[str, IO[str]] = {}  # the streams of what is shown by name, once all else is held back
 
 
-def say(text: str) -> None:
-    """A line on standard error, of the first process only."""
-    if launch.speaks():
-        typer.echo(text, named.get("stderr"), err=True)
+def say(*lines: str) -> None:
+    """Lines on standard error, of the first process only."""
+    for line in lines:
+        if launch.speaks():
+            typer.echo(line, named.get("stderr"), err=True)
 
 
-def tell(text: str) -> None:
-    """A line on standard output."""
-    typer.echo(text, named.get("stdout"))
+def tell(*lines: str) -> None:
+    """Lines on standard output."""
+    for line in lines:
+        typer.echo(line, named.get("stdout"))
 
 
 def table_console() -> Console:
@@ -61,12 +63,25 @@ def hold_back() -> None:
             setattr(sys, name, held)
 
 
-def numbers_table(title: str, *headings: str, words: tuple[str, ...] = ("stage",)) -> Table:
-    """An empty table of numbers. words: the columns that hold text."""
-    table = Table(title=title, title_justify="left", min_width=len(title))
+def show_numbers(
+    title: str,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    total: Sequence[str] = (),
+    words: Container[str] = ("stage",),
+    note: str | None = None,
+) -> None:
+    """Print a table of numbers. total: the last row, apart; words: the columns that hold text; note: below it."""
+    table = Table(title=title, title_justify="left", min_width=len(title), caption=note)
     for heading in headings:
         table.add_column(heading, justify="left" if heading in words else "right", overflow="fold")
-    return table
+    for row in rows:
+        table.add_row(*row)
+    if total:
+        table.add_section()
+        table.add_row(*total)
+    table_console().print(table)
 
 
 def delta_text(delta: float) -> str:
@@ -77,7 +92,7 @@ def delta_text(delta: float) -> str:
 
 
 def charges(number: int) -> str:
-    return f"{number} charge{'' if number == 1 else 's'}"
+    return f"{number} charge{'s' * (number != 1)}"
 
 
 @contextmanager
@@ -112,11 +127,7 @@ def show_local(tables: Iterable[LocalTable], file: Path, last: str = "") -> None
     """Print tables of numbers from real images on a terminal. Elsewhere, as in a log of CI, name their file instead."""
     if sys.stdout.isatty():
         for title, columns, rows, note in tables:
-            table = numbers_table(title, *columns, words=(columns[0], "recipe", "differs in", ""))
-            table.caption = note or None
-            for row in rows:
-                table.add_row(*row)
-            table_console().print(table)
+            show_numbers(title, columns, rows, words=(columns[0], "recipe", "differs in", ""), note=note or None)
         if last:
             table_console().print(last)
     else:

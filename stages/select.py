@@ -7,17 +7,21 @@ from sfumato.training.selection import read_votes, relabel, save_selection, save
 from stages.runner import StageRun
 
 
-def select(run: StageRun[Select]) -> None:
-    images, classes = load_public(run.path("public"), run.plan.shape), run.plan.classes
-    if run.settings.by == "teacher":
+def select(run: StageRun, settings: Select) -> None:
+    images = load_public(run.path("public"), run.plan.shape)
+    classes = run.plan.classes
+    if settings.by == "teacher":
         probabilities = classify(load_teacher(run.path("teacher")), images).numpy()
-        indices, labels = surest(probabilities, max(1, run.settings.images // len(classes)))
+        indices, labels = surest(probabilities, max(1, settings.images // len(classes)))
         with run.writing() as directory:
             save_surest(directory, images, probabilities, indices, labels, classes)
         return
     counted = run.inputs["histogram"]
-    votes, per_class = read_votes(counted.path, images.classes, len(classes)) if counted.enabled else (None, False)
-    kept = select_public(run.settings, votes, len(images.classes))
+    votes = None
+    per_class = False
+    if counted.enabled:
+        votes, per_class = read_votes(counted.path, images.classes, len(classes))
+    kept = select_public(settings, votes, len(images.classes))
     indices, labels = relabel(images.labels, kept, len(images.classes), per_class)
     with run.writing() as directory:
         save_selection(directory, images, kept, indices, labels, classes if per_class else None)

@@ -57,7 +57,8 @@ class Server(ThreadingHTTPServer):
         self.hosts = [f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")]
         self.project = project
         self.problem = ""
-        self.thread, self.starting = Thread(), Lock()
+        self.thread = Thread()
+        self.starting = Lock()
 
     def stage(self) -> str | None:
         """The stage at work, also of a run from elsewhere; "" before or after the stages; None if nothing runs."""
@@ -149,17 +150,17 @@ def page(server: Server) -> str:
 
     params = load_params(Path("params.yaml"), Path(RECIPES))
     steps = {name: stage.summary for name, stage in STAGES.items() if params.runs(name)}
-    stage, proposal, about = server.stage(), content_of(Path(PROPOSAL), {}), content_of(CARD)
+    proposal = content_of(Path(PROPOSAL), {})
     seconds = proposal.get("seconds", {})
-    if about:
-        seconds = expected_seconds(params, tuple(about["shape"]), len(about["classes"]), state_dir())
+    if card_content := content_of(CARD):
+        seconds = expected_seconds(params, tuple(card_content["shape"]), len(card_content["classes"]), state_dir())
     report = Path(card.__file__).with_name("report.html").read_text(encoding="utf-8")
     return card.template("serve.html", autoescape=True, bound=bound_text).render(
         server=server,
         style=report[report.index("<style>") : report.index("</style>")],
         params=params,
         steps=steps,
-        stage=stage,
+        stage=server.stage(),
         standing=standing,
         files=files(),
         proposal=proposal,

@@ -9,29 +9,30 @@ from sfumato.storage.documents import read_json, validated
 from sfumato.storage.state_directory import in_git
 from sfumato.storage.state_directory import state_dir as state_dir  # for the commands
 
-ARTIFACTS, PLAN = Path(stages.ARTIFACTS), Path(stages.PLAN)
-CARD, PUBLIC, LEDGER = Path(stages.CARD), Path(stages.PUBLIC), Path(stages.LEDGER)
+ARTIFACTS = Path(stages.ARTIFACTS)
+PLAN = Path(stages.PLAN)
+CARD = Path(stages.CARD)
+PUBLIC = Path(stages.PUBLIC)
+LEDGER = Path(stages.LEDGER)
 PREVIEW = ARTIFACTS / "preview.png"  # no stage's output: nothing depends on it
 EVALUATION = Path("evaluation")  # numbers from real images, which neither DVC nor git tracks
-PERMISSION = "permission.json"  # beside the plan
 
 
 def read_policy() -> Any:
     """What the owner allows, beside the plan."""
     from sfumato.privacy.authorize import SpendingPolicy
 
-    path = PLAN / PERMISSION
+    path = PLAN / "permission.json"
     with explained(ConfigError, lambda error: f"{path} cannot be read ({error}): run `stage plan`"):
         return validated(SpendingPolicy, read_json(path))
 
 
-def check_local(option: str, *files: Path) -> None:
+def check_local(option: str, file: Path) -> None:
     """Raise ConfigError if a file of numbers from real images would land in an artifact, or in git."""
-    for file in files:
-        for folder in file.absolute().parents:
-            if (folder / "privacy.json").is_file() or folder.resolve() in (ARTIFACTS.resolve(), PUBLIC.resolve()):
-                where = f"lies in the artifact {folder}, which may be shared"
-                raise ConfigError(f"{option} {file} {where}, and numbers from real images may not: name another place")
-        if in_git(file):
-            remedy = "name a place that git ignores, such as evaluation/, or ignore it (a line in .gitignore)"
-            raise ConfigError(f"{option} {file} would be taken by git, but holds numbers from real images: {remedy}")
+    for folder in file.absolute().parents:
+        if (folder / "privacy.json").is_file() or folder.resolve() in (ARTIFACTS.resolve(), PUBLIC.resolve()):
+            where = f"lies in the artifact {folder}, which may be shared"
+            raise ConfigError(f"{option} {file} {where}, and numbers from real images may not: name another place")
+    if in_git(file):
+        remedy = "name a place that git ignores, such as evaluation/, or ignore it (a line in .gitignore)"
+        raise ConfigError(f"{option} {file} would be taken by git, but holds numbers from real images: {remedy}")

@@ -27,8 +27,8 @@ from stages.runner import StageRun
 from stages.screen import progress
 
 
-def synthesize(run: StageRun[Synthesize]) -> None:
-    plan, settings = run.plan, run.settings
+def synthesize(run: StageRun, settings: Synthesize) -> None:
+    plan = run.plan
     if "parquet" in settings.export:
         check_parquet()  # before anything slow
     paths = {name: artifact.path for name, artifact in run.inputs.items()}
@@ -40,7 +40,7 @@ def synthesize(run: StageRun[Synthesize]) -> None:
         given: dict[str, Any] = {"progress": report, "shape": plan.shape, "guide": guide, "folder": run.out.parent}
         drawn = partial(draw_mixture, paths, priors=priors, **given)
         if settings.choose and teacher is not None:
-            varied, sources = choose(run, drawn, teacher)
+            varied, sources = choose(run, settings, drawn, teacher)
         else:
             images, labels, sources = drawn(settings=settings, seed=plan.seed)
             varied = vary(images, labels, settings, teacher, plan.seed, sources == PUBLIC_SOURCE)
@@ -50,13 +50,16 @@ def synthesize(run: StageRun[Synthesize]) -> None:
 
 
 def choose(
-    run: StageRun[Synthesize], drawn: Callable[..., tuple[Tensor, Tensor, np.ndarray]], teacher: TeacherNetwork
+    run: StageRun,
+    settings: Synthesize,
+    drawn: Callable[..., tuple[Tensor, Tensor, np.ndarray]],
+    teacher: TeacherNetwork,
 ) -> tuple[Varied, np.ndarray]:
     """The mixture that is released, and the source of each of its images in any order."""
     plan = run.plan
-    weights: dict[Any, float] = dict(run.settings.sources)
+    weights: dict[Any, float] = dict(settings.sources)
     ratio = weights.pop(PUBLIC_SOURCE) / sum(weights.values())
-    alone = run.settings.model_copy(update={"sources": weights})
+    alone = settings.model_copy(update={"sources": weights})
     images, labels, sources = drawn(settings=alone, seed=plan.seed)
     made = {WITHOUT: vary(images, labels, alone, teacher, plan.seed)}
     public = load_public(run.path("public"), plan.shape)

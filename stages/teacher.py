@@ -20,8 +20,8 @@ from stages.state import state_dir
 RAREST = 0.001  # share of images that a label is taken to have, at least, if images have several
 
 
-def teacher(run: QueryRun[Teacher]) -> None:
-    plan, settings = run.plan, run.settings
+def teacher(run: QueryRun, settings: Teacher) -> None:
+    plan = run.plan
     network = load_classifier(run.path("classifier")) if settings.reads("classifier") else None
     names = [part.map for part in settings.maps]
     for place, part in enumerate(settings.maps):
@@ -39,10 +39,11 @@ def teacher(run: QueryRun[Teacher]) -> None:
     released = f"{settings.steps} steps of a linear classifier on {features.dimension} features ({', '.join(names)})"
     sensitivity = "max_norm: the clipped error of one image times its features of norm 1"
     charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)
-    offsets = run.counts.priors.clamp(RAREST, 1 - RAREST).logit() if plan.several else None
+    offsets = None
+    if plan.several:
+        offsets = run.counts.priors.clamp(RAREST, 1 - RAREST).logit()
     with progress("teacher", clock=False) as report:
-        heads = 0.0 if offsets is None else offsets
-        weights = query_teacher(charge, settings, len(plan.classes), size, covariance, report, heads)
+        weights = query_teacher(charge, settings, len(plan.classes), size, covariance, report, offsets)
     with run.releasing(charge) as directory:
         save_teacher(TeacherNetwork.of(features, weights, offsets), directory)
         write_card(directory, plan, merge_records(list(run.inputs.values()), [charge.record]))

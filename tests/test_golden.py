@@ -424,7 +424,7 @@ class NoNoise(NoiseSource):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SilentRun(QueryRun[Any]):
+class SilentRun(QueryRun):
     """A run of any stage on images in memory.
 
     encoded: what stands for the images where the stage encodes them; seen: what is released, and images before they are
@@ -552,7 +552,7 @@ def computed(case: Case) -> dict[str, Tensor]:
         with settled(run):
             run = replace(run, inputs=inputs_of(case, settings, folder))
             run.seen.clear()
-            work(run)
+            work(run, settings.on_this_machine())
         return run.seen | written(run.out)
 
 

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 BETAS = (0.5, 0.99)  # of both Adams: a short memory, because the other network changes
 FAKES = 200  # generated images of a step
-LATENT, WIDTH = 32, 16  # of the generator
+LATENT = 32  # random numbers of a generated image
+WIDTH = 16  # channels of the generator at half resolution
 GENERATOR_RATE = 2e-3  # its learning rate
 FEATURES = 16  # channels of the discriminator's first layer
 COARSEST = 4  # side of its last cells, at most; of other proportions, the root of their number
@@ -53,13 +54,17 @@ class Discriminator(Denoiser):
 
     def __init__(self, resolution: Size, channels: int, classes: int, width: int) -> None:
         super().__init__()
-        self.resolution, self.channels, self.classes = size_of(resolution), channels, classes
+        self.resolution = size_of(resolution)
+        self.channels = channels
+        self.classes = classes
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(SLOPE)]
-        sides, wide = both_sides(resolution), width
+        sides = both_sides(resolution)
+        wide = width
         while math.prod(sides) > COARSEST**2:
             following = min(2 * wide, WIDEST * width)
             layers += [nn.Conv2d(wide, following, 3, stride=2, padding=1), nn.LeakyReLU(SLOPE)]
-            sides, wide = half(sides), following
+            sides = half(sides)
+            wide = following
         self.body = nn.Sequential(*layers)
         cells = wide * math.prod(sides)
         self.head = nn.Linear(cells, 1)
@@ -98,8 +103,11 @@ class AdversarialState:
         self.judge = State(model, settings, public_batch=public_batch, label_dropout=0.0, **options)
         self.judge.optimiser.param_groups[0]["betas"] = BETAS
         self.config = settings
-        self.model, self.device = model, self.judge.device
-        self.network, self.priors, self.seed = network.to(self.device).train(), priors.cpu(), seed
+        self.model = model
+        self.device = self.judge.device
+        self.network = network.to(self.device).train()
+        self.priors = priors.cpu()
+        self.seed = seed
         self.pupil = Trained(dict(network.named_parameters()), GENERATOR_RATE, BETAS)
         self.against = copy.copy(model)  # the same weights, with the loss of generated images
         self.against.target = -1
@@ -126,9 +134,10 @@ class AdversarialState:
 
         They are clipped as real images are, or their half would outweigh the other.
         """
-        judge, (images, labels, drawn) = self.judge, self.generated(0)
-        bound, size = judge.config.max_grad_norm, judge.microbatch_size
-        return clipped_gradient_sum(self.against, judge.parameters, images, labels, drawn, bound, size).float() / FAKES
+        judge = self.judge
+        bound = self.config.max_grad_norm
+        total = clipped_gradient_sum(self.against, judge.parameters, *self.generated(0), bound, judge.microbatch_size)
+        return total.float() / FAKES
 
     def teach(self) -> None:
         """Generator step: fool the released discriminator."""
@@ -138,10 +147,10 @@ class AdversarialState:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint needs: copies, on the CPU."""
-        own = {f"generator.{name}": value for name, value in self.network.state_dict().items()}
-        own |= {f"generator_{name}": value for name, value in self.pupil.moments().items()}
-        own |= {"generator_steps": torch.tensor(self.pupil.steps)}
-        return self.judge.tensors() | {name: value.detach().cpu().clone() for name, value in own.items()}
+        tensors = {f"generator.{name}": value for name, value in self.network.state_dict().items()}
+        tensors |= {f"generator_{name}": value for name, value in self.pupil.moments().items()}
+        tensors |= {"generator_steps": torch.tensor(self.pupil.steps)}
+        return self.judge.tensors() | {name: value.detach().cpu().clone() for name, value in tensors.items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -153,7 +162,7 @@ class AdversarialState:
 
     def result(self) -> Generator:
         """The generator with the average of its weights, and the statistics of its normalisations recomputed."""
-        found = ema_model(copy.deepcopy(self.network), self.pupil.ema.average)
-        assert isinstance(found, Generator)
-        recompute_batch_norm(found, FAKES, self.priors, torch.Generator().manual_seed(self.seed))
-        return found.eval()
+        generator = copy.deepcopy(self.network)
+        ema_model(generator, self.pupil.ema.average)
+        recompute_batch_norm(generator, FAKES, self.priors, torch.Generator().manual_seed(self.seed))
+        return generator.eval()

@@ -31,10 +31,12 @@ from sfumato.storage.files import csv_text
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
-GRID, BOUND = 2048, 8  # steps of the grid on which nearness is measured, to a unit, and the largest coordinate on it
+GRID = 2048  # steps to a unit, of the grid on which nearness is measured
+BOUND = 8  # the largest coordinate on the grid
 DIMENSION = 256  # principal directions of the features, at most; unscaled
 THRESHOLD = 1.0  # votes up to so many standard deviations of the noise count as none
-MEASURED, LONGEST = 8, 8192  # images of each kind that count the genes; the most there may be
+MEASURED = 8  # images of each kind that count the genes
+LONGEST = 8192  # genes at most
 VARIATION = 0.3, 0.05  # how far genes move, in the first and in the last round
 
 
@@ -51,7 +53,8 @@ class RendererGenerator:
     def __init__(self, source: str, shape: Shape) -> None:
         self.shape = shape
         kinds, self.render = DRAWN[source](shape)
-        self.kinds, self.length = len(kinds), 1
+        self.kinds = len(kinds)
+        self.length = 1
         for kind in range(self.kinds):
             for number in range(MEASURED):
                 genes = Genes(np.random.default_rng((kind, number)).random(LONGEST))
@@ -92,8 +95,8 @@ def first_population(generator: RendererGenerator, labels: Tensor, random: torch
     """
     kinds = torch.empty_like(labels)
     for label in labels.unique():
-        own = (labels == label).nonzero().flatten()
-        kinds[own] = balanced_labels(len(own), None, generator.kinds, random)
+        places = (labels == label).nonzero().flatten()
+        kinds[places] = balanced_labels(len(places), None, generator.kinds, random)
     return Population(labels, kinds, generator.draw(len(kinds), random))
 
 
@@ -106,22 +109,25 @@ def parents_of(votes: Tensor, labels: Tensor, wanted: Tensor, threshold: float, 
     votes: (M, N), noisy; labels: (N,), the classes of the candidates; wanted: (n,), the classes of the next ones;
     threshold: votes up to it count as zero, votes above it in full.
     """
-    found = torch.empty_like(wanted)
+    parents = torch.empty_like(wanted)
     for label in wanted.unique():
         places = (wanted == label).nonzero().flatten()
-        own = (labels == label).double()
-        weights = torch.where(votes[label] > threshold, votes[label], 0).double() * own
+        candidates = (labels == label).double()
+        weights = torch.where(votes[label] > threshold, votes[label], 0).double() * candidates
         if weights.sum() <= 0:
-            weights = own if own.sum() > 0 else torch.ones_like(own)
-        found[places] = balanced_labels(len(places), weights / weights.sum(), len(weights), random).sort().values
-    return found
+            weights = candidates
+        if weights.sum() <= 0:
+            weights = torch.ones_like(candidates)
+        parents[places] = balanced_labels(len(places), weights / weights.sum(), len(weights), random).sort().values
+    return parents
 
 
 def descendants(
     population: Population, parents: Tensor, wanted: Tensor, strength: float, random: torch.Generator
 ) -> Population:
     """The next candidates: of each parent the first is itself, all further ones are variations of it."""
-    kinds, genes = population.kinds[parents], population.genes[parents]
+    kinds = population.kinds[parents]
+    genes = population.genes[parents]
     pairs = torch.stack([parents, wanted], dim=1)
     order = torch.arange(len(pairs))
     _, group = pairs.unique(dim=0, return_inverse=True)
@@ -154,7 +160,8 @@ def vote_rows(candidates: Tensor, candidate_labels: Tensor, classes: int, vector
     candidates, vectors: (N, d) and (B, d), in the embedding; candidate_labels, labels: (N,) and (B,) int64.
     """
     finite = vectors.isfinite().all(dim=1)
-    where, places = on_grid(torch.where(finite[:, None], vectors, 0)), on_grid(candidates)
+    where = on_grid(torch.where(finite[:, None], vectors, 0))
+    places = on_grid(candidates)
     far = places.square().sum(1) - 2 * where @ places.T  # (B, N): the squared distance less the image's own square
     far = far.masked_fill(labels[:, None] != candidate_labels, float("inf"))
     lowest, nearest = far.min(dim=1)

@@ -25,8 +25,7 @@ def central_norm(shape: Shape, settings: Central) -> float:
     largest = math.sqrt(math.prod(shape))
     if settings.statistic == "mode" and settings.max_norm is not None:
         raise ValueError(
-            f"central.max_norm={settings.max_norm} means nothing for the mode, whose bound is √d' = {largest:.4g}: "
-            "leave it out"
+            f"central.max_norm={settings.max_norm} means nothing for the mode, bounded by √d': leave it out"
         )
     return settings.max_norm or largest
 
@@ -50,7 +49,8 @@ def query_central(charge: Charge, denominators: Tensor, shape: Shape, settings: 
     an image is clipped to √d', the largest norm that one in [0, 1] can have.
     Returns float32, unclamped: mean (R, M, C, H, W), mode (R, M, bins, C, H, W).
     """
-    classes, mode = len(denominators), settings.statistic == "mode"
+    classes = len(denominators)
+    mode = settings.statistic == "mode"
     bound = central_norm(shape, settings)
     rows = (settings.bins, *shape) if mode else shape  # shape of one class's row
 

@@ -84,15 +84,19 @@ def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
     """
     noisy = noisy.double()
     floor = max(1.0, noise_multiplier)
-    positive = noisy.clamp(min=0)
-    priors = positive / positive.sum() if positive.sum() > 0 else torch.full_like(noisy, 1 / len(noisy))
+    priors = noisy.clamp(min=0)
+    if priors.sum() <= 0:
+        priors = torch.ones_like(noisy)
+    priors = priors / priors.sum()
     return PublicCounts(max(noisy.sum().item(), floor), noisy.clamp(min=floor), priors)
 
 
 def save_counts(counts: PublicCounts, noisy: Tensor, directory: Path) -> None:
     content = {"total": counts.total, "per_class": counts.per_class.tolist(), "priors": counts.priors.tolist()}
-    means = {} if counts.row_means is None else {"row_means": counts.row_means.tolist()}
-    write_json(directory / "counts.json", {**content, "noisy": noisy.tolist(), **means})
+    content["noisy"] = noisy.tolist()
+    if counts.row_means is not None:
+        content["row_means"] = counts.row_means.tolist()
+    write_json(directory / "counts.json", content)
 
 
 def read_counts(count: Artifact, size_hint: int, classes: int) -> PublicCounts:
@@ -101,8 +105,10 @@ def read_counts(count: Artifact, size_hint: int, classes: int) -> PublicCounts:
         even = torch.full((classes,), 1 / classes).double()
         return PublicCounts(float(size_hint), torch.full((classes,), size_hint / classes).double(), even)
     with explained(DataError, lambda error: f"{count.path} holds no counts ({error}): run `stage count` again"):
-        found = validated(Counts, read_json(count.path / "counts.json"))
-        if {len(found.per_class), len(found.priors)} != {classes}:
+        counts = validated(Counts, read_json(count.path / "counts.json"))
+        if {len(counts.per_class), len(counts.priors)} != {classes}:
             raise ValueError(f"not of {classes} classes")
-    means = None if found.row_means is None else torch.tensor(found.row_means).double()
-    return PublicCounts(found.total, torch.tensor(found.per_class).double(), torch.tensor(found.priors).double(), means)
+    tensors = [torch.tensor(counts.per_class).double(), torch.tensor(counts.priors).double()]
+    if counts.row_means is not None:
+        tensors.append(torch.tensor(counts.row_means).double())
+    return PublicCounts(counts.total, *tensors)

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -41,10 +41,11 @@ from sfumato.training.public_classifier import train_public_classifier
 
 SQUARES = 0.5  # share of the squared norm that the squares have in `moments` (DP-MEPF)
 COSINE = {"frequencies": 64, "contrasts": 16, "bound": 0.3, "products": 0.7}  # of `covariance`: see CosineMoments
-LENGTH_SCALES, TEACHER = (1.22, 0.63), 0.5  # of `embedding`, in units of √d; the teacher's share of the squared norm
+LENGTH_SCALES = (1.22, 0.63)  # of `embedding`, in units of √d
+TEACHER = 0.5  # the teacher's share of the squared norm in `embedding`
 LEARNED = Classifier(network="whitened", width=32, batch=128, learning_rate=0.1)  # the network of `embedding`
-DIMENSION, POWER = 512, 0.5  # of its features: principal directions, scaled by variance^(−power/2)
-
+DIMENSION = 512  # principal directions of its features
+POWER = 0.5  # they are scaled by variance^(−power/2)
 
 Features = FourierFeatures | CosineMoments  # φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most
 
@@ -116,9 +117,9 @@ def train_feature_network(
     """The feature map of a network trained on the generator's `images`, labelled by the teacher. Free."""
     how = LEARNED.model_copy(update={"steps": steps})
     network, _ = train_public_classifier(relabelled(teacher, images), how, seed, report)
-    found = ProjectedFeatures(CELLS, images.shape, DIMENSION, network)
-    found.fit(images.some(FITTED, seed), POWER, seed)
-    return found
+    features = ProjectedFeatures(CELLS, images.shape, DIMENSION, network)
+    features.fit(images.some(FITTED, seed), POWER, seed)
+    return features
 
 
 def learned_features(
@@ -148,33 +149,31 @@ Part = Annotated[float, Field(gt=0, lt=1)]
 class About(Strict):
     """The form of `features.json`, of each stage its own."""
 
+    kind: ClassVar[Any]  # of the features, if these fields are their arguments
     deviation: PositiveFloat | None
 
     def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> Features:
         """The features, from the files in `folder`. teacher: its map, of `embedding` only."""
-        raise NotImplementedError
+        arguments = {name: value for name, value in self if name != "deviation"}
+        return self.kind(**arguments)  # type: ignore[no-any-return]
 
 
 class AboutFourier(About):
+    kind = FourierFeatures
     shape: tuple[Side, Side, Side]
     size: PositiveInt
     seed: int
     features: tuple[FeatureMap, ...]
 
-    def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
-        return FourierFeatures(self.shape, self.features, self.size, self.seed)
-
 
 class AboutCosine(About):
+    kind = CosineMoments
     shape: tuple[Side, Side, Side]
     frequencies: PositiveInt
     contrasts: Annotated[int, Field(ge=0)]
     bound: PositiveFloat
     products: Part
     flip: bool
-
-    def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> CosineMoments:
-        return CosineMoments(**self.model_dump(exclude={"deviation"}))
 
 
 class AboutMoments(About):
@@ -223,9 +222,10 @@ def save_means(
     tensor = KINDS[stage].tensor
     save_tensors({tensor: means.table.contiguous()}, folder / f"{tensor}.safetensors")
     write_json(folder / "features.json", {**about, "deviation": means.deviation})
-    if network is not None:
-        arguments = network.config() if isinstance(network, ProjectedFeatures) else arguments_of(network)
-        save_network(network, arguments, folder)
+    if isinstance(network, ProjectedFeatures):
+        save_network(network, network.config(), folder)
+    elif network is not None:
+        save_network(network, arguments_of(network), folder)
 
 
 def load_means(
@@ -270,8 +270,8 @@ def encoding_alone(function: Callable[[Tensor], Tensor], shape: Shape, where: to
     Guarantee: a row is a function of its image only.
     """
     owner = getattr(function, "__self__", function)  # a module, or the one whose method the function is
-    own = [part for part in getattr(owner, "modules", tuple)() if isinstance(part, OwnFeatures)]
-    for network in own:
+    networks = [part for part in getattr(owner, "modules", tuple)() if isinstance(part, OwnFeatures)]
+    for network in networks:
         check_rows(network, shape, where)
-    matters = bool(own) or place_matters(function, shape, where)
+    matters = bool(networks) or place_matters(function, shape, where)
     return lambda images: rows_alone(function, images.to(where), matters)

@@ -28,7 +28,9 @@ def vote_rows(logits: Tensor, labels: Tensor, votes: int, classes: int | None = 
     finite = logits.isfinite().all(dim=1)
     likeliest = torch.where(finite[:, None], logits, 0).argsort(dim=1, descending=True, stable=True)[:, :votes]
     ballots = torch.zeros_like(logits, dtype=torch.float64).scatter_(1, likeliest, 1) * finite[:, None]  # (B, P)
-    return Rows(torch.ones_like(ballots[:, :1]) if classes is None else one_hot(labels, classes), ballots)
+    if classes is None:
+        return Rows(torch.ones_like(ballots[:, :1]), ballots)
+    return Rows(one_hot(labels, classes), ballots)
 
 
 def lone_logits(model: PublicNetwork, images: Tensor, one_by_one: bool = True) -> Tensor:
@@ -39,9 +41,7 @@ def lone_logits(model: PublicNetwork, images: Tensor, one_by_one: bool = True) -
     others were drawn, and removing one image would move more than its own votes.
     """
     if model.training:
-        raise ValueError(
-            "the classifier is in training mode, where one image changes the next one's logits: call eval() first"
-        )
+        raise ValueError("the classifier is in training mode, where images change each other's logits: call eval()")
     return rows_alone(model, images.to(model.head.weight.device), one_by_one)
 
 

@@ -61,7 +61,8 @@ def check_owner(
     """
     records = merge_records(queries)
     problems = [problem for key, record in records.items() for problem in record_problems(key, record)]
-    delta, hint = checked_delta(budget["delta"], budget["size_hint"]), budget["size_hint"]
+    hint = budget["size_hint"]
+    delta = checked_delta(budget["delta"], hint)
     for name, plan in plans.items():
         if plan.get("delta", delta) != delta or (plan.get("dataset_id") and plan.get("size_hint") != hint):
             problems.append(f"its plan of {name} has another size_hint or δ than its budget: run `stage plan`")
@@ -116,7 +117,8 @@ def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = Fa
             noisy = noisy + torch.tensor(found.noisy, dtype=torch.float64)
     charges = [r["event"] for count in counts for r in count.records.values() if r["stage"] == "count"]
     sigmas = [Mechanism.from_json(event).noise_multiplier for event in charges]
-    merged = (public_several if several else public_counts)(noisy, math.hypot(*sigmas))
+    usable = public_several if several else public_counts
+    merged = usable(noisy, math.hypot(*sigmas))
     save_counts(merged, noisy, directory)
     return merged
 

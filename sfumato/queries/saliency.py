@@ -74,9 +74,9 @@ def save_ranking(rows: Sequence[Salience], noise_std: float, directory: Path) ->
     write_json(directory / "saliency.json", content)
 
 
-def read_ranking(saliency: Artifact) -> list[str] | None:
-    """The candidates, the most salient first; None if `saliency` is switched off."""
-    if not saliency.enabled:
+def read_ranking(saliency: Artifact | None) -> list[str] | None:
+    """The candidates, the most salient first; None if `saliency` is not read or switched off."""
+    if saliency is None or not saliency.enabled:
         return None
     file = saliency.path / "saliency.json"
     with explained(DataError, lambda error: f"{file} cannot be read ({error}): run `stage saliency` again"):

@@ -14,7 +14,7 @@ from sfumato.privacy.rows import Rows, one_hot
 from sfumato.settings.queries import Teacher
 
 
-def error_rows(weights: Tensor, rows: Tensor, labels: Tensor, offsets: Tensor | float = 0.0) -> Rows:
+def error_rows(weights: Tensor, rows: Tensor, labels: Tensor, offsets: Tensor | None = None) -> Rows:
     """ψ(x) ⊗ (onehot(y) − p(x)), the negative gradient of the softmax loss: (B, d) ⊗ (B, M).
 
     Of several labels, (B, M) of 0 and 1, the heads are independent: p is the sigmoid of each logit and its offset.
@@ -22,9 +22,12 @@ def error_rows(weights: Tensor, rows: Tensor, labels: Tensor, offsets: Tensor | 
     weights: (d, M) float64; rows: (B, d), of norm 1 up to rounding; labels: (B,) int64. The norm of a row is that of
     the error, at most √2; an image with a label out of range has an error of norm 1 at most.
     """
+    logits = rows.double() @ weights
     if labels.ndim == 2:
-        return Rows(rows, (labels == 1).double() - (rows.double() @ weights + offsets).sigmoid())
-    return Rows(rows, one_hot(labels, weights.shape[1]) - (rows.double() @ weights).softmax(dim=1))
+        if offsets is not None:
+            logits += offsets
+        return Rows(rows, (labels == 1).double() - logits.sigmoid())
+    return Rows(rows, one_hot(labels, weights.shape[1]) - logits.softmax(dim=1))
 
 
 @torch.no_grad()
@@ -35,7 +38,7 @@ def query_teacher(
     public_size: float,
     covariance: Tensor,
     report: Callable[[int, int], None],
-    offsets: Tensor | float = 0.0,
+    offsets: Tensor | None = None,
 ) -> Tensor:
     """Noisy gradient steps from zero: one release each, of the sum over a draw. Returns the weights, (d, M) float64.
 
@@ -46,7 +49,9 @@ def query_teacher(
     The result is the mean over the last part of the steps: post-processing.
     """
     weights = torch.zeros(len(covariance), classes, dtype=torch.float64)
-    velocity, mean, averaged = torch.zeros_like(weights), torch.zeros_like(weights), 0
+    velocity = torch.zeros_like(weights)
+    mean = torch.zeros_like(weights)
+    averaged = 0
     precondition = torch.eye(len(covariance), dtype=torch.float64)
     if settings.ridge is not None:
         precondition = settings.ridge * torch.linalg.inv(covariance.double() + settings.ridge * precondition)

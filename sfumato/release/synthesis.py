@@ -18,6 +18,7 @@ from sfumato.generators.one_step import DRAWN, balanced_labels, drawing, labels_
 from sfumato.release.synthesizer import load_start, load_synthesizer
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
+from sfumato.settings.stages import STAGES
 from sfumato.training.curriculum import MappedImages
 from sfumato.training.training_sets import public_training_set
 
@@ -42,9 +43,9 @@ def draw_from(
     """
     if name == "select":
         return chosen_images(paths, count, priors, seed, shape)
-    if name == "evolve":
-        return evolved_images(paths[name], count, priors, seed, shape)
-    if name in ("auxiliary", "refine", "adversarial"):
+    if STAGES[name].gives == "images":
+        return kept_images(paths[name], count, priors, seed, shape)
+    if STAGES[name].gives == "generator":
         return drawing(load_generator(paths[name]).to(device()), count, priors, seed)
     start = paths["pretrain"]
     model = (load_start(start) if name == "pretrain" else load_synthesizer(paths[name], start)).to(device())
@@ -53,10 +54,10 @@ def draw_from(
     return model.drawing(labels, settings.steps, settings.guidance, random, shape, progress, guide), labels
 
 
-def evolved_images(
+def kept_images(
     directory: Path, count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None = None
 ) -> tuple[Iterator[Tensor], Tensor]:
-    """`count` of the last generation of Private Evolution, at random; if a class has too few, all of them in turn.
+    """`count` of the images of an artifact, at random; if a class has too few, all of them in turn.
 
     A class without any, whose noisy count was zero, gives its part to the others.
     """

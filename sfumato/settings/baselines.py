@@ -6,6 +6,9 @@ from sfumato.settings.fields import LearningRate, Norm, Positive, machine
 from sfumato.settings.noise import Noise, QuerySettings
 from sfumato.settings.noise_levels import LogNormal
 
+Warming = Literal["evolve"]  # whose images a phase of the warm-up may show
+Drawable = Literal["evolve", "adversarial"]  # whose images may be released
+
 
 class Evolve(QuerySettings):
     """Private Evolution: candidates of a public renderer, and votes of the images for the nearest."""

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from sfumato.settings import baselines
 from sfumato.settings.fields import Fraction, Positive, Scale, Settings, Strict
 
 # the values of OpenDP's Deployments Registry
@@ -32,8 +33,8 @@ class Release(Strict):
     url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None  # the folder where it will be published
 
 
-# the stages whose models draw images, `evolve`, which holds a population, and `select`, which chooses public ones
-Drawable = Literal["finetune", "pretrain", "refine", "auxiliary", "evolve", "adversarial", "select"]
+# the stages whose models draw images, those of `baselines`, and `select`, which chooses public ones
+Drawable = Literal["finetune", "pretrain", "refine", "auxiliary", baselines.Drawable, "select"]
 
 
 class Synthesize(Settings):

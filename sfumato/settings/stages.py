@@ -56,6 +56,7 @@ class Stage:
     shared: bool = False  # many processes share its work, as that of every query that does not run in one
     one_process: bool = False  # a query that refuses more than one process
     beside: tuple[str, ...] = ()  # more files it reads
+    gives: str = ""  # what `synthesize` may draw from in its artifact: a "generator", or "images" to choose from
 
     @property
     def settings(self) -> type[Settings]:
@@ -86,6 +87,16 @@ class Stage:
 
 QUERY, FREE, LOCAL = Kind
 # fmt: off
+# Papers' methods beside the main line. Only these rows lead to `sfumato/baselines`; their settings are in `baselines`.
+BASELINES = (
+    Stage("evolve", QUERY,
+          "Release noisy votes for the candidates of a public renderer, round by round, and the last generation.",
+          inputs=("classifier", "count"), seeded=True, one_process=True, gives="images"),
+    Stage("adversarial", QUERY,
+          "Train a discriminator on the sensitive images by DP-SGD, and a generator against it.",
+          inputs=("count",), seeded=True, shows_epsilon=True, one_process=True, gives="generator"),
+)
+WARMING = tuple(stage.name for stage in BASELINES if stage.gives == "images")  # sources of `pretrain`, too
 TABLE = (
     Stage("count", QUERY, "Release noisy class counts of the sensitive images."),
     Stage("central", QUERY, "Release noisy central images, the mean or the mode of a draw of each class.",
@@ -101,13 +112,8 @@ TABLE = (
           "Release the noisy means and covariances of the low frequencies of all images, by class.",
           inputs=("count",)),
     Stage("auxiliary", FREE, "Fit a generator to a release of all images, and draw images from it.",
-          inputs=("frequency", "moments", "covariance", "public", "count"), seeded=True, revision=2),
-    Stage("evolve", QUERY,
-          "Release noisy votes for the candidates of a public renderer, round by round, and the last generation.",
-          inputs=("classifier", "count"), seeded=True, one_process=True),
-    Stage("adversarial", QUERY,
-          "Train a discriminator on the sensitive images by DP-SGD, and a generator against it.",
-          inputs=("count",), seeded=True, shows_epsilon=True, one_process=True),
+          inputs=("frequency", "moments", "covariance", "public", "count"), seeded=True, revision=2, gives="generator"),
+    *BASELINES,
     Stage("histogram", QUERY, "Release noisy votes of the sensitive images for the public classes.",
           inputs=("classifier",)),
     Stage("teacher", QUERY, "Release a linear classifier on public features, by noisy gradient steps.",
@@ -118,13 +124,13 @@ TABLE = (
     Stage("refine", FREE,
           "Fit the generator further, to the embeddings and to the teacher, and draw images from it.",
           inputs=("auxiliary", "frequency", "embedding", "teacher", "count"), optional=("count", "embedding"),
-          seeded=True, revision=2),
+          seeded=True, revision=2, gives="generator"),
     Stage("select", FREE,
           "Keep the public classes with the most votes, or label public images by the teacher and keep the surest.",
           inputs=("histogram", "teacher", "public"), optional=("histogram",)),
     Stage("pretrain", FREE,
           "Train the diffusion model on central, auxiliary and public images, in the order of its curriculum.",
-          inputs=("central", "frequency", "auxiliary", "refine", "evolve", "select", "public", "count"), seeded=True,
+          inputs=("central", "frequency", "auxiliary", "refine", *WARMING, "select", "public", "count"), seeded=True,
           network=True, shared=True, revision=2),
     Stage("saliency", QUERY,
           "Release how strongly the sensitive images pull at each weight matrix: `finetune` trains the most salient.",
@@ -132,8 +138,8 @@ TABLE = (
     Stage("finetune", QUERY, "Train the synthesizer, or the chosen part of it, on the sensitive images by DP-SGD.",
           inputs=("pretrain", "saliency", "count"), seeded=True, network=True, shows_epsilon=True),
     Stage("synthesize", FREE, "Draw the synthetic set. What this writes may be shared.",
-          inputs=("finetune", "pretrain", "refine", "auxiliary", "evolve", "adversarial", "select", "public",
-          "teacher", "count"), seeded=True, owned=True, shared=True, revision=3),
+          inputs=("finetune", "pretrain", "refine", "auxiliary", *(stage.name for stage in BASELINES), "select",
+          "public", "teacher", "count"), seeded=True, owned=True, shared=True, revision=3),
     Stage("evaluate", LOCAL,
           "Train classifiers on synthetic images, test them on the real hold-out, compare features.",
           inputs=("synthesize", "teacher"), optional=("teacher",), beside=(LEDGER,)),

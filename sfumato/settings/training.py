@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from sfumato.settings.baselines import Warming
 from sfumato.settings.fields import LearningRate, Positive, Scale, Settings, Share, Strict, is_positive
 
 
@@ -124,7 +125,7 @@ class Phase(Strict):
     """One phase of the warm-up: denoising training on released or public images."""
 
     # stage whose images are drawn -> weight
-    sources: Annotated[dict[Literal["central", "auxiliary", "refine", "evolve", "public"], Scale], Field(min_length=1)]
+    sources: Annotated[dict[Literal["central", "auxiliary", "refine", Warming, "public"], Scale], Field(min_length=1)]
     steps: Positive  # of Adam; a recipe gives `part` instead, its part of those of all phases
     batch: Positive = 64  # images per step
     learning_rate: LearningRate = 3e-4  # of Adam

@@ -11,6 +11,7 @@ from torch import Tensor
 from sfumato.data.images import ImageSet, Shape, check_labels, load_array, load_images
 from sfumato.data.store import load_public
 from sfumato.errors import DataError, explained
+from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import read_json
 from sfumato.training.curriculum import Images, MappedImages
 
@@ -21,7 +22,7 @@ MEDIAN = 3  # pixels: side of the window of the median blur
 def training_sets(
     paths: Mapping[str, Path], shape: Shape, classes: Sequence[str]
 ) -> tuple[dict[str, tuple[Images, Tensor]], int]:
-    """Images and labels by source, "central", "auxiliary", "refine", "evolve" or "public", as far as `paths` has them.
+    """Images and labels by source, "central", "public" or a stage that gives images, as far as `paths` has them.
 
     "public" needs "select" too. The number is that of the further classes that the labels need.
     """
@@ -30,8 +31,8 @@ def training_sets(
     if "central" in paths:
         sources["central"] = load_central(paths["central"], shape)
         check_labels(sources["central"][1].numpy(), tuple(classes), paths["central"])
-    for name in ("auxiliary", "refine", "evolve"):
-        if name in paths:
+    for name in STAGES["pretrain"].upstream:
+        if name in paths and STAGES[name].gives:
             drawn = load_images(paths[name], classes, shape=shape)
             sources[name] = MappedImages(drawn.images), torch.from_numpy(np.array(drawn.labels))
     if "public" in paths:

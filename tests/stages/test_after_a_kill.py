@@ -26,7 +26,7 @@ DP_SGD = {
     "while it is written": ("stages.finetune.save_trained", 1),
     "before it is journalled": ("sfumato.privacy.charge.Charge.close", 1),
     "before it is taken over": ("stages.runner.copy_directory", 1),
-    "before its checkpoint is dropped": ("stages.finetune.drop_checkpoints", 1),
+    "before its checkpoint is dropped": ("sfumato.privacy.checkpoint.drop_checkpoints", 2),
 }
 
 

@@ -1,0 +1,100 @@
+"""The baselines may be deleted: nothing but their rows in the table of stages, and their settings, leads to them."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel
+
+from sfumato.settings.params import Params
+from sfumato.settings.stages import BASELINES
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = {stage.name for stage in BASELINES}
+OWN = {f"stages/{name}.py" for name in NAMES}
+MODULES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for folder in ("sfumato", "stages")
+    for path in (ROOT / folder).rglob("*.py")
+    if "baselines" not in path.parent.name
+}
+
+
+def test_only_their_own_stages_import_the_baselines():
+    """The text of `import` and of names given to `import_module`."""
+    assert {name for name, text in MODULES.items() if re.search(r"sfumato(\.| import )baselines", text)} == OWN
+
+
+def test_only_settings_and_their_stages_read_the_settings_of_baselines():
+    readers = {name for name, text in MODULES.items() if re.search(r"settings(\.| import )baselines", text)}
+    assert {name for name in readers - OWN if not name.startswith("sfumato/settings/")} == {"sfumato/dpsgd/run.py"}
+    assert re.search(r"^    from sfumato.settings.baselines", MODULES["sfumato/dpsgd/run.py"], re.M)  # types only
+
+
+def names_in(text: str) -> set[str]:
+    """What a module names: attributes, arguments, keys."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        for key in ("attr", "arg", "value", "id"):
+            found.add(getattr(node, key, None) if isinstance(getattr(node, key, None), str) else "")
+    return found
+
+
+def models_of(kind: type[BaseModel]) -> set[type[BaseModel]]:
+    """A model of settings and those within it."""
+    within = {each for field in kind.model_fields.values() for each in types_in(field.annotation)}
+    return {kind}.union(*(models_of(each) for each in within))
+
+
+def types_in(annotation: object) -> set[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return set().union(*(types_in(part) for part in getattr(annotation, "__args__", ())))
+
+
+def test_no_other_settings_have_an_option_that_only_a_baseline_reads():
+    named = set().union(*(names_in(text) for name, text in MODULES.items() if name not in OWN))
+    models = models_of(Params)
+    assert len(models) > 25
+    others = {kind for kind in models if kind.__module__ != "sfumato.settings.baselines"}
+    assert {kind.__module__ for kind in models - others} == {"sfumato.settings.baselines"}
+    assert {f"{kind.__name__}.{key}" for kind in others for key in kind.model_fields if key not in named} == set()
+
+
+def test_without_the_baselines_all_other_recipes_load_and_all_other_stages_are_there(tmp_path):
+    for folder in ("sfumato", "stages", "pipelines"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(tmp_path / "sfumato/baselines")
+    for name in OWN:
+        (tmp_path / name).unlink()
+    for path in (tmp_path / "pipelines").glob("*.yaml"):
+        if NAMES & set(yaml.safe_load(path.read_text())["run"]):
+            path.unlink()
+    table = tmp_path / "sfumato/settings/stages.py"
+    whole = table.read_text()
+    registration = re.compile(r"^BASELINES = \(\n.*?^\)\n", re.M | re.S)
+    table.write_text(registration.sub("BASELINES: tuple[Stage, ...] = ()\n", whole))
+    (tmp_path / "none.yaml").write_text("{}\n")
+    done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=tmp_path, env={"PYTHONPATH": "."}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    commands = set(done.stdout.decode().split())
+    assert not NAMES & commands and {"init", "plan", "finetune", "synthesize"} <= commands
+
+
+WITHOUT = """
+from pathlib import Path
+import stages.cli
+from typer.main import get_command
+from sfumato.planning.checks import missing_stages
+from sfumato.planning.project_files import dvc_text
+from sfumato.settings.recipes import load_params
+assert Path(stages.cli.__file__).is_relative_to(Path.cwd())
+for path in Path("pipelines").glob("*.yaml"):
+    assert not list(missing_stages(load_params(Path("none.yaml"), Path("pipelines"), recipe=path.stem))), path
+assert not any(f"artifacts/{name}" in dvc_text() for name in ("evolve", "adversarial"))
+print(*get_command(stages.cli.app).commands)
+"""
