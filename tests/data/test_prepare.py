@@ -14,12 +14,14 @@ import yaml
 from PIL import Image
 from sources.writers import write_folder, write_idx, write_imagenet32, write_mnist
 
-from sfumato.data import listing, prepare, sources
+from sfumato.data import listing, prepare
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import fingerprint, is_held_out, prepare_public, prepare_sensitive, refuse_sensitive_as_public
+from sfumato.data.sources import read_public, read_source
 from sfumato.data.store import PublicCard, load_prepared, load_public, read_card, read_public_card
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Public
+from sfumato.settings.sources import PUBLIC, SENSITIVE, SOURCES, SourceKind
 from sfumato.storage.artifacts import read_artifact
 from stages.cli import main
 
@@ -317,9 +319,8 @@ def test_the_sensitive_images_are_never_taken_for_public_ones(data, public, refu
 
 def test_a_new_source_that_may_be_sensitive_and_public_is_refused_as_both(tmp_path, monkeypatch, images):
     """Its entry in the table is enough."""
-    read = Mock(return_value=sources.Source(("a", "b"), [], None, 0))
-    monkeypatch.setitem(sources.SOURCES, "histology", (read, sources.SENSITIVE + sources.PUBLIC))
-    sources.read_public(Public(source="histology"), (1, 5, 6), tmp_path, seed=0)
+    monkeypatch.setitem(SOURCES, "histology", SourceKind("drawn:read_digits", SENSITIVE + PUBLIC))
+    read_public(Public(source="histology"), (1, 5, 6), tmp_path, seed=0)
     with pytest.raises(ConfigError, match="sensitive images themselves"):
         refuse_sensitive_as_public(Data(source="histology"), Public(source="histology", path="elsewhere"))
 
@@ -428,7 +429,7 @@ def test_doctor_finds_public_images_among_the_real_ones_and_journals_that_it_loo
 @pytest.fixture
 def take_folder(owner, tmp_path, monkeypatch):
     """Prepares the folder of pictures `in`; returns how often its source was opened until then."""
-    root, read = write_folder(tmp_path / "in", per_class=20), Mock(wraps=sources.read_source)
+    root, read = write_folder(tmp_path / "in", per_class=20), Mock(wraps=read_source)
     monkeypatch.setattr(listing, "FRESH", 0.0)
     monkeypatch.setattr(prepare, "read_source", read)
 
