@@ -8,7 +8,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from sfumato.data.prepare import ORIGIN, UNNAMED
+from sfumato.data.duplicates import ORIGIN
+from sfumato.data.prepare import UNNAMED
 from sfumato.data.sources.packed import UNPACKED
 from sfumato.data.survey import LOOKED
 from sfumato.errors import BudgetError, explained

@@ -14,7 +14,7 @@ import yaml
 from PIL import Image
 from sources.writers import write_folder, write_idx, write_imagenet32, write_mnist
 
-from sfumato.data import listing, prepare
+from sfumato.data import duplicates, listing, prepare
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import fingerprint, is_held_out, prepare_public, prepare_sensitive, refuse_sensitive_as_public
 from sfumato.data.sources import read_public, read_source
@@ -525,10 +525,10 @@ def test_equal_images_are_found_in_a_sample_that_follows_from_them(owner, monkey
     owner.prepare(images[:300])
     owner.prepare(images[200:], dataset_id="other", different_people=True)
     homes = [owner.state / "data" / name for name in ("set", "other")]
-    every = prepare.by_content(*homes)
+    every = duplicates.by_content(*homes)
     assert [len(one) for one in every] == [300, 200] and len(np.intersect1d(*every)) == 100
-    monkeypatch.setattr(prepare, "MOST_COMPARED", 60)
-    some = prepare.by_content(*homes)
+    monkeypatch.setattr(duplicates, "MOST_COMPARED", 60)
+    some = duplicates.by_content(*homes)
     assert 30 < len(some[0]) < 90 and all(set(part) <= set(whole) for part, whole in zip(some, every, strict=True))
     shared = np.intersect1d(*some)
     assert 8 < len(shared) < 35 and set(shared) == set(np.intersect1d(*every)) & set(some[0])
@@ -540,10 +540,10 @@ def test_looks_are_compared_in_blocks_and_the_sample_is_always_the_same(owner, m
     images = np.random.default_rng(4).integers(0, 256, (90, 12, 12), dtype=np.uint8)
     owner.prepare(images)
     home = owner.state / "data/set"
-    whole = np.concatenate([*prepare.looks(home)])
-    monkeypatch.setattr(prepare, "BLOCK", 7)
-    blocks = [*prepare.looks(home)]
+    whole = np.concatenate([*duplicates.looks(home)])
+    monkeypatch.setattr(duplicates, "BLOCK", 7)
+    blocks = [*duplicates.looks(home)]
     assert max(map(len, blocks)) == 7 and np.array_equal(np.concatenate(blocks), whole) and len(whole) == 90
-    few, again = (np.concatenate([*prepare.looks(home, 20)]) for _ in range(2))
+    few, again = (np.concatenate([*duplicates.looks(home, 20)]) for _ in range(2))
     assert np.array_equal(few, again) and 20 < len(few) <= 40 and (few @ whole.T).max(axis=1).min() > 0.999
-    assert prepare.resized_copies(home, home)
+    assert duplicates.resized_copies(home, home)
