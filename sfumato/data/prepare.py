@@ -104,11 +104,16 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
                     write_local(fresh / name, private.encode())
     kept_fingerprint(state, public)
     replace_file(card, text)
-    if source.left_out:
-        source.converted[f"left out, as {home / LEFT_OUT} lists"] = len(source.left_out)
-    if source.converted and sys.stderr.isatty():  # numbers of images are private
-        print(", ".join(f"{count} {what}" for what, count in source.converted.items()), file=sys.stderr)
+    say_converted(source, home / LEFT_OUT)
     return public.content()
+
+
+def say_converted(source: Source, listed: Path) -> None:
+    """Say once what was done to how many images, on a terminal: numbers of images are private."""
+    if source.left_out:
+        source.converted[f"left out, as {listed} lists"] = len(source.left_out)
+    if source.converted and sys.stderr.isatty():
+        print(", ".join(f"{count} {what}" for what, count in source.converted.items()), file=sys.stderr)
 
 
 def make_private(directory: Path) -> None:

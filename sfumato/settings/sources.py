@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-SENSITIVE = ("data",)
-PUBLIC = ("public",)
+DATA_ONLY = ("data",)
+PUBLIC_ONLY = ("public",)
+EITHER = ("data", "public")
 OWNERS = ("groups", "labels", "label_column", "skip", "compare_by")  # settings of `data` for an owner's own files
 
 
@@ -21,20 +22,20 @@ class SourceKind:
 
 
 SOURCES = {
-    "digits": SourceKind("drawn:read_digits", SENSITIVE),
-    "fashion-mnist": SourceKind("idx:read_idx_set", SENSITIVE),
-    "mnist": SourceKind("idx:read_idx_set", SENSITIVE),
-    "cifar10": SourceKind("cifar:read_cifar", SENSITIVE + PUBLIC),
-    "imagefolder": SourceKind("imagefolder:read_imagefolder", SENSITIVE + PUBLIC, takes=OWNERS),
-    "npz": SourceKind("npz:read_npz", SENSITIVE + PUBLIC, takes=("groups", "labels")),
-    "webdataset": SourceKind("imagefolder:read_imagefolder", SENSITIVE, takes=("groups", "label_column", "skip")),
-    "glyphs": SourceKind("drawn:read_drawn", PUBLIC),
-    "procedural": SourceKind("drawn:read_drawn", PUBLIC),
-    "photos": SourceKind("drawn:read_drawn", PUBLIC),
-    "emnist": SourceKind("idx:read_idx_set", PUBLIC),
-    "kmnist": SourceKind("idx:read_idx_set", PUBLIC),
-    "cifar100": SourceKind("cifar:read_cifar", PUBLIC),
-    "imagenet32": SourceKind("npz:read_imagenet32", PUBLIC),
+    "digits": SourceKind("drawn:read_digits", DATA_ONLY),
+    "fashion-mnist": SourceKind("idx:read_idx_set", DATA_ONLY),
+    "mnist": SourceKind("idx:read_idx_set", DATA_ONLY),
+    "cifar10": SourceKind("cifar:read_cifar", EITHER),
+    "imagefolder": SourceKind("imagefolder:read_imagefolder", EITHER, takes=OWNERS),
+    "npz": SourceKind("npz:read_npz", EITHER, takes=("groups", "labels")),
+    "webdataset": SourceKind("imagefolder:read_imagefolder", DATA_ONLY, takes=("groups", "label_column", "skip")),
+    "glyphs": SourceKind("drawn:read_drawn", PUBLIC_ONLY),
+    "procedural": SourceKind("drawn:read_drawn", PUBLIC_ONLY),
+    "photos": SourceKind("drawn:read_drawn", PUBLIC_ONLY),
+    "emnist": SourceKind("idx:read_idx_set", PUBLIC_ONLY),
+    "kmnist": SourceKind("idx:read_idx_set", PUBLIC_ONLY),
+    "cifar100": SourceKind("cifar:read_cifar", PUBLIC_ONLY),
+    "imagenet32": SourceKind("npz:read_imagenet32", PUBLIC_ONLY),
 }
 OF_THE_OWNER = tuple(name for name, kind in SOURCES.items() if kind.takes)
 

@@ -55,13 +55,13 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
 
 def list_pictures(request: Request) -> Listing:
     """The pictures of a request, before any is decoded, by where their labels are."""
-    path, column = request.required_path(), None if request.groups is None else request.groups.column
+    path = request.required_path()
     if request.several:
         return list_labels(request)
     if request.name == "webdataset":
-        return list_shards(path, request.label_column, column, request.classes)
+        return list_shards(path, request.label_column, request.id_column, request.classes)
     if request.label_column is not None:
-        return list_metadata(path, request.label_column, column, request.classes)
+        return list_metadata(path, request.label_column, request.id_column, request.classes)
     return list_folder(path, f"{request.section}.path", request.groups, request.classes)
 
 
