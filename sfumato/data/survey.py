@@ -87,7 +87,8 @@ def survey(
     groups = groups and groups.model_copy(update={"alone": groups.alone or alone})
     request = Request(section="data", path=str(path), groups=groups, range=span, mixed=True, skip=skip, **form)
     source = open_source(request, path)
-    labels, trained = np.array([*source.labels], int), source.size - source.held_out
+    labels = np.array([*source.labels], int)
+    trained = source.size - source.held_out
     if classes is None:
         check_names(source.classes, per_class(labels, len(source.classes)).tolist())
     elif classes != ALL and {*classes} != {*source.classes}:
@@ -98,12 +99,15 @@ def survey(
         raise DataError(f"{path} has no pictures in its hold-out: add some, or remove {TEST}/ for one drawn by a key.")
     side, longer, proportion, colour = looked(source, path, (span, skip), state)
     ids = None if source.groups is None else source.groups[:trained]
-    data: dict[str, Any] = {} if form == FOLDERS else {"source": request.name}
-    data |= {"classes": [*source.classes]} if data and (request.name != "npz" or request.classes) else {}
-    data |= {"labels": SEVERAL} if request.several else {}
-    data |= {"label_column": request.label_column} if request.label_column is not None else {}
-    data |= {"range": list(span)} if span else {}
-    data |= {"skip": skip} if skip else {}
+    other = form != FOLDERS
+    data = {
+        "source": other and request.name,
+        "classes": other and (request.name != "npz" or request.classes) and [*source.classes],
+        "labels": request.several and SEVERAL,
+        "label_column": request.label_column,
+        "range": span and [*span],
+        "skip": skip,
+    }
     return Survey(
         classes=source.classes,
         images=trained,
@@ -116,7 +120,7 @@ def survey(
         persons=None if ids is None else len({*ids} - {None}) + ids.count(None),
         counts=tuple(per_class(labels[:trained], len(source.classes)).tolist()),
         named=pattern_in(source.names, len(source.classes)),
-        data=data,
+        data={key: value for key, value in data.items() if value},
     )
 
 
@@ -132,7 +136,8 @@ def looked(
     with suppress(*UNREADABLE):
         side, longer, proportion, colour = read_json(state / LOOKED)[key]  # type: ignore[operator]  # or there is none
         return int(side), int(longer), float(proportion), bool(colour)
-    sides, coloured = [], 0
+    sides = []
+    coloured = 0
     for image, _ in progress(chain(source.train, source.test or ()), source.size, "looking"):
         sides.append(image.shape[:2])
         coloured += bool((image != image[..., :1]).any())

@@ -67,7 +67,8 @@ def open_source(request: Request, raw: Path) -> Source:
             class_name(name)
     if len(source.classes) < 2:
         raise DataError(f"{request.section}.source={request.name} has one class only: give two or more.")
-    ids, trained = source.groups or [], source.size - source.held_out
+    ids = source.groups or []
+    trained = source.size - source.held_out
     if shared := {*ids[:trained]} & {*ids[trained:]} - {None}:
         raise DataError(
             f"data.groups: {len(shared)} person(s) have pictures in both train and test of {request.path}, and no "

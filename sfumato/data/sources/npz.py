@@ -145,10 +145,10 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     data = arrays["data"]
     labels = arrays["labels"]
     if data.dtype != np.uint8 or data.shape[1:] != (IMAGENET_ROW,):
-        wanted = f"uint8 (N, {IMAGENET_ROW})"
-        raise DataError(f"{path}: data is {data.dtype} {data.shape}, expected {wanted}: take the 32×32 version.")
+        held = f"data is {data.dtype} {data.shape}, expected uint8 (N, {IMAGENET_ROW})"
+        raise DataError(f"{path}: {held}: take the 32×32 version.")
     if labels.dtype.kind not in "iu" or labels.shape != data.shape[:1]:
         raise DataError(f"{path}: labels are {labels.dtype} {labels.shape}, expected {len(data)} integers.")
-    if len(labels) and not (labels.min() >= 1 and labels.max() <= IMAGENET_CLASSES):
+    if not np.isin(labels, range(1, IMAGENET_CLASSES + 1)).all():
         raise DataError(f"{path} has labels {labels.min()}..{labels.max()}, expected 1..{IMAGENET_CLASSES}.")
     return data, labels.astype(np.int64) - 1
