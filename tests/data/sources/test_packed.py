@@ -80,6 +80,14 @@ def test_a_zip_is_read_as_the_folder_in_it_which_only_its_owner_can_open_meanwhi
     assert survey(file, classes=("cat", "dog")).counts == (3, 3) and len([*place.iterdir()]) == 1
 
 
+def test_an_npz_is_unpacked_where_only_its_owner_can_look_and_once(tmp_path, state):
+    archive = write_npz(tmp_path)
+    for _ in range(2):
+        read_all(archive, tmp_path)
+    (place,) = state.glob(".unpacked.*.tmp")
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700 and len([*place.iterdir()]) == 1
+
+
 def test_a_zip_may_hold_an_archive_of_arrays(tmp_path, state):
     write_npz(tmp_path)
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
