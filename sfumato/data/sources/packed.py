@@ -3,6 +3,7 @@
 import atexit
 import functools
 import json
+import os
 import shutil
 import zipfile
 import zlib
@@ -57,6 +58,15 @@ def private_folder() -> Path:
     ours.mkdir(0o700, parents=True, exist_ok=True)
     atexit.register(shutil.rmtree, ours, ignore_errors=True)
     return Path(mkdtemp(dir=ours))
+
+
+def remove_unpacked(state: Path) -> None:
+    """Delete what this process unpacked, and what killed ones left: a program may run on for long."""
+    extracted.cache_clear()
+    content_of.cache_clear()
+    sweep(state / UNPACKED)
+    for ours in state.glob(f".{UNPACKED}.{os.getpid()}-*.tmp"):
+        shutil.rmtree(ours, ignore_errors=True)
 
 
 @functools.cache
