@@ -4,8 +4,8 @@ Those of the reference stand between the marks `<!-- NAME -->` and `<!-- /NAME -
 
 Everything comes from the code: the table of stages, the Typer app, the exit codes of `sfumato.errors`, the recipes in
 `pipelines/` and the settings. The description of a setting is the comment at the end of its line, or the comment lines
-directly above it, or that of the class it inherits from, or an entry of EVERYWHERE; the description of a section is the
-docstring of its class.
+directly above it, or that of the class it inherits from, or an entry of EVERYWHERE; `one of TABLE (its/module)` in it
+becomes the names in that table. The description of a section is the docstring of its class.
 
     python docs/generate.py            # write
     python docs/generate.py --check    # exit 1 if the page differs from the code
@@ -22,6 +22,7 @@ import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -84,7 +85,16 @@ def description(kind: type[BaseModel], name: str) -> str:
     """The comment of a field, its own or inherited, or an entry of EVERYWHERE; "" if there is none."""
     parents = (parent for parent in kind.__mro__ if issubclass(parent, BaseModel) and parent is not BaseModel)
     text = next((text for parent in parents if (text := comments_of(parent).get(name))), EVERYWHERE.get(name, ""))
+    section = kind.__name__.lower()
+    text = re.sub(r"one of ([A-Z_]+) \((sfumato/[\w/]+)\)", lambda named: one_of(named[1], named[2], section), text)
     return re.sub(r"(?<!`)\bNone\b(?!`)", "`null`", text)
+
+
+def one_of(table: str, module: str, section: str) -> str:
+    """The names in a table of the code, without those that another section may name."""
+    entries = getattr(import_module(module.replace("/", ".")), table).items()
+    names = [name for name, entry in entries if section in getattr(entry, "sections", (section,))]
+    return f"one of {', '.join(f'`{name}`' for name in names)}"
 
 
 def type_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:

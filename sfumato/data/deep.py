@@ -10,7 +10,10 @@ import numpy as np
 from sfumato.errors import ConfigError, DataError, SfumatoError, explained
 
 DICOM = (".dcm", ".dicom")
-BITS, PHOTOMETRIC, ORIENTATION, SAMPLE_FORMAT = 258, 262, 274, 339  # tags of TIFF
+BITS = 258  # this and the next three are tags of TIFF
+PHOTOMETRIC = 262
+ORIENTATION = 274
+SAMPLE_FORMAT = 339
 MIN_IS_WHITE = 0  # value of PHOTOMETRIC
 CHANNELS = {0: (1, 2), 1: (1, 2), 2: (3, 4)}  # by PHOTOMETRIC: grey, from white or from black, or colours; then alpha
 UNSIGNED = (1,)  # value of SAMPLE_FORMAT
@@ -24,7 +27,8 @@ Span = tuple[float, float]
 class RangeMissing(DataError):
     """Files with more than 8 bits, and nothing says which values are black and white."""
 
-    option, proposed = "span", None  # of `survey`, that decides
+    option = "span"  # of `survey`, that decides
+    proposed = None
 
 
 def shown(

@@ -42,7 +42,8 @@ Ids = list[str | None]
 class PatternMisses(DataError):
     """A pattern that finds no id in the names of some files."""
 
-    option, proposed = "groups", None  # of `survey`, that decides
+    option = "groups"  # of `survey`, that decides
+    proposed = None
 
 
 class GroupIndex:
@@ -72,30 +73,39 @@ def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequen
     given: those of the column, from a table. Raises ConfigError if they are not; DataError where a
     table is none or does not fit the files, or as `checked`.
     """
+    ids: Sequence[str | None]
     if groups.pattern is not None:
-        matches = [re.search(groups.pattern, file.name) for file in files]
-        missed = [file.name for file, match in zip(files, matches, strict=True) if match is None]
-        if missed and (not groups.alone or len(missed) == len(files)):
-            raise PatternMisses(
-                f"data.groups.pattern={groups.pattern} finds no id in {len(missed)} of {len(files)} file names, as in "
-                f"{missed[0]}: change it, or say data.groups.alone: true (--alone) where each such image is its "
-                "person's only one"
-            )
-        return checked([match and match[1] for match in matches], groups)
-    if groups.folder == OUTER:
-        return checked([file.parents[1].name for file in files], groups)
-    if groups.folder:
-        return checked([file.parent.name if file.parent.parent != root else None for file in files], groups)
-    if groups.dicom:
+        ids = ids_in_names(groups.pattern, files, groups.alone)
+    elif groups.folder == OUTER:
+        ids = [file.parents[1].name for file in files]
+    elif groups.folder:
+        ids = [None if file.parents[1] == root else file.parent.name for file in files]
+    elif groups.dicom:
         from sfumato.data.deep import patient_of
 
-        return checked([patient_of(file) for file in files], groups)
-    if groups.array:
-        return checked(ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy")), groups)
-    if groups.column is not None:
-        return checked(given or (), groups)
-    rows = rows_by_file(Path(str(groups.csv)).expanduser(), f"data.groups.csv={groups.csv}", COLUMNS, files, root)
-    return checked([rows[file][0] for file in files], groups)
+        ids = [patient_of(file) for file in files]
+    elif groups.array:
+        ids = ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy"))
+    elif groups.column is not None:
+        ids = given or ()
+    else:
+        table = Path(str(groups.csv)).expanduser()
+        rows = rows_by_file(table, f"data.groups.csv={groups.csv}", COLUMNS, files, root)
+        ids = [rows[file][0] for file in files]
+    return checked(ids, groups)
+
+
+def ids_in_names(pattern: str, files: Sequence[Any], alone: bool) -> Ids:
+    """The id that a pattern finds in each name. Raises PatternMisses if it finds none in one, or `alone`, in any."""
+    matches = [re.search(pattern, file.name) for file in files]
+    missed = [file.name for file, match in zip(files, matches, strict=True) if match is None]
+    if missed and (not alone or len(missed) == len(files)):
+        raise PatternMisses(
+            f"data.groups.pattern={pattern} finds no id in {len(missed)} of {len(files)} file names, as in "
+            f"{missed[0]}: change it, or say data.groups.alone: true (--alone) where each such image is its person's "
+            "only one"
+        )
+    return [match and match[1] for match in matches]
 
 
 def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
@@ -158,7 +168,8 @@ def spelling(text: str) -> str:
 
 def refuse_crowd(sizes: np.ndarray, groups: Groups) -> None:
     """Raise DataError if one id has far more images than others. sizes: (G,), images of each id."""
-    usual, most = np.quantile(sizes, 0.9), sizes.max()
+    usual = np.quantile(sizes, 0.9)
+    most = sizes.max()
     if most > max(CROWD * usual, groups.largest or FEW):
         raise DataError(
             f"data.groups gives {most} images to one id, and at most {usual:g} to nine in ten: does it stand for "

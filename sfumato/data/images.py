@@ -23,7 +23,9 @@ from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.storage.files import open_private, replacing
 
 Shape = tuple[int, int, int]  # channels, height, width
-IMAGES, LABELS, GROUPS = "images.npy", "labels.npy", "groups.npy"
+IMAGES = "images.npy"
+LABELS = "labels.npy"
+GROUPS = "groups.npy"
 COMPARED_FILE = "compared.npy"  # beside a hold-out: the cells of `data.compare_by`
 GROUPS_REFUSED = (
     "holds one id per image (a patient, say), and nothing says to use it: set data.groups: {array: true} and "
@@ -85,8 +87,9 @@ class ImageWriter:
     ) -> None:
         channels, height, width = shape
         self.row = (height, width, channels)
-        self.classes, self.several = classes, several
         self.count = 0
+        # of a label: its type, its shape, its largest value
+        self.label = (np.uint8, (len(classes),), 1) if several else (np.int64, (), len(classes) - 1)
         directory.mkdir(parents=True, exist_ok=True)
         self.images = open_private(directory / IMAGES)
         self.labels = open_private(directory / LABELS)
@@ -95,8 +98,7 @@ class ImageWriter:
 
     def write_headers(self) -> None:
         # numpy pads the header so that it keeps its length while the first axis grows: it can be rewritten in place
-        label: tuple[type, tuple[int, ...]] = (np.uint8, (len(self.classes),)) if self.several else (np.int64, ())
-        files = [(self.images, np.uint8, self.row), (self.labels, *label), (self.groups, np.int64, ())]
+        files = [(self.images, np.uint8, self.row), (self.labels, *self.label[:2]), (self.groups, np.int64, ())]
         for file, dtype, row in files:
             if file is not None:
                 file.seek(0)
@@ -109,11 +111,10 @@ class ImageWriter:
         """
         if image.dtype != np.uint8 or image.shape != self.row:
             raise DataError(f"an image is {image.dtype} {image.shape}, expected uint8 {self.row}")
-        label = np.asarray(label, dtype=np.uint8 if self.several else np.int64)
-        if self.several and (label.shape != (len(self.classes),) or label.max() > 1):
-            raise DataError(f"an image has labels of shape {label.shape}, expected 0 or 1 for {len(self.classes)}")
-        if not self.several and not 0 <= label < len(self.classes):
-            raise DataError(f"an image has the label {label}, expected 0..{len(self.classes) - 1}")
+        dtype, shape, largest = self.label
+        label = np.asarray(label, dtype)
+        if label.shape != shape or label.min() < 0 or label.max() > largest:
+            raise DataError(f"an image has the label {label}, expected 0..{largest} of shape {shape}")
         self.images.write(image.tobytes())
         self.labels.write(label.tobytes())
         if self.groups is not None:
@@ -168,7 +169,8 @@ def load_images(
 def load_array(path: Path) -> np.ndarray:
     if not path.is_file():
         raise DataError(f"{path} is missing: run the stage that writes it.")
-    broken, causes = f"{path} is not a whole .npy file", (*UNREADABLE, EOFError)
+    broken = f"{path} is not a whole .npy file"
+    causes = (*UNREADABLE, EOFError)
     with explained(DataError, lambda error: f"{broken} ({error}): write it again.", causes=causes):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     if not isinstance(array, np.ndarray):

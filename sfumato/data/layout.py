@@ -34,7 +34,9 @@ LABELS = re.compile(r"(label|class|classname|category|target|diagnosis|dx|diseas
 FILING = re.compile("|".join([*PARTS, "(image|img|picture|photo|scan|mask|label|annotation|segmentation)s?|data|raw"]))
 # in ids (long, zeros in front, hexadecimal), dates and names of persons ("Smith, John", Smith^John of DICOM)
 PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,]", re.IGNORECASE)
-MANY, FEW, LEAST = 20, 50, 10  # more classes than MANY with fewer pictures than FEW, or any with fewer than LEAST
+MANY = 20  # classes: of more, pictures than FEW in each are few; else than LEAST
+FEW = 50
+LEAST = 10
 ALL = ("all",)  # the owner's word that none of the classes found is a person's
 
 
@@ -43,7 +45,8 @@ class Unclear(ConfigError):
 
     def __init__(self, text: str, option: str, proposed: str | None = None) -> None:
         super().__init__(text)
-        self.option, self.proposed = option, proposed
+        self.option = option
+        self.proposed = proposed
 
 
 ASKED = (Unclear, PatternMisses, RangeMissing)  # each has an option that decides, and maybe a proposal
@@ -60,7 +63,10 @@ def layout_of(
     if label is not None and PERSONS.fullmatch(meaning(label)):
         what = f"--label-column={label} looks like persons' ids, which would be published as names of classes"
         raise ConfigError(f"{what}: name the column of the labels, or rename this one")
-    path, named = unpacked(path), {} if classes in (None, ALL) else {"classes": classes}
+    path = unpacked(path)
+    named = {}
+    if classes not in (None, ALL):
+        named = {"classes": classes}
     if path.suffix == ".npz":
         form, arrays = archive_layout(path)
         return form | named, groups or (Groups(array=True) if "groups" in arrays else groups_in(arrays))
@@ -86,7 +92,10 @@ def layout_of(
         return folder_layout(path, groups, classes)
     if not columns:
         raise ConfigError(f"{table} has no column of labels, only persons' ids: add one, or folders of classes")
-    label = label or (tabled.LABEL if tabled.LABEL in meant else meant[0] if len(meant) == 1 else None)
+    if label is None and tabled.LABEL in meant:
+        label = tabled.LABEL
+    elif label is None and len(meant) == 1:
+        label = meant[0]
     if label is None:
         text = f"{table} has the columns {', '.join(columns_of(table))}: name that of the labels by --label-column"
         raise Unclear(f"{text}; what stands in it is published", "label", columns[0] if len(columns) == 1 else None)
@@ -160,7 +169,8 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> U
 
     The names do not tell for sure: <name>/<date>/ and <year>/<name>/ look like both.
     """
-    first, second = {folder.name for folder in outer}, {folder.name for folder in inner}
+    first = {folder.name for folder in outer}
+    second = {folder.name for folder in inner}
     proposed = None
     if not any(FILING.fullmatch(meaning(name)) for name in second):
         if likeness(second) > likeness(first):

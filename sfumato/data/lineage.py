@@ -49,8 +49,7 @@ def lineage(path: Path, section: str, declared_public: bool, state: Path | None)
             f"{path} has no {PRIVACY}, so its cost is unknown. If nothing in it was made from sensitive images, set "
             f"{section}.declared_public: true; otherwise name the whole folder that was released, unchanged"
         )
-    found = [] if carried is None else [carried]
-    return [*found, *recognised(state, hashes(path))]
+    return [*filter(None, [carried]), *recognised(state, hashes(path))]
 
 
 def refuse_private_network(network: OwnNetwork, state: Path) -> None:
@@ -78,8 +77,11 @@ def remember(state: Path, artifacts: Iterable[Artifact], public: Path) -> None:
 
 def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:
     """The releases of this state directory that some of these hashes belong to."""
-    files = sorted((state / RELEASED).glob("*.json")) if state is not None else []
-    wanted, releases = {*found} if files else set(), []
+    files = [] if state is None else sorted((state / RELEASED).glob("*.json"))
+    if not files:
+        return []  # and nothing is hashed
+    wanted = {*found}
+    releases = []
     for file in files:
         try:
             content = validated(Remembered, read_json(file))

@@ -13,42 +13,39 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
-from itertools import chain, compress
+from itertools import chain, compress, repeat
 from pathlib import Path
 
 import numpy as np
 from filelock import FileLock
 
+from sfumato.data.duplicates import ORIGIN, refuse_another_id, refuse_regrouping
 from sfumato.data.groups import GroupIndex, refuse_crowd
-from sfumato.data.images import COMPARED_FILE, GROUPS, IMAGES, ImageSet, ImageWriter, load_array, load_images
+from sfumato.data.images import COMPARED_FILE, ImageSet, ImageWriter, load_images
 from sfumato.data.lineage import digests, lineage, recognised, refuse_overlap
 from sfumato.data.listing import listing_of
 from sfumato.data.rendered import DRAWN
 from sfumato.data.sources import Example, Source, read_public, read_source
 from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory, load_prepared, read_card
-from sfumato.errors import ConfigError, DataError, explained
-from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER, SEVERAL, Data, Public
+from sfumato.errors import ConfigError, DataError
+from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data, Public
+from sfumato.settings.sources import OF_THE_OWNER
 from sfumato.storage.artifacts import Artifact, writing
-from sfumato.storage.documents import read_json
 from sfumato.storage.files import open_private, replace_file, replace_private, replacing_directory, write_local
-from sfumato.storage.journal import REGROUP, Journal
+from sfumato.storage.journal import Journal
 from sfumato.storage.png import save_png, to_grid
 
 KEY_BYTES = 32
 FINGERPRINT = "fingerprint"  # of the sensitive images beside it: private
-ORIGIN = "origin.json"  # source and path of prepared images: private
 LISTING = "listing"  # what the source's files were then: private
 LEFT_OUT = "left_out.txt"  # pictures of the source that are not among the images, and why: private
 UNNAMED = "unnamed"  # the version that the images have without data.version
 RANDOM = re.compile("[0-9a-f]{16}")  # a version that the owner did not name
-# of resized copies, at least 97 % are above ALIKE; of other slices of the same scanner, 10 %
-ALIKE, COPIED, SAMPLE = 0.995, 1 / 3, 500
-MOST_COMPARED = 2**23  # images of a set compared by their bytes, in 64 MiB; of more, a part that follows from them
-BLOCK = 4096  # images that are compared by their looks at once
-GRID_CLASSES, GRID_COLUMNS = 20, 10  # of the picture of a public set: classes at most, images of each
+GRID_CLASSES = 20  # at most, in the picture of a public set
+GRID_COLUMNS = 10  # images of each class
 
 
 def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
@@ -64,66 +61,75 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
     """
     home = dataset_directory(state, data.name)
     for directory in (state, home.parent, state / "keys"):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            directory.chmod(0o700)
-        except OSError as error:
-            raise ConfigError(
-                f"{directory} may be read by others, and this account cannot change that ({error.strerror}): "
-                f"run `chmod 700 {directory}` as its owner, or set SFUMATO_STATE to a folder of your own"
-            ) from error
+        make_private(directory)
     journal = Journal(state, data.name)
     journal.begin()
-    with ExitStack() as stack:
-        stack.enter_context(FileLock(home.with_name(f".{home.name}.lock")))
+    with FileLock(home.with_name(f".{home.name}.lock")):
         key = secret_key(state, data.name)
         listing = listing_of(data, key)
-        if listing is not None and (known := prepared_from(home, listing, state)) is not None:
-            replace_file(card, known)
-            return json.loads(known)  # type: ignore[no-any-return]
+        if listing is not None and (same := prepared_from(home, listing, state)) is not None:
+            replace_file(card, same)
+            return json.loads(same)  # type: ignore[no-any-return]
         unnamed = unnamed_version(home)
-        fresh = stack.enter_context(replacing_directory(home, private=True))
-        source = read_source(data, raw)
-        image_set = split(source, key, data.holdout_fraction, fresh, data.labels == SEVERAL)
-        if data.groups is not None and image_set.groups is not None:
-            refuse_crowd(GroupIndex(image_set.groups).sizes, data.groups)
-        public = Card(
-            dataset_id=data.name,
-            source=data.source,
-            shape=image_set.shape,
-            classes=source.classes,
-            split="keyed" if source.test is None else "official",
-            version=data.version or unnamed or kept_version(home) or secrets.token_hex(8),
-            unit=IMAGE if source.groups is None else GROUP,
-            labels=data.labels,
-        )
-        text = json.dumps(content := public.content(), indent=2, ensure_ascii=False).encode() + b"\n"
-        origin = {"source": data.source, "path": data.path and str(Path(data.path).expanduser().resolve())}
-        if not data.different_people:
-            refuse_another_id(home, fresh, image_set.shape, origin)
-        entries = journal.entries()  # of all charges ever opened
-        spent = [e["record"] for e in entries if "record" in e] + [r for e in entries for r in e.get("records", ())]
-        if regrouped(home, fresh, spent):
-            if not data.other_groups:
-                raise ConfigError(
-                    f"data.dataset_id={data.name}: some images on which privacy was spent would come in other groups "
-                    "than before, or this cannot be told. Prepare them with their old groups. If those were wrong, set "
-                    "data.other_groups: true: the journal stays, and ledgers and reports are marked as incomplete"
-                )
-            journal.append(REGROUP)
-        known_files = {LISTING: listing.encode()} if listing is not None else {}
-        if unnamed := unnamed or (public.version if data.version is None else None):
-            known_files[UNNAMED] = unnamed.encode()
-        if left_out := source.left_out.values():
-            known_files[LEFT_OUT] = "\n".join(left_out).encode()
-            source.converted[f"left out, as {home / LEFT_OUT} lists"] = len(left_out)
-        for name, written in {CARD: text, ORIGIN: json.dumps(origin).encode(), **known_files}.items():
-            write_local(fresh / name, written)
+        with replacing_directory(home, private=True) as fresh:
+            source = read_source(data, raw)
+            image_set = split(source, key, data.holdout_fraction, fresh, data.labels == SEVERAL)
+            if data.groups is not None and image_set.groups is not None:
+                refuse_crowd(GroupIndex(image_set.groups).sizes, data.groups)
+            public = Card(
+                dataset_id=data.name,
+                source=data.source,
+                shape=image_set.shape,
+                classes=source.classes,
+                split="keyed" if source.test is None else "official",
+                version=data.version or unnamed or kept_version(home) or secrets.token_hex(8),
+                unit=IMAGE if source.groups is None else GROUP,
+                labels=data.labels,
+            )
+            if data.version is None:
+                unnamed = public.version
+            origin = {"source": data.source, "path": data.path and str(Path(data.path).expanduser().resolve())}
+            if not data.different_people:
+                refuse_another_id(home, fresh, image_set.shape, origin)
+            refuse_regrouping(data, home, fresh, journal)
+            text = card_text(public.content())
+            write_local(fresh / CARD, text)
+            for name, private in (
+                (ORIGIN, json.dumps(origin)),
+                (LISTING, listing),
+                (UNNAMED, unnamed),
+                (LEFT_OUT, "\n".join(source.left_out.values())),
+            ):
+                if private:
+                    write_local(fresh / name, private.encode())
     kept_fingerprint(state, public)
     replace_file(card, text)
-    if source.converted and sys.stderr.isatty():  # numbers of images are private
+    say_converted(source, home / LEFT_OUT)
+    return public.content()
+
+
+def say_converted(source: Source, listed: Path) -> None:
+    """Say once what was done to how many images, on a terminal: numbers of images are private."""
+    if source.left_out:
+        source.converted[f"left out, as {listed} lists"] = len(source.left_out)
+    if source.converted and sys.stderr.isatty():
         print(", ".join(f"{count} {what}" for what, count in source.converted.items()), file=sys.stderr)
-    return content
+
+
+def make_private(directory: Path) -> None:
+    """Make a folder that only its owner may open. Raises ConfigError if this account cannot."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        directory.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(
+            f"{directory} may be read by others, and this account cannot change that ({error.strerror}): "
+            f"run `chmod 700 {directory}` as its owner, or set SFUMATO_STATE to a folder of your own"
+        ) from error
+
+
+def card_text(content: dict) -> bytes:
+    return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
 def prepared_from(home: Path, listing: str, state: Path) -> bytes | None:
@@ -136,93 +142,6 @@ def prepared_from(home: Path, listing: str, state: Path) -> bytes | None:
         return (home / CARD).read_bytes()
     except (OSError, DataError):
         return None
-
-
-def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
-    """Raise ConfigError if images of another dataset id, or its source, are among those in `fresh`, which go to `home`.
-
-    Each odometer would count a part. Images of one stored shape, (C, H, W), are compared as they are, and all by their
-    small grey versions: copies that were resized before may be stored in the same shape.
-    """
-    there = {path.parent for path in home.parent.glob("*/*.json") if path.name in (CARD, ORIGIN)}
-    for other in sorted(there - {home}):
-        file = other / ORIGIN
-        with explained(DataError, lambda e: f"{file} cannot be read ({e}): prepare these images again"):  # noqa: B023
-            same = file.is_file() and read_json(file) == origin
-        if not same and not (other / CARD).is_file():
-            continue  # it was forgotten: only its folder is known
-        if not same and read_card(other / CARD).shape == shape:
-            of_these, of_others = by_content(fresh, other)
-            same = len(np.intersect1d(of_these, of_others)) > 0
-        if same or resized_copies(fresh, other):
-            raise ConfigError(
-                f"data.dataset_id={home.name}: some of these images, or their folder, are counted as {other.name!r} "
-                "already: under a second name, their costs would not add up. Keep the first name; if these are images "
-                "of other people all the same, set data.different_people: true"
-            )
-
-
-def by_content(*homes: Path) -> list[np.ndarray]:
-    """Of each set (n,) uint64: images of the same bytes have the same. About MOST_COMPARED images of it at most."""
-    images = [[load_array(home / part / IMAGES) for part in (SENSITIVE, HOLDOUT)] for home in homes]
-    below = 2**64 * min(1.0, MOST_COMPARED / max(1, *(sum(map(len, parts)) for parts in images)))
-    values = [(int.from_bytes(value[:8], "big") for value in chain(*map(digests, parts))) for parts in images]
-    return [np.fromiter((value for value in every if value < below), np.uint64) for every in values]
-
-
-def resized_copies(fresh: Path, other: Path) -> bool:
-    """Whether a third of the images, by a sample, look like some of another set, whatever their size and colours."""
-    few = np.concatenate([*looks(fresh, SAMPLE)])
-    nearest = np.zeros(len(few))
-    for block in looks(other):
-        nearest = np.maximum(nearest, (few @ block.T).max(axis=1))
-    return bool((nearest > ALIKE).mean() > COPIED)
-
-
-def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
-    """Small grey versions of the images of both parts, (N, 64), centred, of norm 1 or 0, BLOCK at a time.
-
-    most: so many of each part at most, always the same.
-    """
-    from PIL.Image import Resampling, fromarray
-
-    for images in (load_array(home / part / IMAGES) for part in (SENSITIVE, HOLDOUT)):
-        rows: Sequence[int] | np.ndarray = range(len(images))
-        if most is not None and most < len(images):
-            rows = np.sort(np.random.default_rng(most).choice(len(images), most, replace=False))
-        for start in range(0, len(rows), BLOCK):
-            greys = (fromarray(np.rint(images[i].mean(axis=2)).astype(np.uint8)) for i in rows[start : start + BLOCK])
-            few = [np.asarray(grey.resize((8, 8), Resampling.BILINEAR), np.float32).ravel() for grey in greys]
-            small = np.array(few) - np.mean(few, axis=1, keepdims=True)
-            yield small / np.maximum(np.linalg.norm(small, axis=1, keepdims=True), 1e-9)
-
-
-def regrouped(before: Path, after: Path, spent: Sequence[dict]) -> bool:
-    """Whether images that are in both prepared sets, and were spent on, were of one group and are not now, or now are.
-
-    spent: records. Without groups, each image is a group. It is True if the stored shapes differ or the earlier set is
-    gone, so that it cannot be told. An image with copies in several groups does not count.
-    """
-    homes = [home for home in (before, after) if (home / SENSITIVE / IMAGES).is_file()]
-    grouped = any((home / SENSITIVE / GROUPS).exists() for home in homes) or any("group_weight" in r for r in spent)
-    if not spent or not grouped:
-        return False
-    if len(homes) == 1 or len({load_array(home / SENSITIVE / IMAGES).shape[1:] for home in homes}) > 1:
-        return True
-    old, new = placed_digests(before), placed_digests(after)
-    pairs = {(*old[value], *new[value]) for value in old.keys() & new.keys() if len(old[value]) == len(new[value]) == 1}
-    return any(len({pair[side] for pair in pairs}) < len(pairs) for side in (0, 1))
-
-
-def placed_digests(home: Path) -> dict[bytes, set[Hashable]]:
-    """The digest of each image, and the groups that it is in; without groups, each image is one."""
-    found: dict[bytes, set[Hashable]] = {}
-    for part in (SENSITIVE, HOLDOUT):
-        images, file = load_array(home / part / IMAGES), home / part / GROUPS
-        groups = load_array(file) if file.exists() else np.arange(len(images))
-        for value, group in zip(digests(images), groups, strict=True):
-            found.setdefault(value, set()).add((part, int(group)))
-    return found
 
 
 def unnamed_version(home: Path) -> str | None:
@@ -276,9 +195,8 @@ def prepare_public(
             card = PublicCard(
                 enabled=True, source=public.source, shape=shape, classes=source.classes, images=len(images)
             )
-        content = asdict(card)
-        (directory / CARD).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return content
+        (directory / CARD).write_bytes(card_text(asdict(card)))
+    return asdict(card)
 
 
 def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -> ImageSet:
@@ -324,7 +242,8 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path, 
     """
     writers: dict[str, ImageWriter] = {}
     parts: list[bool] = []  # of each image: held out?
-    grouped, numbers = source.groups is not None, dict[bytes, int]()
+    grouped = source.groups is not None
+    numbers: dict[bytes, int] = {}  # of the groups, in the order in which they come
     with ExitStack() as stack:
         for held_out, group, (image, label) in progress(assigned(source, key, holdout_fraction), source.size):
             if not writers:
@@ -351,18 +270,16 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path, 
 
 def assigned(source: Source, key: bytes, fraction: float) -> Iterator[tuple[bool, bytes | None, Example]]:
     """Whether each image is held out, the keyed hash of its group if there are groups, and the image."""
-    if source.groups is not None:
-        names = (name for i, name in enumerate(source.groups) if i not in source.left_out)  # known by then
-        for example, name in zip(source.train, names, strict=False):
-            group = group_hash(name, example[0], key)
-            yield source.test is None and int.from_bytes(group[:8], "big") < fraction * 2**64, group, example
-        for example, name in zip(source.test or (), names, strict=True):
-            yield True, group_hash(name, example[0], key), example
+    drawn = source.test is None
+    examples = chain(zip(repeat(False), source.train), zip(repeat(True), source.test or ()))
+    if source.groups is None:
+        for in_test, example in examples:
+            yield in_test or (drawn and is_held_out(example[0], key, fraction)), None, example
         return
-    for example in source.train:
-        yield source.test is None and is_held_out(example[0], key, fraction), None, example
-    for example in source.test or ():
-        yield True, None, example
+    names = (name for i, name in enumerate(source.groups) if i not in source.left_out)  # known by then
+    for (in_test, example), name in zip(examples, names, strict=True):
+        group = group_hash(name, example[0], key)
+        yield in_test or (drawn and is_below(group, fraction)), group, example
 
 
 def group_hash(name: str | None, image: np.ndarray, key: bytes) -> bytes:
@@ -378,6 +295,10 @@ def is_held_out(image: np.ndarray, key: bytes, fraction: float) -> bool:
     image: (H, W, C) uint8, as it will be stored. Guarantee: depends on no other image, nor on its own label.
     """
     digest = hmac.digest(key, f"holdout {image.shape} ".encode() + image.tobytes(), "sha256")
+    return is_below(digest, fraction)
+
+
+def is_below(digest: bytes, fraction: float) -> bool:
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
 
@@ -385,15 +306,18 @@ def kept_fingerprint(state: Path, card: Card) -> str:
     """The fingerprint of the images that charges draw: computed once for each preparation, and kept beside them."""
     kept = dataset_directory(state, card.dataset_id) / FINGERPRINT
     if not kept.is_file():
-        found = fingerprint(load_prepared(state, card, SENSITIVE), secret_key(state, card.dataset_id))
-        replace_private(kept, found.encode())
+        images = load_prepared(state, card, SENSITIVE)
+        replace_private(kept, fingerprint(images, secret_key(state, card.dataset_id)).encode())
     return kept.read_text(encoding="utf-8")
 
 
 def fingerprint(image_set: ImageSet, key: bytes) -> str:
     """HMAC-SHA256 over the images, labels and groups, in hexadecimal. Without the key it reveals nothing of one."""
     mac = hmac.new(key, f"fingerprint {image_set.images.shape} ".encode(), hashlib.sha256)
-    for array in (image_set.images, image_set.labels, *([] if image_set.groups is None else [image_set.groups])):
+    arrays = [image_set.images, image_set.labels]
+    if image_set.groups is not None:
+        arrays.append(image_set.groups)
+    for array in arrays:
         for start in range(0, len(array), 4096):
             mac.update(np.ascontiguousarray(array[start : start + 4096]).tobytes())
     return mac.hexdigest()

@@ -25,10 +25,13 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import Exact, read_json, validated
 from sfumato.storage.files import open_private, replacing_directory
 
-SENSITIVE, HOLDOUT, CARD = "sensitive", "holdout", "card.json"
+SENSITIVE = "sensitive"
+HOLDOUT = "holdout"
+CARD = "card.json"
 AGAIN = "run `stage prepare sensitive`"
 AGAIN_PUBLIC = "run `stage prepare public`"
-LATENTS, META = "latents.npy", "latents.json"
+LATENTS = "latents.npy"
+META = "latents.json"
 CHUNK = 64  # images in memory at a time
 # raised by hand when an encoder, the VAE or a feature map, would give other latents; `tests/test_golden.py` pins maps
 ENCODING = 1
@@ -187,7 +190,8 @@ def write_latents(
         if home.exists():
             return
         with replacing_directory(home, private=True) as fresh:
-            shape, shown = None, 0
+            shape = None
+            shown = 0
             with open_private(fresh / LATENTS) as file:
                 for start in range(0, len(images), CHUNK):
                     batch, _ = images.batch(np.arange(start, min(start + CHUNK, len(images))))
@@ -211,7 +215,8 @@ def load_latents(state: Path, card: Card, key: str) -> LatentSet:
     again = "remove that directory and run the stage again"
     with explained(DataError, lambda error: f"{home} holds no latents ({error!r}): {again}"):
         content = read_json(home / META)
-        fits, shape = (content["key"], content["version"]) == (key, card.version), tuple(content["shape"])
+        fits = (content["key"], content["version"]) == (key, card.version)
+        shape = tuple(content["shape"])
     latents = load_array(home / LATENTS)
     if not fits or latents.dtype != np.float16 or latents.shape != (len(images), *shape):
         raise DataError(f"{home} holds latents of other images than those of the data card: {again}")

@@ -3,7 +3,6 @@
 All of it is private, except for what its owner decides to publish.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from sfumato.data.sources.source import Request
 from sfumato.data.sources.splits import TEST
 from sfumato.errors import UNREADABLE, ConfigError, DataError, reading_sensitive
 from sfumato.settings.data import SEVERAL, Groups
+from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
 
@@ -37,6 +37,7 @@ PATTERNS = (
 )
 MOST_MATCH = 0.9  # of the names, for a pattern to be proposed
 LOOKED = "looked.json"  # in the state directory: what the last folder's pictures looked like
+SEEN: dict[str, type] = {"side": int, "longer": int, "proportion": float, "colour": bool}  # fields of a survey there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,8 @@ def survey(
     groups = groups and groups.model_copy(update={"alone": groups.alone or alone})
     request = Request(section="data", path=str(path), groups=groups, range=span, mixed=True, skip=skip, **form)
     source = open_source(request, path)
-    labels, trained = np.array([*source.labels], int), source.size - source.held_out
+    labels = np.array([*source.labels], int)
+    trained = source.size - source.held_out
     if classes is None:
         check_names(source.classes, per_class(labels, len(source.classes)).tolist())
     elif classes != ALL and {*classes} != {*source.classes}:
@@ -96,43 +98,43 @@ def survey(
         raise DataError(f"{path} has {len(source.classes)} classes and no pictures: give some of each.")
     if source.test is not None and not source.held_out:
         raise DataError(f"{path} has no pictures in its hold-out: add some, or remove {TEST}/ for one drawn by a key.")
-    side, longer, proportion, colour = looked(source, path, (span, skip), state)
+    form_and_colour = looked(source, path, (span, skip), state)
     ids = None if source.groups is None else source.groups[:trained]
-    data: dict[str, Any] = {} if form == FOLDERS else {"source": request.name}
-    data |= {"classes": [*source.classes]} if data and (request.name != "npz" or request.classes) else {}
-    data |= {"labels": SEVERAL} if request.several else {}
-    data |= {"label_column": request.label_column} if request.label_column is not None else {}
-    data |= {"range": list(span)} if span else {}
-    data |= {"skip": skip} if skip else {}
+    other = form != FOLDERS
+    data = {
+        "source": other and request.name,
+        "classes": other and (request.name != "npz" or request.classes) and [*source.classes],
+        "labels": request.several and SEVERAL,
+        "label_column": request.label_column,
+        "range": span and [*span],
+        "skip": skip,
+    }
     return Survey(
         classes=source.classes,
         images=trained,
         held_out=None if source.test is None else source.held_out,
-        side=side,
-        longer=longer,
-        proportion=proportion,
-        colour=colour,
         groups=groups,
         persons=None if ids is None else len({*ids} - {None}) + ids.count(None),
         counts=tuple(per_class(labels[:trained], len(source.classes)).tolist()),
         named=pattern_in(source.names, len(source.classes)),
-        data=data,
+        data={key: value for key, value in data.items() if value},
+        **form_and_colour,
     )
 
 
-def looked(
-    source: Source, path: Path, asked: tuple[Span | None, float], state: Path | None
-) -> tuple[int, int, float, bool]:
+def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: Path | None) -> dict[str, Any]:
     """`side`, `longer`, `proportion` and `colour` of a survey; as kept in `state`, if nothing changed.
 
     asked: what else decides whether they can be decoded. Raises as the decoding of `source` does.
     """
     about = [str(path), asked, source.size, [(name, s.st_size, s.st_ino, s.st_ctime_ns) for name, s in statuses(path)]]
-    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
-    with suppress(*UNREADABLE):
-        side, longer, proportion, colour = read_json(state / LOOKED)[key]  # type: ignore[operator]  # or there is none
-        return int(side), int(longer), float(proportion), bool(colour)
-    sides, coloured = [], 0
+    key = digest_of(about)
+    if state is not None:
+        with suppress(*UNREADABLE):
+            seen = read_json(state / LOOKED)[key]
+            return {name: kind(seen[name]) for name, kind in SEEN.items()}
+    sides = []
+    coloured = 0
     for image, _ in progress(chain(source.train, source.test or ()), source.size, "looking"):
         sides.append(image.shape[:2])
         coloured += bool((image != image[..., :1]).any())
@@ -140,11 +142,12 @@ def looked(
     low, middle, high = np.quantile(np.divide(*np.transpose(sides)), (0.25, 0.5, 0.75))
     if (low - 1) * (high - 1) <= 0:
         middle = 1.0
-    found = int(shorter), int(longer), float(middle), 2 * coloured > len(sides)
+    colour = 2 * coloured > len(sides)
+    seen = {"side": int(shorter), "longer": int(longer), "proportion": float(middle), "colour": colour}
     if state is not None:
         with suppress(OSError):
-            replace_private(state / LOOKED, json.dumps({key: found}).encode())
-    return found
+            replace_private(state / LOOKED, json.dumps({key: seen}).encode())
+    return seen
 
 
 def pattern_in(names: Sequence[str], classes: int) -> str | None:

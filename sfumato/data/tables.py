@@ -24,7 +24,7 @@ def table_in(folder: Path) -> Path | None:
     found = [folder / name for name in METADATA if (folder / name).is_file()]
     if len(found) > 1:
         raise DataError(f"{folder} holds {' and '.join(file.name for file in found)}: keep one of them.")
-    return found[0] if found else None
+    return next(iter(found), None)
 
 
 def table_of(root: Path) -> Path | None:
@@ -40,7 +40,8 @@ def read_table(table: Path, columns: Sequence[str], what: str) -> Rows:
     if any(heads.count(name) != 1 for name in columns):
         named = " and ".join(columns)
         raise DataError(f"{what} is not a table with the columns {named}, each once: name them in its first line")
-    places, found = [heads.index(name) for name in columns], Rows()
+    places = [heads.index(name) for name in columns]
+    found = Rows()
     for number, row in rows:
         if len(row) != len(heads):
             cells = f"{len(row)} cells and {len(heads)} columns"
@@ -144,8 +145,8 @@ def parquet_rows(table: Path, columns: Sequence[str]) -> Cells:
 def cell_text(value: Any) -> str | None:
     """A cell as text, "" for none, that of a list with BETWEEN; None for anything but text and whole numbers."""
     if isinstance(value, list):
-        parts = [cell_text(part) for part in value]
-        return None if None in parts else BETWEEN.join(part or "" for part in parts)
-    if isinstance(value, bool):
-        return None
-    return "" if value is None else value if isinstance(value, str) else str(value) if isinstance(value, int) else None
+        parts = [text for part in value if (text := cell_text(part)) is not None]
+        return BETWEEN.join(parts) if len(parts) == len(value) else None
+    if isinstance(value, str | int) and not isinstance(value, bool):
+        return str(value)
+    return "" if value is None else None

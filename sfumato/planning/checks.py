@@ -11,6 +11,7 @@ from sfumato.errors import ConfigError, nearest
 from sfumato.settings.data import GROUP, SEVERAL
 from sfumato.settings.fields import size_of
 from sfumato.settings.params import Params
+from sfumato.settings.sources import names_in
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import PUBLIC_MODEL
 from sfumato.text_to_image.prompts import class_prompts
@@ -126,7 +127,6 @@ def missing_stages(params: Params) -> Iterator[str]:
 
 def name_problems(params: Params) -> Iterator[str]:
     """Names that no table has: sources, feature maps, classifiers and metrics; a metric without its extractor."""
-    from sfumato.data.sources import names_in
     from sfumato.evaluation.classifiers import CLASSIFIERS
     from sfumato.evaluation.metrics.fidelity import METRICS
     from sfumato.features import FEATURES, projection

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from sfumato import __version__, errors
+from sfumato.data.duplicates import ORIGIN
 from sfumato.data.layout import ASKED, Unclear
-from sfumato.data.prepare import ORIGIN
 from sfumato.data.sources.imagefolder import list_folder
 from sfumato.data.sources.splits import VALIDATION, split_of
 from sfumato.data.survey import Survey, survey

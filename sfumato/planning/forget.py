@@ -8,13 +8,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from sfumato.data.prepare import ORIGIN, UNNAMED
-from sfumato.data.sources.packed import UNPACKED
+from sfumato.data.duplicates import ORIGIN
+from sfumato.data.prepare import UNNAMED
+from sfumato.data.sources.packed import remove_unpacked
 from sfumato.data.survey import LOOKED
 from sfumato.errors import BudgetError, explained
 from sfumato.evaluation.comparison import EVALUATIONS
 from sfumato.privacy.odometer import LOCAL, Odometer
-from sfumato.storage.files import sweep
 
 FORGOTTEN = "forget"  # purpose of the entry in the journal
 STAYS = (ORIGIN, UNNAMED)  # against a second name of the same folder, and a second version of the same images
@@ -53,7 +53,7 @@ def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> None:
                     stack.enter_context(FileLock(lock, blocking=False))
         for paths in private_files(state, dataset_id).values():
             delete(paths)
-        sweep(state / UNPACKED)
+        remove_unpacked(state)
         odometer.append(LOCAL, purpose=FORGOTTEN)
     delete(here)
 

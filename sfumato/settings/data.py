@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, FiniteFloat, field_validator, model_
 
 from sfumato.errors import ConfigError
 from sfumato.settings.fields import Fraction, Part, Positive, Size, Strict
+from sfumato.settings.sources import OF_THE_OWNER, OWNERS, SOURCES
 from sfumato.storage.documents import class_name, dataset_name
 
 DatasetId = Annotated[str, AfterValidator(dataset_name)]
@@ -16,7 +17,6 @@ IMAGE: Literal["image"] = "image"
 GROUP: Literal["group"] = "group"
 OUTER: Literal["outer"] = "outer"
 SEVERAL: Literal["several"] = "several"
-OF_THE_OWNER = ("imagefolder", "npz", "webdataset")  # sources that hold whatever their owner put there
 
 
 def rising(span: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -73,11 +73,11 @@ class Groups(Strict):
 class Data(Strict):
     """Where the sensitive images come from. Every value in this section is public."""
 
-    # name that the odometer counts by, at most 64 of A-Z a-z 0-9 . _ -; None: the source's name. Required for
-    # imagefolder, npz and webdataset
+    # name that the odometer counts by, at most 64 of A-Z a-z 0-9 . _ -; None: the source's name. Required for files of
+    # your own
     dataset_id: DatasetId | None = None
-    source: str = "digits"  # one of SOURCES (sfumato/data/sources): digits, fashion-mnist, cifar10, imagefolder, …
-    # folder or file; required for imagefolder, npz and webdataset. Also a zip of it, or Parquet with pictures inside
+    source: str = "digits"  # one of SOURCES (sfumato/settings/sources)
+    # folder or file; required for files of your own. Also a zip of it, or Parquet with pictures inside
     path: str | None = None
     # after resizing: the side of squares, or [rows, columns]; None: as in the source
     size: Size | None = None
@@ -117,21 +117,16 @@ class Data(Strict):
         return value
 
     @model_validator(mode="after")
-    def groups_are_of_the_owner(self) -> Self:
-        if self.groups is not None and self.source not in OF_THE_OWNER:
-            raise ValueError(f"data.groups needs one of the sources {', '.join(OF_THE_OWNER)}, not {self.source}")
-        if self.skip and self.source not in ("imagefolder", "webdataset"):
-            raise ValueError(f"data.skip is of imagefolder and webdataset, not of {self.source}")
-        if self.compare_by is not None and self.source != "imagefolder":
-            raise ValueError(f"data.compare_by is of imagefolder with a table, not of {self.source}")
-        if self.labels == SEVERAL and self.source not in ("imagefolder", "npz"):
-            raise ValueError("data.labels: several needs imagefolder, with a table of the labels, or npz")
-        if self.labels == SEVERAL and self.groups is not None and self.groups.folder:
+    def fits_the_source(self) -> Self:
+        for setting in OWNERS:
+            takers = [name for name, kind in SOURCES.items() if setting in kind.takes]
+            given = getattr(self, setting) != type(self).model_fields[setting].default
+            if given and self.source not in takers:
+                raise ValueError(f"data.{setting} is of {' and '.join(takers)}, not of {self.source}")
+        if self.groups is not None and self.labels == SEVERAL and self.groups.folder:
             raise ValueError("data.groups: with several labels, ids are found by column, csv, pattern, array or dicom")
         tabled = self.label_column is not None or self.source == "webdataset"
-        if tabled and self.source not in ("imagefolder", "webdataset"):
-            raise ValueError(f"data.label_column is of imagefolder and webdataset, not of {self.source}")
-        if tabled and self.groups is not None and (self.groups.folder or self.groups.array):
+        if self.groups is not None and tabled and (self.groups.folder or self.groups.array):
             raise ValueError("data.groups: with labels in a table, ids are found by column, pattern, csv or dicom")
         return self
 
@@ -149,8 +144,8 @@ class Public(Strict):
     They are prepared if a stage in `run` reads them.
     """
 
-    source: str = "glyphs"  # one of SOURCES (sfumato/data/sources): glyphs, procedural, photos, cifar10, imagefolder, …
-    path: str | None = None  # folder or file; required for imagenet32, imagefolder and npz
-    per_class: Positive = 300  # images of each class, for the drawn sources: glyphs, procedural, photos
-    # owner's confirmation: images without privacy.json (imagefolder, npz) were not made from sensitive ones
+    source: str = "glyphs"  # one of SOURCES (sfumato/settings/sources)
+    path: str | None = None  # folder or file; required for files of your own
+    per_class: Positive = 300  # images of each class, for sources that are drawn
+    # owner's confirmation: images of your own without privacy.json were not made from sensitive ones
     declared_public: bool = False

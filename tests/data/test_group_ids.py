@@ -273,7 +273,7 @@ def test_an_id_with_far_more_images_than_others_is_asked_about(clinic):
 
 
 def test_groups_go_with_images_of_the_owner_alone():
-    with pytest.raises(ValueError, match="needs one of the sources"):
+    with pytest.raises(ValueError, match="groups is of imagefolder and npz and webdataset, not of"):
         Data(source="digits", groups=Groups(folder=True))
 
 

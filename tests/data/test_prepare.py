@@ -14,12 +14,14 @@ import yaml
 from PIL import Image
 from sources.writers import write_folder, write_idx, write_imagenet32, write_mnist
 
-from sfumato.data import listing, prepare, sources
+from sfumato.data import duplicates, listing, prepare
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import fingerprint, is_held_out, prepare_public, prepare_sensitive, refuse_sensitive_as_public
+from sfumato.data.sources import read_public, read_source
 from sfumato.data.store import PublicCard, load_prepared, load_public, read_card, read_public_card
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Public
+from sfumato.settings.sources import EITHER, SOURCES, SourceKind
 from sfumato.storage.artifacts import read_artifact
 from stages.cli import main
 
@@ -317,9 +319,8 @@ def test_the_sensitive_images_are_never_taken_for_public_ones(data, public, refu
 
 def test_a_new_source_that_may_be_sensitive_and_public_is_refused_as_both(tmp_path, monkeypatch, images):
     """Its entry in the table is enough."""
-    read = Mock(return_value=sources.Source(("a", "b"), [], None, 0))
-    monkeypatch.setitem(sources.SOURCES, "histology", (read, sources.SENSITIVE + sources.PUBLIC))
-    sources.read_public(Public(source="histology"), (1, 5, 6), tmp_path, seed=0)
+    monkeypatch.setitem(SOURCES, "histology", SourceKind("drawn:read_digits", EITHER))
+    read_public(Public(source="histology"), (1, 5, 6), tmp_path, seed=0)
     with pytest.raises(ConfigError, match="sensitive images themselves"):
         refuse_sensitive_as_public(Data(source="histology"), Public(source="histology", path="elsewhere"))
 
@@ -428,7 +429,7 @@ def test_doctor_finds_public_images_among_the_real_ones_and_journals_that_it_loo
 @pytest.fixture
 def take_folder(owner, tmp_path, monkeypatch):
     """Prepares the folder of pictures `in`; returns how often its source was opened until then."""
-    root, read = write_folder(tmp_path / "in", per_class=20), Mock(wraps=sources.read_source)
+    root, read = write_folder(tmp_path / "in", per_class=20), Mock(wraps=read_source)
     monkeypatch.setattr(listing, "FRESH", 0.0)
     monkeypatch.setattr(prepare, "read_source", read)
 
@@ -524,10 +525,10 @@ def test_equal_images_are_found_in_a_sample_that_follows_from_them(owner, monkey
     owner.prepare(images[:300])
     owner.prepare(images[200:], dataset_id="other", different_people=True)
     homes = [owner.state / "data" / name for name in ("set", "other")]
-    every = prepare.by_content(*homes)
+    every = duplicates.by_content(*homes)
     assert [len(one) for one in every] == [300, 200] and len(np.intersect1d(*every)) == 100
-    monkeypatch.setattr(prepare, "MOST_COMPARED", 60)
-    some = prepare.by_content(*homes)
+    monkeypatch.setattr(duplicates, "MOST_COMPARED", 60)
+    some = duplicates.by_content(*homes)
     assert 30 < len(some[0]) < 90 and all(set(part) <= set(whole) for part, whole in zip(some, every, strict=True))
     shared = np.intersect1d(*some)
     assert 8 < len(shared) < 35 and set(shared) == set(np.intersect1d(*every)) & set(some[0])
@@ -539,10 +540,10 @@ def test_looks_are_compared_in_blocks_and_the_sample_is_always_the_same(owner, m
     images = np.random.default_rng(4).integers(0, 256, (90, 12, 12), dtype=np.uint8)
     owner.prepare(images)
     home = owner.state / "data/set"
-    whole = np.concatenate([*prepare.looks(home)])
-    monkeypatch.setattr(prepare, "BLOCK", 7)
-    blocks = [*prepare.looks(home)]
+    whole = np.concatenate([*duplicates.looks(home)])
+    monkeypatch.setattr(duplicates, "BLOCK", 7)
+    blocks = [*duplicates.looks(home)]
     assert max(map(len, blocks)) == 7 and np.array_equal(np.concatenate(blocks), whole) and len(whole) == 90
-    few, again = (np.concatenate([*prepare.looks(home, 20)]) for _ in range(2))
+    few, again = (np.concatenate([*duplicates.looks(home, 20)]) for _ in range(2))
     assert np.array_equal(few, again) and 20 < len(few) <= 40 and (few @ whole.T).max(axis=1).min() > 0.999
-    assert prepare.resized_copies(home, home)
+    assert duplicates.resized_copies(home, home)

@@ -14,18 +14,20 @@ class Genes:
     """A random stream for drawing functions that reads `values`, (n,) in [0, 1), then one fixed stream; it counts."""
 
     def __init__(self, values: np.ndarray) -> None:
-        self.values, self.read = values, 0
+        self.values = values
+        self.read = 0
         self.beyond = np.random.default_rng(0)
 
     def random(self, size: int | Sequence[int] | None = None) -> np.ndarray:
-        number = 1 if size is None else int(np.prod(size))
-        own = self.values[self.read : self.read + number]
+        shape = () if size is None else size
+        number = int(np.prod(shape))
+        genes = self.values[self.read : self.read + number]
         self.read += number
-        found = np.concatenate([own, self.beyond.random(number - len(own))])
-        return found.reshape(size) if size is not None else found[0]  # type: ignore[return-value]
+        drawn = np.concatenate([genes, self.beyond.random(number - len(genes))])
+        return drawn.reshape(shape)[()]  # type: ignore[no-any-return]  # a number without a size
 
     def uniform(self, low=0.0, high=1.0, size: int | Sequence[int] | None = None) -> np.ndarray:
-        shape = np.broadcast_shapes(np.shape(low), np.shape(high)) or None if size is None else size
+        shape = size or np.broadcast_shapes(np.shape(low), np.shape(high))
         return low + (np.asarray(high) - low) * self.random(shape)
 
     def integers(self, low: int, high: int | None = None) -> int:

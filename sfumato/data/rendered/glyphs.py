@@ -79,9 +79,10 @@ def place(picture: Image, size: tuple[int, int], random: np.random.Generator) ->
     fine = max(2, round(112 / side))  # drawn this many times larger, then averaged
     fraction = random.uniform(min(0.85, 0.7 + 1.2 / side), 1.0)  # of the side; the glyph fills more of a small image
     scale = side * fine * fraction / max(picture.size)
-    stretch, shear, angle = random.uniform(0.8, 1.2), random.uniform(-0.2, 0.2), math.radians(random.uniform(-15, 15))
-    cos, sin = math.cos(angle), math.sin(angle)
-    turned = np.array([[cos, -sin], [sin, cos]]) @ np.array([[stretch, shear], [0, 1]]) * scale
+    stretched = np.array([[random.uniform(0.8, 1.2), random.uniform(-0.2, 0.2)], [0, 1]])
+    angle = math.radians(random.uniform(-15, 15))
+    rotation = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    turned = rotation @ stretched * scale
     back = np.linalg.inv(turned)  # from the canvas to the picture, as the transform below needs it
     room = side * fine * max(0.04, (1 - fraction) / 2)
     centre = np.array([width, height]) * fine / 2 + random.uniform(-room, room, 2)

@@ -15,15 +15,16 @@ def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
     from sklearn.datasets import load_sample_image
 
     channels, height, width = shape
-    coloured = [Image.fromarray(load_sample_image(f"{name}.jpg")) for name in PHOTOGRAPHS]
-    pictures = coloured if channels == 3 else [picture.convert("L") for picture in coloured]
+    mode = {1: "L", 3: "RGB"}[channels]
+    pictures = [Image.fromarray(load_sample_image(f"{name}.jpg")).convert(mode) for name in PHOTOGRAPHS]
 
     def draw(random: np.random.Generator, label: int) -> np.ndarray:
         picture = pictures[label]
         largest = min(picture.width / width, picture.height / height)  # of a patch, in units of the image
         smallest = min(max(1.0, SMALLEST / min(height, width)), largest)
         scale = math.exp(random.uniform(math.log(smallest), math.log(largest)))
-        left, top = random.uniform(0, picture.width - scale * width), random.uniform(0, picture.height - scale * height)
+        left = random.uniform(0, picture.width - scale * width)
+        top = random.uniform(0, picture.height - scale * height)
         box = (left, top, min(left + scale * width, picture.width), min(top + scale * height, picture.height))
         patch = np.atleast_3d(np.asarray(picture.resize((width, height), Image.Resampling.LANCZOS, box=box)))
         return np.ascontiguousarray(patch[:, ::-1]) if random.random() < 0.5 else patch

@@ -34,7 +34,8 @@ def dead_leaves(random: np.random.Generator, height: int, width: int, channels: 
     y, x = (axis.ravel() for axis in grid(height, width))
     image = np.broadcast_to(random.random(channels), (height * width, channels)).copy()
     bare = np.arange(height * width)
-    least, most = random.uniform(0.03, 0.08), random.uniform(0.3, 0.6)
+    least = random.uniform(0.03, 0.08)
+    most = random.uniform(0.3, 0.6)
     for _ in range(12):  # from front to back, 24 discs at once
         radius = (most**-2 + random.random(24) * (least**-2 - most**-2)) ** -0.5
         middle = random.uniform(-0.2, [[1.2 * y[-1]], [1.2 * x[-1]]], (2, 24))
@@ -74,9 +75,11 @@ def gradient_noise(random: np.random.Generator, height: int, width: int, channel
 def perlin(random: np.random.Generator, height: int, width: int, cells: float) -> np.ndarray:
     """One octave, (H, W): random unit gradients at the corners of a lattice with `cells` cells to the shorter side."""
     y, x = (axis * cells for axis in grid(height, width))
-    row, column = y.astype(int), x.astype(int)
+    row = y.astype(int)
+    column = x.astype(int)
     angle = random.uniform(0, 2 * math.pi, (int(y[-1, 0]) + 2, int(x[0, -1]) + 2))
-    dy, dx = y - row, x - column
+    dy = y - row
+    dx = x - column
     corner = [
         [np.cos(turn := angle[row + i, column + j]) * (dx - j) + np.sin(turn) * (dy - i) for j in (0, 1)]
         for i in (0, 1)
@@ -110,8 +113,10 @@ def shapes(random: np.random.Generator, height: int, width: int, channels: int) 
     start, ink = apart(random, channels)
     image = start + ramp * random.uniform(0, 0.5) * (random.random(channels) - start)
     for _ in range(random.integers(1, 6)):
-        size, turn = random.uniform(0.1, 0.4), random.uniform(0, 2 * math.pi)
-        dy, dx = y - random.uniform(0, y[-1, 0]), x - random.uniform(0, x[0, -1])
+        size = random.uniform(0.1, 0.4)
+        turn = random.uniform(0, 2 * math.pi)
+        dy = y - random.uniform(0, y[-1, 0])
+        dx = x - random.uniform(0, x[0, -1])
         across = dx * math.cos(turn) + dy * math.sin(turn)
         along = (dy * math.cos(turn) - dx * math.sin(turn)) / random.uniform(0.4, 1)
         if random.random() < 0.4:

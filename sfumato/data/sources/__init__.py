@@ -1,46 +1,23 @@
-"""Where images come from: one entry of SOURCES each, by the name in the parameters.
+"""Open a source of images, by its entry of SOURCES in `settings/sources.py`.
 
 Every source yields one image at a time, already converted to the asked size and channels. The conversion of an image
 depends only on that image and the request.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 from sfumato.data.images import Shape
-from sfumato.data.rendered import DRAWN
-from sfumato.data.sources.cifar import read_cifar
-from sfumato.data.sources.drawn import read_digits, read_drawn
-from sfumato.data.sources.idx import read_idx_set
-from sfumato.data.sources.imagefolder import read_imagefolder
-from sfumato.data.sources.npz import read_imagenet32, read_npz
 from sfumato.data.sources.packed import unpacked
 from sfumato.data.sources.source import Example, Request, Source
 from sfumato.errors import ConfigError, DataError, explained, nearest, public, reading_sensitive
 from sfumato.settings.data import OUTER, SEVERAL, Data, Public
 from sfumato.settings.fields import both_sides
+from sfumato.settings.sources import SOURCES, names_in
 from sfumato.storage.documents import class_name
 
-__all__ = ["SOURCES", "Example", "Source", "read_public", "read_source"]
-
-
-SENSITIVE, PUBLIC = ("data",), ("public",)  # the sections that may name a source
-# how each is opened, given the folder of downloads, and where it may be named
-SOURCES: dict[str, tuple[Callable[[Request, Path], Source], tuple[str, ...]]] = {
-    "digits": (read_digits, SENSITIVE),
-    "fashion-mnist": (read_idx_set, SENSITIVE),
-    "mnist": (read_idx_set, SENSITIVE),
-    "cifar10": (read_cifar, SENSITIVE + PUBLIC),
-    "imagefolder": (read_imagefolder, SENSITIVE + PUBLIC),
-    "npz": (read_npz, SENSITIVE + PUBLIC),
-    "webdataset": (read_imagefolder, SENSITIVE),
-    **dict.fromkeys(DRAWN, (read_drawn, PUBLIC)),
-    "emnist": (read_idx_set, PUBLIC),
-    "kmnist": (read_idx_set, PUBLIC),
-    "cifar100": (read_cifar, PUBLIC),
-    "imagenet32": (read_imagenet32, PUBLIC),
-}
+__all__ = ["Example", "Source", "read_public", "read_source"]
 
 
 def read_source(data: Data, raw: Path) -> Source:
@@ -73,11 +50,6 @@ def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
     return open_source(request, raw)
 
 
-def names_in(section: str) -> list[str]:
-    """The sources that may be named in a section, "data" or "public"."""
-    return [name for name, (_, sections) in SOURCES.items() if section in sections]
-
-
 def open_source(request: Request, raw: Path) -> Source:
     """Raises ConfigError for a name that SOURCES does not have in this section, DataError for a single class."""
     known = names_in(request.section)
@@ -88,14 +60,15 @@ def open_source(request: Request, raw: Path) -> Source:
         reading_sensitive()
         if request.path is not None:
             request = replace(request, path=str(unpacked(Path(request.path).expanduser())))
-    read, _ = SOURCES[request.name]
+    read = resolve_name(f"{__name__}.{SOURCES[request.name].reader}")
     source = replace(read(request, raw), converted=request.converted, left_out=request.left_out)
     with explained(DataError, lambda error: f"{request.section}.source={request.name}: {error}. Rename it."):
         for name in source.classes:
             class_name(name)
     if len(source.classes) < 2:
         raise DataError(f"{request.section}.source={request.name} has one class only: give two or more.")
-    ids, trained = source.groups or [], source.size - source.held_out
+    ids = source.groups or []
+    trained = source.size - source.held_out
     if shared := {*ids[:trained]} & {*ids[trained:]} - {None}:
         raise DataError(
             f"data.groups: {len(shared)} person(s) have pictures in both train and test of {request.path}, and no "

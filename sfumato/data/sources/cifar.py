@@ -11,8 +11,8 @@ ARCHIVES = {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.t
 
 def read_cifar(request: Request, raw: Path) -> Source:
     """The set whose archive is unpacked in `request.path` or in `raw`; without a path, it is downloaded if missing."""
-    place = raw if request.path is None else Path(request.path).expanduser()
+    place = raw if request.path is None else request.required_path()
     fix = f"Unpack {ARCHIVES[request.name]} into {place}"
     parts = download(request.name.upper(), place, fix, test=request.sensitive, download=request.path is None)
     train, *test = [examples(part.data, np.array(part.targets), request, request.name) for part in parts]
-    return Source(tuple(parts[0].classes), train, test[0] if test else None, sum(map(len, parts)))
+    return Source(tuple(parts[0].classes), train, next(iter(test), None), sum(map(len, parts)))

@@ -49,48 +49,51 @@ IDX_SETS = {
 
 def read_idx_set(request: Request, raw: Path) -> Source:
     """A set of idx files, gzipped or not: from `request.path`, else the usual places, else a download."""
-    known = IDX_SETS[request.name]
-    splits = known.splits if request.sensitive else known.splits[:1]
+    chosen = IDX_SETS[request.name]
+    splits = chosen.splits if request.sensitive else chosen.splits[:1]
     stems = [f"{split}-{kind}" for split in splits for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
-    if request.path is not None:
-        places = [place := Path(request.path).expanduser(), place / "gzip"]  # EMNIST's archive unpacks into the second
-    else:
-        system = [DEBIAN_FASHION_MNIST] if request.name == "fashion-mnist" else []
-        # torchvision downloads to the last one.
-        places = [*system, raw / request.name, raw / request.name / "gzip", raw / known.torchvision / "raw"]
+    home = raw / request.name if request.path is None else request.required_path()
+    places = [home, home / "gzip"]  # EMNIST's archive unpacks into the second
+    if request.path is None:
+        places.append(raw / chosen.torchvision / "raw")  # where torchvision downloads to
+        if request.name == "fashion-mnist":
+            places.insert(0, DEBIAN_FASHION_MNIST)
     files = first_with_all(places, stems)
     if files is None and request.path is None:
-        fix = f"Put the files {', '.join(f'{stem}.gz' for stem in stems)} into {raw / request.name} by hand"
-        download(known.torchvision, raw, fix, test=request.sensitive, **known.options)
+        fix = f"Put the files {', '.join(f'{stem}.gz' for stem in stems)} into {home} by hand"
+        download(chosen.torchvision, raw, fix, test=request.sensitive, **chosen.options)
         files = first_with_all(places, stems)
     if files is None:
         raise DataError(f"{', '.join(map(str, places))}: none holds {', '.join(f'{stem}[.gz]' for stem in stems)}.")
-    parts, size = [], 0
+    parts = []
+    size = 0
     for images_file, labels_file in zip(files[::2], files[1::2], strict=True):
-        images, labels = read_idx(images_file), read_idx(labels_file)
+        images = read_idx(images_file)
+        labels = read_idx(labels_file)
         if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
             shapes = f"{images.shape} and its labels {labels.shape}"
             raise DataError(f"{images_file} has shape {shapes}: these do not belong together.")
-        check_labels(labels, known.classes, labels_file)
+        check_labels(labels, chosen.classes, labels_file)
         size += len(images)
-        upright = images.transpose(0, 2, 1) if known.transposed else images
+        upright = images.transpose(0, 2, 1) if chosen.transposed else images
         parts.append(examples(upright, labels, request, images_file.name))
-    return Source(known.classes, parts[0], parts[1] if request.sensitive else None, size)
+    train, *test = parts
+    return Source(chosen.classes, train, next(iter(test), None), size)
 
 
 def first_with_all(places: list[Path], stems: list[str]) -> list[Path] | None:
     """The files of the first folder that holds all of `stems`, each gzipped or plain."""
     for place in places:
-        found = [next(filter(Path.is_file, (place / f"{stem}.gz", place / stem)), None) for stem in stems]
-        whole = [path for path in found if path is not None]
-        if len(whole) == len(stems):
-            return whole
+        files = {stem: file for stem in stems for file in (place / stem, place / f"{stem}.gz") if file.is_file()}
+        if len(files) == len(stems):
+            return [*files.values()]
     return None
 
 
 def read_idx(path: Path) -> np.ndarray:
     """An idx file of unsigned bytes: magic 0, 0, 8, rank; then one big-endian int32 per axis; then the bytes."""
-    broken, causes = f"{path} is truncated or corrupt", (OSError, EOFError, zlib.error, struct.error)
+    broken = f"{path} is truncated or corrupt"
+    causes = (OSError, EOFError, zlib.error, struct.error)
     with (
         explained(DataError, lambda error: f"{broken} ({error}): fetch it again.", causes=causes),
         gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file,
@@ -105,7 +108,8 @@ def read_idx(path: Path) -> np.ndarray:
         if min(shape, default=0) < 0 or size > LARGEST:
             raise DataError(f"{broken}: its header says {shape}, expected at most {LARGEST:,} values. Fetch it again.")
         content = file.read(size + 1)  # a few bytes of gzip can stand for any number: only what is meant is unpacked
-    if len(content) != size:
-        more = "more than " if len(content) > size else ""
-        raise DataError(f"{broken}: {more}{min(size, len(content))} values for shape {shape}. Fetch it again.")
+    if len(content) > size:
+        raise DataError(f"{broken}: more than {size} values for shape {shape}. Fetch it again.")
+    if len(content) < size:
+        raise DataError(f"{broken}: {len(content)} values for shape {shape}. Fetch it again.")
     return np.frombuffer(content, np.uint8).reshape(shape)

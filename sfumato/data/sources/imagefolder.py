@@ -28,7 +28,8 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     classes are those of `request`; with several labels, `list_labels` names them. Raises DataError, here or while
     the pictures are decoded, that names every file that cannot be used.
     """
-    path, groups = request.required_path(), request.groups
+    path = request.required_path()
+    groups = request.groups
     if request.sensitive and path.is_dir() and (path / GROUPS).exists() and groups is None:
         raise DataError(f"{path / GROUPS} {GROUPS_REFUSED}.")
     found = list_pictures(request)
@@ -55,13 +56,13 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
 
 def list_pictures(request: Request) -> Listing:
     """The pictures of a request, before any is decoded, by where their labels are."""
-    path, column = request.required_path(), None if request.groups is None else request.groups.column
+    path = request.required_path()
     if request.several:
         return list_labels(request)
     if request.name == "webdataset":
-        return list_shards(path, request.label_column, column, request.classes)
+        return list_shards(path, request.label_column, request.id_column, request.classes)
     if request.label_column is not None:
-        return list_metadata(path, request.label_column, column, request.classes)
+        return list_metadata(path, request.label_column, request.id_column, request.classes)
     return list_folder(path, f"{request.section}.path", request.groups, request.classes)
 
 
@@ -101,7 +102,8 @@ def list_part(
     """The pictures of one part of the folder `root`, by class; `problems` takes what cannot be used."""
     from PIL.Image import registered_extensions
 
-    entries, nested = visible(path), groups is not None and groups.folder is True
+    entries = visible(path)
+    nested = groups is not None and groups.folder is True
     problems += [
         f"{entry} lies outside a class: move it into a folder named after its class."
         for entry in entries
@@ -194,7 +196,8 @@ def problems_of(files: Sequence[Place], request: Request) -> list[str]:
             shapes[path] = image.shape
     first, *others = shapes or [Path()]
     if odd := [path for path in others if shapes[path] != shapes[first] and not request.mixed]:
-        sizes, channels = {shape[:2] for shape in shapes.values()}, {shape[2] for shape in shapes.values()}
+        sizes = {shape[:2] for shape in shapes.values()}
+        channels = {shape[2] for shape in shapes.values()}
         differs = {"size": len(sizes) > 1, "channels": len(channels) > 1}
         wish = " and ".join(f"{request.section}.{key}" for key, value in differs.items() if value)
         more = f" ({len(odd) - 1} more differ)" if len(odd) > 1 else ""

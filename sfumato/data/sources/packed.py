@@ -1,16 +1,20 @@
-"""A zip of any layout, and Parquet with pictures inside: unpacked into a private folder while the program runs."""
+"""A zip of any layout, an .npz, Parquet with pictures inside: unpacked into a private folder while the program runs."""
 
 import atexit
 import functools
 import json
+import os
 import shutil
 import zipfile
+import zlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from sfumato.data.sources.npz import unzipped
+import numpy as np
+
 from sfumato.data.sources.splits import TEST, TRAIN, folders_in, is_test, visible
 from sfumato.data.tables import FILE, METADATA, check_parquet, table_of
 from sfumato.errors import UNREADABLE, DataError, explained
@@ -35,22 +39,58 @@ def unpacked(path: Path) -> Path:
 
 @functools.cache
 def content_of(path: Path, tables: tuple[Path, ...], changed: int) -> Path:
+    if tables:
+        folder = private_folder()
+        unpack_tables(tables, folder)
+    else:
+        with readable_zip(path, "write it again"):
+            folder = extracted(path, changed)
+    while folder.is_dir() and len(inside := visible(folder)) == 1:
+        folder = inside[0]
+    return unpacked(folder)
+
+
+def private_folder() -> Path:
+    """A new folder that vanishes when the program ends."""
     home = state_dir() / UNPACKED
     sweep(home)  # what killed programs left
     ours = temporary_name(home)
     ours.mkdir(0o700, parents=True, exist_ok=True)
     atexit.register(shutil.rmtree, ours, ignore_errors=True)
-    folder = Path(mkdtemp(dir=ours))
-    if tables:
-        unpack_tables(tables, folder)
-    else:
-        with unzipped(path, "cannot be read as a zip", "write it again"), zipfile.ZipFile(path) as archive:
-            if len({*archive.namelist()}) < len(archive.namelist()):
-                raise ValueError("two of its files have one name")
-            archive.extractall(folder)
-    while folder.is_dir() and len(inside := visible(folder)) == 1:
-        folder = inside[0]
-    return unpacked(folder)
+    return Path(mkdtemp(dir=ours))
+
+
+def remove_unpacked(state: Path) -> None:
+    """Delete what this process unpacked, and what killed ones left: a program may run on for long."""
+    extracted.cache_clear()
+    content_of.cache_clear()
+    sweep(state / UNPACKED)
+    for ours in state.glob(f".{UNPACKED}.{os.getpid()}-*.tmp"):
+        shutil.rmtree(ours, ignore_errors=True)
+
+
+@functools.cache
+def extracted(path: Path, changed: int) -> Path:
+    """The files of a zip, or of an .npz."""
+    folder = private_folder()
+    with zipfile.ZipFile(path) as archive:
+        if len({*archive.namelist()}) < len(archive.namelist()):
+            raise ValueError("two of its files have one name")
+        archive.extractall(folder)
+    return folder
+
+
+def arrays_in(path: Path, fix: str) -> dict[str, np.ndarray]:
+    """The arrays of an .npz by name, memory-mapped. Raises DataError for pickles, or if it cannot be read."""
+    with readable_zip(path, fix):
+        files = sorted(extracted(path, path.stat().st_mtime_ns).glob("*.npy"))
+        return {file.stem: np.asarray(np.load(file, mmap_mode="r", allow_pickle=False)) for file in files}
+
+
+def readable_zip(path: Path, fix: str) -> AbstractContextManager[None]:
+    causes = (*UNREADABLE, EOFError, OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error)
+    # RuntimeError: it is encrypted; OverflowError, ValueError: an array claims more than there is
+    return explained(DataError, lambda error: f"{path} cannot be read ({error}): {fix}", causes=causes)
 
 
 def unpack_tables(tables: tuple[Path, ...], folder: Path) -> None:

@@ -52,8 +52,8 @@ class Listing:
 
     classes: tuple[str, ...]
     train: list[Place]
-    test: list[Place] | None  # None: no official test split
-    problems: list[str]
+    test: list[Place] | None = None  # None: no official test split
+    problems: list[str] = field(default_factory=list)
     ids: list[str] | None = None  # of train and then test, where a table gives them
 
     @property
@@ -88,6 +88,10 @@ class Request:
     def sensitive(self) -> bool:
         """Sensitive sets bring their test split and may have groups; public ones need neither."""
         return self.section == "data"
+
+    @property
+    def id_column(self) -> str | None:
+        return None if self.groups is None else self.groups.column
 
     def required_path(self) -> Path:
         if self.path is None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from sfumato.data.tables import table_in
 
-TRAIN, TEST = "train", "test"
+TRAIN = "train"
+TEST = "test"
 VALIDATION = ("val", "valid", "validation", "dev")  # they join the training part: nothing is chosen by them
 PARTS = {TRAIN: TRAIN, "training": TRAIN, TEST: TEST, "testing": TEST, **dict.fromkeys(VALIDATION, TRAIN)}
 LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "dicomdir"}  # in any case; and hidden files

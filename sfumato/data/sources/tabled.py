@@ -32,11 +32,14 @@ def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[s
     """
     if not path.is_dir():
         raise DataError(f"data.path={path} is not a folder: expected pictures and {METADATA[0]}.")
-    _, test = split_of(path)
-    parts: dict[bool, list[Row]] = {False: [], True: []}  # held out or not
-    for file, cells in rows_of(path, [FILE, label, *([group] if group else [])]).items():
-        parts[any(file.is_relative_to(folder) for folder in test)].append((file, *cells))
-    return listing_of([parts[False], *([parts[True]] if test else [])], classes, str(path))
+    columns = [FILE, label, group] if group else [FILE, label]
+    held_out = split_of(path)[1]
+    train: list[Row] = []
+    test: list[Row] = []
+    for file, cells in rows_of(path, columns).items():
+        part = test if any(file.is_relative_to(folder) for folder in held_out) else train
+        part.append((file, *cells))
+    return listing_of(train, test if held_out else None, classes, str(path))
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> dict[Path, list[str]]:
@@ -71,8 +74,10 @@ def list_labels(request: Request) -> Listing:
     The labels are the columns that `request.classes` names, by default all others, or what `label_column` lists. The
     names are those of the columns or of `request.classes`, so they do not depend on the images. Raises DataError.
     """
-    root, column, table = request.required_path(), request.label_column, table_of(request.required_path())
-    person = request.groups.column if request.groups is not None else None
+    root = request.required_path()
+    table = table_of(root)
+    column = request.label_column
+    person = request.id_column
     if table is None:
         wanted = f"{' or '.join(TABLES)}, with the column {FILE} and one of 0 and 1 for each label"
         raise DataError(f"data.labels: several, but data.path={root} is not a folder with {wanted}: write that table.")
@@ -81,18 +86,22 @@ def list_labels(request: Request) -> Listing:
     asked = (FILE, *([column] if column else classes), *([person] if person else ()))
     rows = rows_by_file(table, str(table), asked, files, root)
     ids = [rows[file].pop() for file in files] if person else None
-    found: list[Place] = []
+    places: list[Place] = []
     for file in files:
-        if column and not (listed := {*labels_listed(rows[file][0])}) <= {*classes}:
-            raise DataError(f"{table} lists a label that data.classes does not name: name all of them")
-        if not column and not {*rows[file]} <= {*VALUES}:
+        if column:
+            listed = {*labels_listed(rows[file][0])}
+            if not listed <= {*classes}:
+                raise DataError(f"{table} lists a label that data.classes does not name: name all of them")
+            row = [int(name in listed) for name in classes]
+        elif {*rows[file]} <= {*VALUES}:
+            row = [VALUES[cell] for cell in rows[file]]
+        else:
             raise DataError(
                 f"{table} has a cell that is neither 0 nor 1 in a column of a label: write one of them for each "
                 "picture, unsure ones too, and name the columns of the labels in data.classes: [a, b, …]"
             )
-        row = [name in listed for name in classes] if column else [VALUES[cell] for cell in rows[file]]
-        found.append((file, np.array(row, dtype=np.uint8)))
-    return Listing(classes, found, None, [], ids)
+        places.append((file, np.array(row, dtype=np.uint8)))
+    return Listing(classes, places, ids=ids)
 
 
 def labels_listed(cell: str) -> list[str]:
@@ -100,26 +109,29 @@ def labels_listed(cell: str) -> list[str]:
     return [part.strip() for part in cell.split(BETWEEN) if part.strip()]
 
 
-def listing_of(parts: Sequence[Sequence[Row]], classes: Sequence[str] | None, what: str) -> Listing:
-    """The pictures of the rows of the training part, and of the test part if there is one.
+def listing_of(train: list[Row], test: list[Row] | None, classes: Sequence[str] | None, what: str) -> Listing:
+    """The pictures of the rows of both parts; test: None if there is none.
 
     classes: the owner's list, or None for those that occur, which depend on the images. A label is the name of a class,
     or its number from 0 if the name of none is a number. Raises DataError for an empty label, or one of no class.
     """
-    labels = [row[1] for part in parts for row in part]
+    rows = train + (test or [])
+    labels = [row[1] for row in rows]
     if "" in labels:
         where = f"picture {labels.index('') + 1}, in the order of its table,"
         raise DataError(f"{what}: {where} has no label: give it one")
-    classes = classes_in(labels) if classes is None else classes
-    places = {text: i for i, text in enumerate(classes)}
+    classes = classes_in(labels) if classes is None else tuple(classes)
+    numbers = {text: i for i, text in enumerate(classes)}
     if not any(name.isdecimal() for name in classes):
-        numbered = {text: int(text) for text in labels if text.isdecimal() and len(text) < 10}
-        places |= {text: number for text, number in numbered.items() if number < len(classes)}
-    if unknown := next((text for text in labels if text not in places), None):
-        raise DataError(f"{what} holds a label that data.classes does not name: {unknown[:40]!r}. Name all of them.")
-    train, *test = [[(row[0], places[row[1]]) for row in part] for part in parts]
-    ids = [row[2] for part in parts for row in part if len(row) > 2]
-    return Listing(tuple(classes), list(train), list(test[0]) if test else None, [], ids or None)
+        given = {text: int(text) for text in labels if text.isdecimal() and len(text) < 10}
+        numbers |= {text: number for text, number in given.items() if number < len(classes)}
+    places: list[Place] = []
+    for file, text, *_ in rows:
+        if text not in numbers:
+            raise DataError(f"{what} holds a label that data.classes does not name: {text[:40]!r}. Name all of them.")
+        places.append((file, numbers[text]))
+    ids = [row[2] for row in rows if len(row) > 2] or None
+    return Listing(classes, places[: len(train)], None if test is None else places[len(train) :], ids=ids)
 
 
 def classes_in(labels: Sequence[str]) -> tuple[str, ...]:
@@ -129,13 +141,15 @@ def classes_in(labels: Sequence[str]) -> tuple[str, ...]:
 
 def shards_of(path: Path) -> list[Path]:
     """The tar files that a path names: itself, or those in the folder. Raises DataError if there are none."""
-    found = [path] if path.is_file() else sorted(path.glob("*.tar")) if path.is_dir() else []
-    if not found:
+    if path.is_file():
+        return [path]
+    shards = sorted(path.glob("*.tar"))
+    if not shards:
         raise DataError(f"data.path={path} is neither a tar file nor a folder of them (*.tar).")
-    for file in found:
-        if not file.is_file() or (path.is_dir() and not file.resolve().is_relative_to(path.resolve())):
+    for file in shards:
+        if not file.is_file() or not file.resolve().is_relative_to(path.resolve()):
             raise DataError(f"{file} is a link out of {path}, or not a file: copy the shard there.")
-    return found
+    return shards
 
 
 def list_shards(path: Path, label: str | None, group: str | None, classes: Sequence[str] | None) -> Listing:
@@ -147,23 +161,24 @@ def list_shards(path: Path, label: str | None, group: str | None, classes: Seque
     """
     from PIL.Image import registered_extensions
 
-    parts: dict[bool, list[Row]] = {False: [], True: []}  # held out or not
+    train: list[Row] = []
+    test: list[Row] = []
     shards = shards_of(path)
     for shard in shards:
-        held_out = len(shards) > 1 and is_test(shard.name)
+        part = test if len(shards) > 1 and is_test(shard.name) else train
         for number, sample in enumerate(samples_in(shard), 1):
             what = f"{shard}: sample {number}"
             pictures = [member for suffix, member in sample.items() if f".{suffix}" in registered_extensions()]
             if len(pictures) != 1:
                 raise DataError(f"{what} has {len(pictures)} pictures: expected one ({', '.join(sorted(sample))}).")
             text, person = words_of(sample, label, group, what)
-            parts[held_out].append((*pictures, text, person) if group else (*pictures, text))
-    return listing_of([parts[False], *filter(None, [parts[True]])], classes, str(path))
+            part.append((*pictures, text, person) if group else (*pictures, text))
+    return listing_of(train, test or None, classes, str(path))
 
 
 def samples_in(shard: Path) -> Iterable[Sample]:
     """The samples of a tar file, which are named alike up to the first dot. Hidden files are left out."""
-    found: dict[str, Sample] = {}
+    samples: dict[str, Sample] = {}
     wrong = f"{shard} cannot be read as a plain tar file: write it without compression."
     causes = (*UNREADABLE, tarfile.TarError, EOFError, OverflowError)
     with explained(DataError, lambda _: wrong, causes=causes), tarfile.open(shard, "r:") as archive:
@@ -175,14 +190,14 @@ def samples_in(shard: Path) -> Iterable[Sample]:
             folder, _, last = entry.name.rpartition("/")
             key, _, suffix = last.partition(".")
             member = Member(shard, entry.offset_data, entry.size, f"{key}.{suffix.lower()}")
-            if key and found.setdefault(f"{folder}/{key}", {}).setdefault(suffix.lower(), member) is not member:
+            if key and samples.setdefault(f"{folder}/{key}", {}).setdefault(suffix.lower(), member) is not member:
                 raise DataError(f"{shard}: entry {number} gives a sample two files of one kind: remove one.")
         with shard.open("rb") as file:
             file.seek(archive.offset)
             if any(file.read(tarfile.BLOCKSIZE)) or archive.offset > shard.stat().st_size:
                 seen = len(archive.getmembers())
                 raise DataError(f"{shard} is cut short, or damaged after entry {seen}: write it again")
-    return found.values()
+    return samples.values()
 
 
 def words_of(sample: Sample, label: str | None, group: str | None, what: str) -> tuple[str, str]:

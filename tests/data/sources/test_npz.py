@@ -10,7 +10,7 @@ import pytest
 from writers import NPZ, read_all, read_all_public, write_imagenet32, write_npz
 
 from sfumato.data.images import write_header
-from sfumato.data.sources import npz, read_public, read_source
+from sfumato.data.sources import read_public, read_source
 from sfumato.errors import DataError
 from sfumato.settings.data import Data, Public
 
@@ -37,7 +37,7 @@ def test_an_npz_gives_its_images_labels_and_classes(tmp_path):
         ({"classes": np.array([0, 1])}, "distinct names"),
         ({"classes": np.array(["a", ""])}, "not a valid class name"),
         ({"classes": np.array(["a", "\x1b[2J"])}, "not a valid class name"),
-        ({"classes": np.array(["a", None], object)}, "without pickle"),
+        ({"classes": np.array(["a", None], object)}, "Python objects in dtype.*plain arrays"),
         ({"groups": np.zeros(4)}, "privacy.unit: group"),
     ],
 )
@@ -55,11 +55,9 @@ def test_a_file_that_is_no_npz_is_refused(tmp_path):
             read_source(Data(source="npz", path=str(tmp_path / name)), tmp_path)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 512])
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_an_archive_read_in_pieces_is_the_same(tmp_path, monkeypatch, rows, order, save):
-    monkeypatch.setattr(npz, "ROWS", rows)
+def test_an_archive_is_the_same_however_it_was_saved(tmp_path, order, save):
     images = np.random.default_rng(0).integers(0, 256, (10, 4, 5, 3), dtype=np.uint8)
     labels = (np.arange(10) % 2).astype(">i4")
     save(tmp_path / "set.npz", images=np.asarray(images, order=order), labels=labels, classes=NPZ["classes"])
@@ -67,8 +65,7 @@ def test_an_archive_read_in_pieces_is_the_same(tmp_path, monkeypatch, rows, orde
     assert source.size == 10 and np.array_equal(np.stack(found), images) and known == labels.tolist()
 
 
-def test_an_archive_is_never_held_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(npz, "ROWS", 64)
+def test_an_archive_is_never_held_whole(tmp_path):
     count = 100_000  # 6.4 MB and 0.8 MB
     data = write_npz(tmp_path, images=np.zeros((count, 8, 8), np.uint8), labels=np.zeros(count, np.int64))
     next(iter(read_source(data, tmp_path).train))  # imports
@@ -83,7 +80,7 @@ def test_an_archive_whose_bytes_were_changed_is_refused(tmp_path):
     data = write_npz(tmp_path, images=np.full((600, 3, 3), 7, np.uint8), labels=np.zeros(600, np.int64))
     whole = Path(data.path).read_bytes()
     Path(data.path).write_bytes(whole.replace(bytes([7] * 9), bytes([8] * 9), 1))
-    with pytest.raises(DataError, match="truncated or corrupt"):
+    with pytest.raises(DataError, match="Bad CRC-32"):
         list(read_source(data, tmp_path).train)
 
 
@@ -97,29 +94,16 @@ def test_imagenet32_batches_are_read_in_their_order(tmp_path):
     assert len(source.classes) == 1000 and source.classes[999] == "class-0999"
 
 
-def test_imagenet32_is_named_by_the_list_beside_it_and_names_stay_distinct(tmp_path):
-    write_imagenet32(tmp_path / "train_data_batch_1.npz", 3)
-    names = {label: "crane" if label in (7, 1000) else f"thing_{label}" for label in range(1000, 0, -1)}
-    lines = [f"n{label:08d} {label} {name}" for label, name in names.items()]
-    (tmp_path / "map_clsloc.txt").write_text("\n".join(lines) + "\n")
-    public = Public(source="imagenet32", path=str(tmp_path))
-    classes = read_public(public, (3, 32, 32), tmp_path, 0).classes
-    assert classes[0] == "thing_1" and classes[6] == "crane-n00000007" and len(set(classes)) == 1000
-    (tmp_path / "map_clsloc.txt").write_text("\n".join(lines[:-1]))
-    with pytest.raises(DataError, match="map_clsloc"):
-        read_public(public, (3, 32, 32), tmp_path, 0)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"data": np.zeros((3, 3 * 64 * 64), np.uint8)}, "32×32 version"),
         ({"data": np.zeros((3, 3072), np.float32)}, "expected uint8"),
-        ({"data": np.asfortranarray(np.zeros((3, 3072), np.uint8))}, "row by row"),
         ({"labels": np.array([0, 1, 2])}, r"0\.\.2, expected 1\.\.1000"),
         ({"labels": np.array([1, 2, 1001])}, r"expected 1\.\.1000"),
         ({"labels": np.array([1, 2])}, "expected 3 integers"),
         ({"labels": np.array([1, 2, None], object)}, "cannot be read"),
+        ({"labels": None}, "no array named labels"),
     ],
 )
 def test_a_batch_of_another_form_is_refused(tmp_path, changes, message):
@@ -148,7 +132,7 @@ def test_an_array_larger_than_its_bytes_is_refused_before_memory_is_taken(tmp_pa
     write_header(header := io.BytesIO(), np.dtype(np.uint8), (2**36, 28, 28))  # 54 TiB
     with zipfile.ZipFile(data.path, "a") as archive:
         archive.writestr("images.npy", header.getvalue())
-    with pytest.raises(DataError, match="claims the shape"):
+    with pytest.raises(DataError, match="greater than file size"):
         read_source(data, tmp_path)
 
 

@@ -80,6 +80,14 @@ def test_a_zip_is_read_as_the_folder_in_it_which_only_its_owner_can_open_meanwhi
     assert survey(file, classes=("cat", "dog")).counts == (3, 3) and len([*place.iterdir()]) == 1
 
 
+def test_an_npz_is_unpacked_where_only_its_owner_can_look_and_once(tmp_path, state):
+    archive = write_npz(tmp_path)
+    for _ in range(2):
+        read_all(archive, tmp_path)
+    (place,) = state.glob(".unpacked.*.tmp")
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700 and len([*place.iterdir()]) == 1
+
+
 def test_a_zip_may_hold_an_archive_of_arrays(tmp_path, state):
     write_npz(tmp_path)
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
@@ -149,7 +157,7 @@ def test_what_cannot_be_unpacked_is_one_sentence(tmp_path, state):
     parquet.write_table(pyarrow.table({"label": [1]}), tmp_path / "c.parquet")
     (tmp_path / "d.parquet").write_bytes(b"PAR1")
     write_rows(tmp_path / "e.parquet", [0, 5])
-    said = {"a.zip": "cannot be read as a zip", "b.zip": "two of its files have one name"}
+    said = {"a.zip": "cannot be read .File is not a zip", "b.zip": "two of its files have one name"}
     for name in ("a.zip", "b.zip", "c.parquet", "d.parquet", "e.parquet"):
         with pytest.raises(DataError, match=said.get(name, "cannot be read as Parquet with pictures inside")):
             read_source(data(tmp_path / name, classes=NAMES, label_column="label"), tmp_path)

@@ -8,11 +8,12 @@ import pytest
 from PIL import Image
 from writers import read_all, read_all_public, write_folder, write_imagenet32
 
-from sfumato.data.rendered import drawn_set
+from sfumato.data.rendered import DRAWN, drawn_set
 from sfumato.data.sources import read_public, read_source
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Public
 from sfumato.settings.fields import both_sides
+from sfumato.settings.sources import names_in
 
 
 def test_digits_span_the_whole_range(digits, tmp_path):
@@ -56,10 +57,10 @@ def test_real_public_images_take_the_shape_of_the_sensitive_ones(tmp_path):
 
 
 def test_missing_files_name_the_place_and_the_key_and_are_not_replaced_by_a_download(tmp_path):
-    for name in ("mnist", "fashion-mnist", "cifar10"):
+    for name in {*names_in("data")} - {"digits"}:
         with pytest.raises(DataError, match="nowhere"):
-            read_source(Data(source=name, path=str(tmp_path / "nowhere")), tmp_path)
-    for name in ("emnist", "kmnist", "cifar10", "cifar100", "imagenet32", "imagefolder", "npz"):
+            read_source(Data(source=name, path=str(tmp_path / "nowhere"), classes=("a", "b")), tmp_path)
+    for name in {*names_in("public")} - {*DRAWN}:
         with pytest.raises(DataError, match="nowhere"):
             read_public(Public(source=name, path=str(tmp_path / "nowhere")), (1, 8, 8), tmp_path, 0)
     for public, error, message in (

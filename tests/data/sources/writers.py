@@ -58,7 +58,8 @@ def write_imagenet32(path, count, seed=0, **changes):
     images = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
     data, labels = images.transpose(0, 3, 1, 2).reshape(count, -1), np.arange(count) % 1000 + 1
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **{"data": data, "labels": labels, "mean": data.mean(0), **changes})
+    arrays = {"data": data, "labels": labels, "mean": data.mean(0), **changes}
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
     return images
 
 

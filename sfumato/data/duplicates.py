@@ -1,0 +1,128 @@
+"""Images that are counted already: under another dataset id, or in other groups. Their odometer would not add up."""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from sfumato.data.images import GROUPS, IMAGES, load_array
+from sfumato.data.lineage import digests
+from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, read_card
+from sfumato.errors import ConfigError, DataError, explained
+from sfumato.settings.data import Data
+from sfumato.storage.documents import read_json
+from sfumato.storage.journal import REGROUP, Journal
+
+ORIGIN = "origin.json"  # source and path of prepared images: private
+# of resized copies, at least 97 % are above ALIKE; of other slices of the same scanner, 10 %
+ALIKE = 0.995
+COPIED = 1 / 3  # of a sample of so many images: more alike are copies
+SAMPLE = 500
+MOST_COMPARED = 2**23  # images of a set compared by their bytes, in 64 MiB; of more, a part that follows from them
+BLOCK = 4096  # images that are compared by their looks at once
+
+
+def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
+    """Raise ConfigError if images of another dataset id, or its source, are among those in `fresh`, which go to `home`.
+
+    Each odometer would count a part. Images of one stored shape, (C, H, W), are compared as they are, and all by their
+    small grey versions: copies that were resized before may be stored in the same shape.
+    """
+    there = {path.parent for path in home.parent.glob("*/*.json") if path.name in (CARD, ORIGIN)}
+    for other in sorted(there - {home}):
+        file = other / ORIGIN
+        with explained(DataError, lambda e: f"{file} cannot be read ({e}): prepare these images again"):  # noqa: B023
+            same = file.is_file() and read_json(file) == origin
+        if not same and not (other / CARD).is_file():
+            continue  # it was forgotten: only its folder is known
+        if not same and read_card(other / CARD).shape == shape:
+            of_these, of_others = by_content(fresh, other)
+            same = len(np.intersect1d(of_these, of_others)) > 0
+        if same or resized_copies(fresh, other):
+            raise ConfigError(
+                f"data.dataset_id={home.name}: some of these images, or their folder, are counted as {other.name!r} "
+                "already: under a second name, their costs would not add up. Keep the first name; if these are images "
+                "of other people all the same, set data.different_people: true"
+            )
+
+
+def by_content(*homes: Path) -> list[np.ndarray]:
+    """Of each set (n,) uint64: images of the same bytes have the same. About MOST_COMPARED images of it at most."""
+    images = [[load_array(home / part / IMAGES) for part in (SENSITIVE, HOLDOUT)] for home in homes]
+    below = 2**64 * min(1.0, MOST_COMPARED / max(1, *(sum(map(len, parts)) for parts in images)))
+    values = [(int.from_bytes(value[:8], "big") for value in chain(*map(digests, parts))) for parts in images]
+    return [np.fromiter((value for value in every if value < below), np.uint64) for every in values]
+
+
+def resized_copies(fresh: Path, other: Path) -> bool:
+    """Whether a third of the images, by a sample, look like some of another set, whatever their size and colours."""
+    few = np.concatenate([*looks(fresh, SAMPLE)])
+    nearest = np.zeros(len(few))
+    for block in looks(other):
+        nearest = np.maximum(nearest, (few @ block.T).max(axis=1))
+    return bool((nearest > ALIKE).mean() > COPIED)
+
+
+def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
+    """Small grey versions of the images of both parts, (N, 64), centred, of norm 1 or 0, BLOCK at a time.
+
+    most: so many of each part at most, always the same.
+    """
+    from PIL.Image import Resampling, fromarray
+
+    for images in (load_array(home / part / IMAGES) for part in (SENSITIVE, HOLDOUT)):
+        rows: Sequence[int] | np.ndarray = range(len(images))
+        if most is not None and most < len(images):
+            rows = np.sort(np.random.default_rng(most).choice(len(images), most, replace=False))
+        for start in range(0, len(rows), BLOCK):
+            greys = (fromarray(np.rint(images[i].mean(axis=2)).astype(np.uint8)) for i in rows[start : start + BLOCK])
+            few = [np.asarray(grey.resize((8, 8), Resampling.BILINEAR), np.float32).ravel() for grey in greys]
+            small = np.array(few) - np.mean(few, axis=1, keepdims=True)
+            yield small / np.maximum(np.linalg.norm(small, axis=1, keepdims=True), 1e-9)
+
+
+def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> None:
+    """Journal that images which were spent on come in other groups. Raises ConfigError unless the owner says so."""
+    entries = journal.entries()  # of all charges ever opened
+    spent = [record for e in entries for record in (*e.get("records", ()), e.get("record")) if record is not None]
+    if not regrouped(home, fresh, spent):
+        return
+    if not data.other_groups:
+        raise ConfigError(
+            f"data.dataset_id={data.name}: some images on which privacy was spent would come in other groups "
+            "than before, or this cannot be told. Prepare them with their old groups. If those were wrong, set "
+            "data.other_groups: true: the journal stays, and ledgers and reports are marked as incomplete"
+        )
+    journal.append(REGROUP)
+
+
+def regrouped(before: Path, after: Path, spent: Sequence[dict]) -> bool:
+    """Whether images that are in both prepared sets, and were spent on, were of one group and are not now, or now are.
+
+    spent: records. Without groups, each image is a group. It is True if the stored shapes differ or the earlier set is
+    gone, so that it cannot be told. An image with copies in several groups does not count.
+    """
+    homes = [home for home in (before, after) if (home / SENSITIVE / IMAGES).is_file()]
+    grouped = any((home / SENSITIVE / GROUPS).exists() for home in homes) or any("group_weight" in r for r in spent)
+    if not spent or not grouped:
+        return False
+    if len(homes) == 1 or len({load_array(home / SENSITIVE / IMAGES).shape[1:] for home in homes}) > 1:
+        return True
+    old = placed_digests(before)
+    new = placed_digests(after)
+    pairs = {(*old[value], *new[value]) for value in old.keys() & new.keys() if len(old[value]) == len(new[value]) == 1}
+    return any(len({pair[side] for pair in pairs}) < len(pairs) for side in (0, 1))
+
+
+def placed_digests(home: Path) -> dict[bytes, set[Hashable]]:
+    """The digest of each image, and the groups that it is in; without groups, each image is one."""
+    places: dict[bytes, set[Hashable]] = defaultdict(set)
+    for part in (SENSITIVE, HOLDOUT):
+        images = load_array(home / part / IMAGES)
+        file = home / part / GROUPS
+        groups = load_array(file) if file.exists() else np.arange(len(images))
+        for value, group in zip(digests(images), groups, strict=True):
+            places[value].add((part, int(group)))
+    return places
