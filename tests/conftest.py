@@ -9,10 +9,14 @@ from sfumato.data import prepare
 from sfumato.data.images import ImageSet
 from sfumato.storage.files import open_private
 
+# Files of more than a minute of processor, in the order in which two workers take them.
+LONGEST = ["pipeline", "recipes", "stages_on_a_gpu", "init", "two_worlds", "audit"]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest file first, so that with two workers it does not come last and alone."""
-    items.sort(key=lambda item: item.path.name != "test_pipeline.py")
+    """The longest files first, so that with two workers none comes last and alone."""
+    place = {f"test_{name}.py": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sfumato.data.images import ImageSet, ImageWriter, load_images, save_images
+from sfumato.data.images import ImageSet, ImageWriter, load_array, load_images, save_images, write_header
 from sfumato.errors import DataError
 from sfumato.storage.png import save_png, to_grid
 
@@ -100,3 +100,12 @@ def test_a_png_holds_the_pixels_it_was_given(tmp_path):
     save_png(tmp_path / "colour.png", grey.repeat(3, axis=2))
     assert np.array_equal(np.asarray(Image.open(tmp_path / "new" / "grey.png")), grey[:, :, 0])
     assert np.array_equal(np.asarray(Image.open(tmp_path / "colour.png")), grey.repeat(3, axis=2))
+
+
+@pytest.mark.parametrize("shape", [(-1, 8), (-8, -8), (0, -1), (2**40,)])
+def test_an_array_of_a_shape_that_no_array_has_is_refused(tmp_path, shape):
+    with (tmp_path / "x.npy").open("wb") as file:
+        write_header(file, np.dtype(np.uint8), shape)
+        file.write(bytes(64))
+    with pytest.raises(DataError, match="not a whole"):
+        load_array(tmp_path / "x.npy")

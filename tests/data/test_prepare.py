@@ -16,8 +16,15 @@ from sources.writers import write_folder, write_idx, write_imagenet32, write_mni
 
 from sfumato.data import duplicates, listing, prepare
 from sfumato.data.images import ImageSet
-from sfumato.data.prepare import fingerprint, is_held_out, prepare_public, prepare_sensitive, refuse_sensitive_as_public
-from sfumato.data.sources import read_public, read_source
+from sfumato.data.prepare import (
+    fingerprint,
+    is_held_out,
+    prepare_public,
+    prepare_sensitive,
+    refuse_sensitive_as_public,
+    split,
+)
+from sfumato.data.sources import Source, read_public, read_source
 from sfumato.data.store import PublicCard, load_prepared, load_public, read_card, read_public_card
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Public
@@ -547,3 +554,10 @@ def test_looks_are_compared_in_blocks_and_the_sample_is_always_the_same(owner, m
     few, again = (np.concatenate([*duplicates.looks(home, 20)]) for _ in range(2))
     assert np.array_equal(few, again) and 20 < len(few) <= 40 and (few @ whole.T).max(axis=1).min() > 0.999
     assert duplicates.resized_copies(home, home)
+
+
+def test_equal_images_that_are_all_held_out_are_called_that(tmp_path):
+    image = np.zeros((4, 4, 1), np.uint8)
+    source = Source(("a", "b"), [(image, i % 2) for i in range(100)], None, 100)
+    with pytest.raises(DataError, match="no sensitive image: equal images .* stay together"):
+        split(source, bytes(32), 1.0, tmp_path)

@@ -97,7 +97,7 @@ def images(pool, rows):
 @pytest.fixture(scope="module")
 def pool():
     """6000 drawn glyphs of 8×8, all different."""
-    drawn = drawn_set("glyphs", (1, 8, 8), 700)
+    drawn = drawn_set("glyphs", (1, 8, 8), 110)
     _, first = np.unique(drawn.images.reshape(len(drawn), -1), axis=0, return_index=True)
     return images(drawn, np.random.default_rng(0).permutation(first)[:6000])
 

@@ -1,5 +1,6 @@
 """The Parquet export, as others read it."""
 
+import csv
 import io
 import json
 import tarfile
@@ -12,7 +13,17 @@ from pyarrow import parquet
 
 from sfumato.data.images import ImageSet
 from sfumato.release import exports
-from sfumato.release.exports import PARQUET, SAMPLES, mark_of, save_parquet, save_webdataset
+from sfumato.release.exports import (
+    METADATA,
+    PARQUET,
+    PNG,
+    SAMPLES,
+    mark_of,
+    save_parquet,
+    save_png_folders,
+    save_webdataset,
+)
+from sfumato.storage.files import csv_text
 
 NAMES = ("T-shirt/top", "Bag", "été")
 KINDS = np.array(["plain"] * 25 + ["distorted"] * 15)
@@ -76,3 +87,14 @@ def test_large_releases_are_parted_and_read_as_one(release, tmp_path, monkeypatc
     assert [label for label, *_ in found] == release.labels.tolist()
     assert [kind for _, kind, _ in found] == KINDS.tolist()
     assert np.array_equal(np.stack([pixels for *_, pixels in found]), release.images)
+
+
+@pytest.mark.parametrize("name", ["=cmd|'/C calc'!A0", "+1", "-1", "@SUM(1)"])
+def test_a_spreadsheet_computes_no_name(tmp_path, name):
+    images = ImageSet(np.zeros((2, 4, 4, 1), np.uint8), np.array([0, 1]), (name, "b"))
+    save_png_folders(tmp_path, images, np.full(2, "plain"), mark_of(["finetune"]))
+    with (tmp_path / PNG / METADATA).open(newline="") as file:
+        heads, *rows = csv.reader(file)
+    assert not any(cell.startswith(("=", "+", "-", "@")) for row in (heads, *rows) for cell in row)
+    assert all((tmp_path / PNG / row[0]).is_file() for row in rows)
+    assert csv_text([{"x": -1.5, "y": "a"}], {"x": ".1f", "y": ""}) == "x,y\n-1.5,a\n"  # a number is a number

@@ -1,5 +1,6 @@
 """The program as a user meets it: exit codes, one sentence, no traceback, nothing half-written."""
 
+import errno
 import io
 import json
 import os
@@ -16,9 +17,11 @@ import yaml
 from PIL import Image
 
 from sfumato.dpsgd.run import step_noise
+from sfumato.errors import DataError
 from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import read_json
-from stages.cli import app, main
+from stages import cli
+from stages.cli import app, beyond_the_machine, main
 from stages.runner import keep_memory_off_disk
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -244,3 +247,57 @@ def test_recipes_are_listed_and_shown(desk):
 
 def test_locals_are_never_shown():
     assert app.pretty_exceptions_show_locals is False
+
+
+@pytest.fixture
+def fails(desk, monkeypatch):
+    """A function: what the program answers if its command raises this."""
+
+    def with_fault(fault: BaseException) -> tuple[int, str]:
+        def fail(**_: str) -> None:
+            raise fault
+
+        monkeypatch.setattr(cli, "app", fail)
+        return desk("plan")
+
+    return with_fault
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "x.npy"), 4, "x.npy: No space left on device. Nothing half"),
+        (OSError(errno.EROFS, "Read-only file system", "x"), 4, "x: Read-only"),
+        (MemoryError(), 4, "memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), 4, "memory"),
+        (RecursionError("maximum recursion depth exceeded"), 4, "nested too deeply"),
+        (BrokenPipeError(), 1, ""),
+    ],
+)
+def test_what_the_machine_cannot_do_is_one_sentence(fails, fault, code, words):
+    found, text = fails(fault)
+    assert found == code and words in text
+
+
+def test_permission_denied_says_which_command_gives_it(tmp_path):
+    said = beyond_the_machine(PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "x")))
+    assert said.endswith(f"Permission denied. Give yourself access: chmod u+rwX {tmp_path / 'x'}")
+    assert "chmod" not in beyond_the_machine(OSError(errno.ENOENT, "No such file", "x"))
+
+
+def test_a_name_in_an_error_cannot_paint_the_screen(fails):
+    fault = DataError("a\x1b[2Jb\u202e is bad\nanother")
+    assert fails(fault) == (4, "error: a\\x1b[2Jb\\u202e is bad\nanother\n")
+
+
+def test_a_bug_is_no_fault_of_the_machine(fails):
+    with pytest.raises(RuntimeError):
+        fails(RuntimeError("shapes do not fit"))
+
+
+def test_who_stops_a_stage_is_told_what_goes_on_and_what_starts_again(desk, monkeypatch):
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stages.prepare.load_params", stop)
+    desk.run("prepare sensitive", "a query goes on and is not charged twice, anything else starts again", code=130)

@@ -1,7 +1,7 @@
 """Hostile files in what others send: projects to `merge`, and a released teacher. Whoever made them can sign them.
 
 Each is refused in one sentence: never a traceback, never taken. `tests/privacy/test_own_query.py` has the words that
-`sfumato.open_charge` is called with, and `test_resigned.py` the forms of single files.
+`sfumato.open_charge` is called with; `tests/queries/test_kept_feature_means.py` and others, the forms of single files.
 """
 
 import json

@@ -128,6 +128,15 @@ def test_every_bad_file_is_named_before_anything_is_asked(init, project, tmp_pat
     assert list(project.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "a\u202eb", os.fsdecode(b"a\xff")])
+def test_init_refuses_the_class_names_that_prepare_refuses(desk, tmp_path, name):
+    for folder in (name, "b"):
+        (tmp_path / "in" / folder).mkdir(parents=True)
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "in" / folder / "1.png")
+    text = desk.run("init in --epsilon 5 --yes --out out", "not a valid class name", "Rename it", code=4)
+    assert "\x1b" not in text and "\u202e" not in text
+
+
 def test_test_is_the_hold_out_and_grey_pictures_in_colour_files_are_grey(init, tmp_path):
     root = tmp_path / "in"
     write_shapes(root / "train", each=10)

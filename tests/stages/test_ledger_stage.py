@@ -259,3 +259,12 @@ def test_a_release_whose_record_was_edited_is_no_public_input(desk):
 
 def test_a_time_of_a_clock_that_was_far_off_can_be_shown():
     assert utc(0) == "1970-01-01 00:00" and utc(10**18) == f"{10**18} s after 1970"
+
+
+@pytest.mark.parametrize("entry", ["size_hint", "target", "delta", "recipe"])
+def test_a_budget_of_another_shape_writes_no_ledger(desk, entry):
+    path = Path("artifacts/plan/budget.json")
+    for wrong in (json.dumps(json.loads(path.read_text()) | {entry: []}), "[]", "{", '{"a": ' * 1000, "\x00"):
+        path.write_text(wrong)
+        desk.run("ledger write", "budget.json cannot be read", code=2)
+        assert not Path("ledger.json").exists()

@@ -22,6 +22,7 @@ SMALL = {
     "model": {"width": 16, "multipliers": [1, 1], "unshuffle": 1},
     "public": {"per_class": 4},
     "frequency": {"size": 100},
+    "embedding": {"size": 100, "learned": {"steps": 2}},
     "classifier": {"steps": 4, "width": 8},
     "evolve": {"rounds": 2, "population": 40, "images": 40},
     "adversarial": {"steps": 2, "batch": 60, "images": 40},

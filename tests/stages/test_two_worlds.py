@@ -16,7 +16,7 @@ from PIL import Image
 from test_recipes import RECIPES, SMALL
 
 from sfumato.data import decoding, listing
-from sfumato.evaluation import extractors
+from sfumato.evaluation import downstream, extractors
 from sfumato.planning import estimate
 from sfumato.settings.recipes import overlaid
 from sfumato.settings.stages import QUERIES, STAGES
@@ -41,6 +41,7 @@ def world(desk, digits, tmp_path, monkeypatch) -> Callable[[bool], Callable[...,
     """Begins anew, with the victim's picture or without it. Returns `run`, which runs commands and gives the log."""
     monkeypatch.setattr(listing, "FRESH", 0.0)
     monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: dict.fromkeys(estimate.FRAME, 60.0))
+    monkeypatch.setattr(downstream, "MIN_STEPS", 2)
     monkeypatch.setattr(extractors, "EPOCHS", 1)
     monkeypatch.setattr(extractors, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))

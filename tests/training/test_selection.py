@@ -24,6 +24,7 @@ from sfumato.training.selection import (
     Kept,
     example_grid,
     number_to_keep,
+    read_votes,
     relabel,
     select_classes,
     select_public,
@@ -326,3 +327,10 @@ def test_every_class_gets_its_number_and_no_image_two(classes, per_class, spare,
 def test_too_few_public_images_are_refused():
     with pytest.raises(ConfigError, match="5 images of each of 2 classes, and the public set holds 9"):
         surest(np.ones((9, 2)), 5)
+
+
+def test_votes_that_are_no_numbers_are_refused(tmp_path):
+    np.save(tmp_path / "histogram.npy", np.array([[1.0, np.nan]]))
+    (tmp_path / "histogram.json").write_text(json.dumps({"per_class": False, "public_classes": ["x", "y"]}))
+    with pytest.raises(DataError, match="no numbers"):
+        read_votes(tmp_path, ("x", "y"), 3)

@@ -1,4 +1,4 @@
-"""Errors that could tell who is among the sensitive images: off a terminal they are all the same."""
+"""`stage prepare`: errors that could tell who is among the sensitive images are all the same off a terminal."""
 
 from pathlib import Path
 
@@ -62,3 +62,9 @@ def test_on_a_terminal_the_reason_is_shown(clinic, desk):
     desk.terminal = True
     code, text = clinic(pattern="^(Q9)-")
     assert code == 4 and "data.groups.pattern=^(Q9)- finds no id in 24 of 24 file names" in text
+
+
+@pytest.mark.parametrize("command", ["init ~nosuch/x --epsilon 1 --yes", "prepare sensitive"])
+def test_the_home_of_nobody_is_one_sentence(desk, command):
+    desk.params(recipe="dp-merf", data={"source": "imagefolder", "dataset_id": "a", "path": "~nosuch/x"})
+    desk.run(command, "begins with ~", code=4)

@@ -1,0 +1,18 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from sfumato.data.decoding import decode
+from sfumato.errors import DataError
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGBA"])
+def test_a_fully_transparent_picture_is_refused_and_a_partly_transparent_one_is_not(tmp_path, mode):
+    pixels = np.full((4, 4, len(mode)), 200, np.uint8)
+    pixels[..., -1] = 0
+    Image.fromarray(pixels, mode).save(tmp_path / "clear.png")
+    with pytest.raises(DataError, match=r"clear\.png is fully transparent"):
+        decode(tmp_path / "clear.png")
+    pixels[0, 0, -1] = 255
+    Image.fromarray(pixels, mode).save(tmp_path / "part.png")
+    assert decode(tmp_path / "part.png").max() == 200

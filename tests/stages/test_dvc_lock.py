@@ -1,0 +1,34 @@
+"""`dvc.lock` and DVC's own lock after a kill: `stage doctor` names what is damaged, and the cure."""
+
+from pathlib import Path
+
+from stages.dvc_lock import COPY, LOCK, damage, keep_copy, lock_in_words
+
+
+def test_the_doctor_names_the_lock_that_a_kill_left_empty_and_the_cure(desk):
+    desk.run("doctor", "free")
+    lock = Path(".dvc/tmp/rwlock")
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    assert "rm .dvc/tmp/rwlock" in " ".join(desk.run("doctor").replace("│", " ").split())
+    lock.write_text("{}")
+    assert "damaged" not in desk.run("doctor")
+
+
+def test_a_dvc_lock_that_a_kill_cut_is_named_and_its_whole_copy_brings_it_back(desk):
+    assert lock_in_words() == "not there yet"
+    whole = (Path(__file__).parents[2] / "dvc.lock").read_bytes()
+    LOCK.write_bytes(whole)
+    keep_copy()  # no DVC here: nowhere to keep it
+    assert not COPY.exists() and lock_in_words() == "whole"
+    COPY.parent.mkdir(parents=True)
+    keep_copy()
+    assert COPY.read_bytes() == whole
+    for length in range(0, len(whole), 97):  # wherever DVC was stopped
+        LOCK.write_bytes(whole[:length])
+        keep_copy()
+        assert COPY.read_bytes() == whole and damage() is not None
+    assert "cp .dvc/tmp/whole.lock dvc.lock" in " ".join(desk.run("doctor").replace("│", " ").split())
+    LOCK.write_bytes(whole.replace(b"nfiles: 31", b"nfiles: 32"))  # DVC goes on
+    keep_copy()
+    assert COPY.read_bytes() == LOCK.read_bytes() and lock_in_words() == "whole"

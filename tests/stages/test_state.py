@@ -1,0 +1,42 @@
+"""The state directory: private whatever the umask, and an older copy of it is seen."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from small_record import small_record
+
+from sfumato.privacy.events import Mechanism
+from sfumato.privacy.odometer import Odometer
+
+FIRST, SECOND = (small_record(int(digit * 32, 16), Mechanism(noise_multiplier=2.0)) for digit in "ab")
+
+
+def test_the_history_says_where_the_whole_state_is_an_older_copy(desk):
+    desk.params(recipe="dpdm")
+    desk.run_all("prepare sensitive", "plan")
+    state = Path("state").absolute()
+    odometer = Odometer(state, "digits")
+    odometer.append("open", record=FIRST, plan="p", work="w")
+    shutil.copytree(state, "older")
+    odometer.append("open", record=SECOND, plan="p", work="w")
+    Path("ledger.json").write_text(json.dumps({"records": [FIRST, SECOND]}))
+    assert "incomplete" not in desk.run("ledger history")
+    shutil.rmtree(state)
+    shutil.copytree("older", state)
+    desk.run("ledger history", "incomplete", "lacks bbbbbbbb", "older copy")
+
+
+def test_what_is_private_is_its_owner_s_alone_whatever_the_umask(desk):
+    before = os.umask(0)
+    try:
+        desk.params(recipe="dpdm")
+        desk.run_all("prepare sensitive", "plan")
+        Odometer(Path("state").absolute(), "digits").append("open", record=FIRST, plan="p", work="w")
+    finally:
+        os.umask(before)
+    assert Path("state").stat().st_mode & 0o777 == 0o700  # nobody else gets to anything below
+    for path in Path("state").rglob("*"):
+        private = path.is_dir() or path.suffix != ".lock"
+        assert not private or path.stat().st_mode & 0o077 == 0, path

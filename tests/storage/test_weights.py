@@ -1,0 +1,18 @@
+import pytest
+import torch
+
+from sfumato.errors import DataError
+from sfumato.storage.artifacts import read_artifact, writing
+from sfumato.storage.weights import load_network, load_tensors, save_tensors
+
+
+def test_weights_that_are_no_numbers_are_refused_though_their_hash_fits(tmp_path):
+    with writing(tmp_path / "pretrain", "pretrain") as folder:
+        save_tensors({"weight": torch.tensor([[1.0, float("nan")]])}, folder / "weights.safetensors")
+        (folder / "config.json").write_text('{"in_features": 2, "out_features": 1, "bias": false}')
+    assert read_artifact(tmp_path / "pretrain", "pretrain").enabled
+    with pytest.raises(DataError, match="not finite"):
+        load_network(tmp_path / "pretrain", torch.nn.Linear, "pretrain")
+    (tmp_path / "cut").write_bytes(b"\x08")
+    with pytest.raises(ValueError, match="eader"):
+        load_tensors(tmp_path / "cut")
