@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.diffusion.denoiser import Denoiser, Sampler
+from sfumato.diffusion.denoiser import Denoiser, Guide, Sampler
 from sfumato.diffusion.objective import per_image_loss
-from sfumato.diffusion.sampler import Guide, sample
+from sfumato.diffusion.sampler import sample
 from sfumato.errors import ConfigError
 from sfumato.privacy.rows import label_rows
 from sfumato.runtime import distributed

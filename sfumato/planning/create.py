@@ -7,12 +7,13 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from sfumato import __version__, errors
+from sfumato import errors
 from sfumato.data.layout import ASKED, Unclear
 from sfumato.data.prepare import ORIGIN
 from sfumato.data.sources.imagefolder import list_folder
@@ -28,8 +29,8 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_local
 
 if TYPE_CHECKING:
+    from sfumato.planning.kept import Plan
     from sfumato.planning.proposal import Known, Proposal
-    from sfumato.planning.resolve import Plan
 
 MINUTES = 30.0
 FEWEST = 10  # pictures of a class, to learn from or held out, below which it is pointed out
@@ -92,7 +93,7 @@ class Proposed:
         force: replace those of an earlier one; more: sections of `params.yaml` beside the proposed ones.
         """
         notes = NOTES | ({"privacy": PUBLISHED + NOTES["privacy"]} if self.counted else {})
-        files = project_files({**self.chosen.own, **(more or {})}, notes, self.chosen.seconds / 60, __version__)
+        files = project_files({**self.chosen.own, **(more or {})}, notes, self.chosen.seconds / 60, version("sfumato"))
         write_project(self.out, files, say, force=force)
         survey = self.survey
         seen: dict[str, Any] = {"images": survey.images, "persons": survey.persons, "protects": protected(self.known)}

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
 
-import sfumato
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import Mechanism
 from sfumato.release.card import LABEL_TABLE, WORDS
@@ -93,7 +93,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
         "day": day,
         "year": day[:4],
         "short_digest": ledger["digest"][:16],
-        "version": sfumato.__version__,
+        "version": version("sfumato"),
         "publisher": publisher,
         "creator": {"@type": "sc:Organization", "name": publisher, **email} if "owner" in about else None,
         "slug": re.sub(r"[^a-z0-9]+", "-", f"{publisher} {cost['dataset']} {day[:4]}".lower()).strip("-"),
