@@ -26,7 +26,6 @@ from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
 from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import secret_generator
-from sfumato.runtime import distributed
 from sfumato.runtime.compute import to_device
 from sfumato.settings.dpsgd import Finetune, Saliency
 from sfumato.storage.files import csv_text
@@ -202,7 +201,7 @@ def gradient_sum(state: Gradients, charge: Charge) -> Tensor:
     total = torch.zeros(state.size, dtype=torch.float64, device=state.device)
     bound, size, each = state.max_norm, state.microbatch_size, state.draws_per_pass
     model, names = state.model, state.parameters
-    distributed.agree(names.values(), size, each, state.autocast, model.use_products)
+    charge.agree(names.values(), size, each, state.autocast, model.use_products)
     for images, labels in charge.batches(size=4 * size, draws=state.config.draws):
         images, labels = to_device(images, state.device), to_device(labels, state.device)
         draws = state.draw(images)

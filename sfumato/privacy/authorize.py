@@ -19,12 +19,13 @@ from sfumato.data.prepare import kept_fingerprint
 from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_prepared
 from sfumato.errors import BudgetError, ConfigError, DataError, explained
 from sfumato.privacy.accountant import LARGEST_DELTA, epsilon
-from sfumato.privacy.charge import Charge, WorkerCharge, check_norm
+from sfumato.privacy.charge import Charge, check_norm
 from sfumato.privacy.decision import RELEASED as RELEASED
 from sfumato.privacy.decision import Decision, Work, decide
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer, Run
+from sfumato.privacy.processes import SharedCharge, WorkerCharge
 from sfumato.privacy.profile import bound_text
 from sfumato.runtime import distributed
 from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER
@@ -198,7 +199,8 @@ def open_alone(
             odometer.append(RESUME, id=run.name, adopts=found.record["id"], record=record)
         lock = stack.pop_all()
     used, checkpoint = (found.uses, found.checkpoint) if found else (0, None)
-    return Charge(
+    kind = SharedCharge if distributed.world_size() > 1 else Charge
+    return kind(
         record,
         images,
         odometer=odometer,
