@@ -6,7 +6,7 @@ Source: Dockhorn et al. 2023 (DPDM) for the K draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -17,8 +17,6 @@ from torch.func import functional_call, grad, vmap
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.per_image import PerImage
-from sfumato.runtime import distributed
-from sfumato.runtime.compute import fast_bfloat16, is_faster
 from sfumato.settings.noise_levels import NoiseLevels
 
 
@@ -39,10 +37,6 @@ class Draws:
 
     def rows(self, index: slice | Tensor) -> Draws:
         return Draws(**{name: value[index] for name, value in vars(self).items()})
-
-    def of_each(self, index: slice) -> Draws:
-        """Some of the K draws of every image."""
-        return Draws(**{name: value[:, index] for name, value in vars(self).items()})
 
 
 def draw(
@@ -179,33 +173,3 @@ def clipped_gradient_sum(
         rows = per_image_gradients(model, parameters, images[index], labels[index], own, autocast, draws_per_pass)
         total += clipped_sum({name: value[:count] for name, value in rows.items()}, max_grad_norm)
     return total
-
-
-@torch.no_grad()
-def choose_precision(
-    model: Denoiser,
-    parameters: Mapping[str, Tensor],
-    microbatch_size: int,
-    draw: Callable[[Tensor], Draws],
-    draws_per_pass: int | None = None,
-    autocast: bool | None = None,
-) -> bool:
-    """Whether gradients are taken in bfloat16 on this machine.
-
-    It is timed on blank images: neither the answer nor the time depends on data. The first process chooses for all, and
-    gives them its weights: no image's gradient may depend on which process takes it.
-    autocast: the answer if it is given; None to measure.
-    """
-    device = next(iter(parameters.values())).device
-    images = torch.zeros(microbatch_size, *model.shape, device=device)
-    labels = model.blank_labels(microbatch_size, device)
-    draws = draw(images).of_each(slice(draws_per_pass))
-    network = (device, images.shape, draws.levels.shape, sum(value.numel() for value in parameters.values()))
-
-    def gradients(half: bool) -> None:
-        per_image_gradients(model, parameters, images, labels, draws, half)
-
-    distributed.agree(model.state_dict().values())
-    if autocast is not None or (device.type == "cuda" and not fast_bfloat16("cuda")):
-        return bool(autocast)
-    return distributed.broadcast_object(is_faster(gradients, ("per-image", *network), device))

@@ -19,14 +19,15 @@ from torch.nn.utils import get_total_norm
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import EMA, EMA_DECAY
 from sfumato.dpsgd.clip import unflatten
-from sfumato.dpsgd.gradients import Draws, choose_precision, clipped_gradient_sum, draw
+from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
 from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.errors import ConfigError
 from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
 from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import secret_generator
-from sfumato.runtime.compute import to_device
+from sfumato.runtime import distributed
+from sfumato.runtime.compute import fast_bfloat16, to_device
 from sfumato.settings.dpsgd import Finetune, Saliency
 from sfumato.storage.files import csv_text
 
@@ -86,7 +87,7 @@ class Gradients:
 
     parameters: of `model`, by name; config: the settings, which hold the draws of an image; max_norm: the clip;
     public_batch: the public size of a draw, q·N̄, never a realised count; autocast: run the network in bfloat16; None to
-    do so if that is faster; generator: only for tests. Make it before a charge opens.
+    do so if the device has its arithmetic; generator: only for tests. Make it before a charge opens.
     """
 
     def __init__(
@@ -109,9 +110,10 @@ class Gradients:
         self.microbatch_size, self.draws_per_pass = choose_microbatch(
             model, self.parameters, config.draws, public_batch, config.microbatch_size
         )
-        self.autocast = choose_precision(
-            model, self.parameters, self.microbatch_size, self.draw, self.draws_per_pass, autocast
-        )
+        distributed.agree(model.state_dict().values())  # an image's gradient is the same in whichever process takes it
+        if autocast is None:
+            autocast = distributed.broadcast_object(fast_bfloat16(self.device.type))
+        self.autocast = autocast
 
     def draw(self, images: Tensor) -> Draws:
         """The secret draws of a batch."""

@@ -9,7 +9,6 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Hashable
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +19,7 @@ from sfumato.errors import ConfigError
 LARGE_NETWORK = 300_000  # weights; a smaller one loses more by conversion to bfloat16 than it gains
 THREADS = torch.get_num_threads()  # as many as there are cores, or as OMP_NUM_THREADS says
 WINDOW = 0.1  # seconds in which a number of threads is tried
-GAIN = 1.15  # another way, such as bfloat16, must be at least this many times as fast to be worth its rounding
-REPEATS = 3
+GAIN = 1.15  # more threads must be at least this many times as fast
 # glibc's M_TRIM_THRESHOLD, in bytes, at its largest, and M_MMAP_MAX: the kernel zeroes a block mapped by itself
 MALLOC_OPTIONS = ((-1, 2**31 - 1), (-4, 0))
 
@@ -105,28 +103,6 @@ def passes_per_second(threads: int) -> float:
         passes += 1
         start = start or time.perf_counter()
     return passes / (time.perf_counter() - start)
-
-
-_measured: dict[Hashable, bool] = {}
-
-
-def is_faster(step: Callable[[bool], object], key: Hashable, device: torch.device) -> bool:
-    """Whether `step(True)` is faster than `step(False)`, by the best of REPEATS times; cached per process under `key`.
-
-    `step` must not touch sensitive images: its time would reveal something of them.
-    """
-    if key not in _measured:
-        best = {False: float("inf"), True: float("inf")}
-        for repeat in range(REPEATS + 1):
-            for other in (False, True):
-                start = time.perf_counter()
-                step(other)
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-                if repeat:  # the first round warms up
-                    best[other] = min(best[other], time.perf_counter() - start)
-        _measured[key] = best[False] > GAIN * best[True]
-    return _measured[key]
 
 
 def fast_bfloat16(device: str) -> bool:
