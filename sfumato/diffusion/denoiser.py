@@ -97,7 +97,8 @@ class Denoiser(nn.Module):
         up to rounding; shape: (C, H, W) wanted, if the network can give another than its own; guide: a classifier's
         part, for networks that draw pixels.
         """
-        sampler, done = self.sampler(steps, guidance, generator, shape, guide), 0
+        sampler = self.sampler(steps, guidance, generator, shape, guide)
+        done = 0
         for part in labels.split(self.at_a_time):
             yield sampler(part)
             done += len(part)

@@ -14,7 +14,9 @@ from sfumato.diffusion.denoiser import Denoiser, Guide
 from sfumato.diffusion.objective import denoise, to_image_range
 from sfumato.runtime import distributed
 
-SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 80.0, 7.0
+SIGMA_MIN = 0.002
+SIGMA_MAX = 80.0
+RHO = 7.0
 
 
 def noise_schedule(steps: int) -> Tensor:

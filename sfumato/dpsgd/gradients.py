@@ -49,7 +49,8 @@ def draw(
     label_dropout: float = 0.0,
 ) -> Draws:
     """Fresh draws for a batch. images: (B, C, H, W) or (B, K, C, H, W), of which only the shape is used; draws: K."""
-    shape, device = (len(images), draws), generator.device
+    shape = (len(images), draws)
+    device = generator.device
     return Draws(
         levels=model.draw_levels(law, len(images) * draws, generator).reshape(shape),
         noise=torch.randn(*shape, *images.shape[-3:], generator=generator, device=device),

@@ -14,9 +14,12 @@ from sfumato.runtime import compute, distributed
 CPU_BYTES = 2**30  # for per-image gradients, and as many for activations: more at a time is not faster
 FREE = 0.4  # the same of a GPU: this part of its free memory
 COPIES = 8  # float32 copies of the trained parameters beside the model: average, moments, sums, noise
-SMALL, LARGE, FILLED = 64, 128, 16  # images on a CPU; the more for a batch that fills so many microbatches
+SMALL = 64  # images on a CPU
+LARGE = 128  # for a batch that fills so many microbatches: FILLED
+FILLED = 16
 CPU_PASSES = 256  # of the network, more at a time is not faster
-GPU_IMAGES, GPU_PASSES = 500, 4000  # more is not faster; a norm of 16 groups takes so many at a time
+GPU_IMAGES = 500  # more is not faster
+GPU_PASSES = 4000  # more is not faster; a norm of 16 groups takes so many at a time
 # in the messages of CUDA, cuBLAS and cuDNN where memory does not suffice or no kernel is for this size
 DOES_NOT_FIT = ("out of memory", "CUBLAS_STATUS_", "CUDNN_STATUS_", "cuDNN algorithm", "find an engine")
 MANY_DRAWS = 8  # from which a grouped convolution is faster than matrix products in float32, measured on an H200
@@ -51,7 +54,8 @@ def fitting(
     model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, device: torch.device
 ) -> tuple[int, int]:
     """As `choose_microbatch`, by the rule for this device and without a trial. model: there, or on the meta device."""
-    gpu, room = device.type == "cuda", room_on(device, parameters)
+    gpu = device.type == "cuda"
+    room = room_on(device, parameters)
     passes = max(1, int(room / activation_bytes(model, parameters)))
     if passes < draws:
         return 1, passes

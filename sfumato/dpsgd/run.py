@@ -102,8 +102,12 @@ class Gradients:
         autocast: bool | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.model, self.parameters, self.config = model, dict(parameters), config
-        self.max_norm, self.public_batch, self.label_dropout = max_norm, public_batch, label_dropout
+        self.model = model
+        self.parameters = dict(parameters)
+        self.config = config
+        self.max_norm = max_norm
+        self.public_batch = public_batch
+        self.label_dropout = label_dropout
         self.device = next(iter(self.parameters.values())).device
         self.size = sum(value.numel() for value in self.parameters.values())
         self.generator = generator or secret_generator(self.device)

@@ -81,7 +81,8 @@ def checked_delta(delta: float | None, size_hint: int, section: str = "") -> flo
     if type(size_hint) is not int or not FEWEST_UNITS <= size_hint <= MOST_UNITS:
         limits = f"{FEWEST_UNITS} to {MOST_UNITS:g}"
         raise ConfigError(f"{section}size_hint={size_hint!r}: give a whole number of units from {limits}")
-    chosen, named = default_delta(size_hint) if delta is None else delta, f"{section}delta={delta!r}"
+    chosen = default_delta(size_hint) if delta is None else delta
+    named = f"{section}delta={delta!r}"
     if not is_positive(chosen):
         raise ConfigError(f"{named} must be a probability above 0. Raise it, or leave it out")
     if chosen > 1 / size_hint:

@@ -99,8 +99,12 @@ class AlreadyReleasedError(BudgetError):
     """
 
     def __init__(self, run: Run, work: ChargeRequest, digest: str | None, problem: str = "", note: str = "") -> None:
-        self.run_id, self.record_id = run.id, run.record["id"]  # its id in the ledger
-        self.digest, self.problem, self.pay, self.note = digest, problem, work.pay, note
+        self.run_id = run.id
+        self.record_id = run.record["id"]  # its id in the ledger
+        self.digest = digest
+        self.problem = problem
+        self.pay = work.pay
+        self.note = note
         kept = f"A copy is kept, which `stage {work.stage}` puts back where the artifact is missing or damaged"
         super().__init__(
             f"{work.stage}: already released as {self.record_id} for dataset {run.record['dataset_id']!r} under this "
@@ -139,7 +143,8 @@ def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None)
     """
     if share is None:
         raise RefusedElsewhereError(f"{work.stage}: the first process opened no charge")
-    record, odometer = share["record"], Odometer(state, card.dataset_id)
+    record = share["record"]
+    odometer = Odometer(state, card.dataset_id)
     if record["id"] not in odometer.known():
         raise BudgetError(
             f"{work.stage}: {odometer.path} lacks the charge {record['id'][:8]} that the first process opened: "
@@ -172,7 +177,8 @@ def open_alone(
     hold or differs from the one of `work.seen`; DataError: no images.
     """
     noise = noise or NoiseSource()
-    images, prepared = images_of(state, card, work), kept_fingerprint(state, card)
+    images = images_of(state, card, work)
+    prepared = kept_fingerprint(state, card)
     odometer = Odometer(state, card.dataset_id)
     with odometer.locked(), ExitStack() as stack:
         check_known(odometer, card, work.seen, permission.lifetime_epsilon != UNLIMITED)
@@ -240,7 +246,8 @@ def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = Fals
     The call is journalled. Whatever is made with them must be marked local.
     everywhere: in all processes; the first journals it before another reads the images: a collective call.
     """
-    sensitive, holdout = load_prepared(state, card, SENSITIVE), load_prepared(state, card, "holdout")
+    sensitive = load_prepared(state, card, SENSITIVE)
+    holdout = load_prepared(state, card, "holdout")
     if not everywhere or distributed.is_main():
         Odometer(state, card.dataset_id).append(LOCAL, purpose=purpose)
     if everywhere:
@@ -300,7 +307,8 @@ def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permissi
 
     What was spent on another unit has no bound for this one: it counts as infinite.
     """
-    limit, dataset = permission.lifetime_epsilon, odometer.dataset_id
+    limit = permission.lifetime_epsilon
+    dataset = odometer.dataset_id
     if isinstance(limit, str):
         return
 
@@ -321,7 +329,10 @@ def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permissi
     by_stage: dict[str, list[DpEvent]] = {}
     for record, event in zip(odometer.opened(), spent, strict=True):
         by_stage.setdefault(record["stage"], []).append(event)
-    left, named = cost(spent) < 0.99 * limit, f"privacy.lifetime_epsilon: {limit:g}"
+    lower = ""
+    if cost(spent) < 0.99 * limit:  # something is left
+        written = f"privacy.lifetime_epsilon: {limit:g} written beside it"
+        lower = f"; or lower this plan: a smaller privacy.epsilon, with {written}"
     past = ", ".join(f"{name} {cost(events):.3g} ({len(events)} ×)" for name, events in by_stage.items())
     future = ", ".join(f"{name} {cost([mechanism.event]):.3g}" for name, mechanism in coming.items())
     raise BudgetError(
@@ -330,5 +341,5 @@ def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permissi
         f"(each ε alone; δ = {bound_text(permission.delta, 3)}; `stage ledger history` lists all). Ways on: "
         "keep the old release (undo the edit, or `git checkout` the params.yaml and dvc.lock of that release); "
         f"or raise privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g}, if the owner of the images agrees"
-        + (f"; or lower this plan: a smaller privacy.epsilon, with {named} written beside it" if left else "")
+        + lower
     )

@@ -26,7 +26,8 @@ from sfumato.settings.fields import is_positive
 
 Drawn = tuple[np.ndarray, np.ndarray | None]  # indices of images, and their weights where all of a group are drawn
 PROBES = 4  # images of public noise by which processes are compared
-SMALLEST_NORM, LARGEST_NORM = 1e-20, 1e20  # far from the ends of the float32 that have all their bits
+SMALLEST_NORM = 1e-20  # far from the ends of the float32 that have all their bits
+LARGEST_NORM = 1e20
 
 
 def check_norm(stage: str, max_norm: float) -> None:
@@ -64,10 +65,12 @@ class Charge:
         self.checkpoint = checkpoint  # sha256 of the state that an earlier process left after them
         self.run = run
         self._mechanism = Mechanism.from_json(record["event"])
-        self._images, self._noise = images, noise
+        self._images = images
+        self._noise = noise
         self._groups = None if images.groups is None else GroupIndex(images.groups)
         self._group_cap = group_cap
-        self._odometer, self._lock = odometer, lock
+        self._odometer = odometer
+        self._lock = lock
         self._drawn = False
         self._closed = False
         self._process = os.getpid()
@@ -129,7 +132,8 @@ class Charge:
 
         With `draws`: indices (groups, draws). A group of n < m images is sampled at n/m times the charged rate.
         """
-        generator, groups = self._noise.generator, self._groups
+        generator = self._noise.generator
+        groups = self._groups
         if groups is None:
             for chosen in poisson_blocks(self._noise.generator, len(self._images), self.sample_rate):
                 yield chosen, None
@@ -173,7 +177,8 @@ class Charge:
         rows have another form than theirs adds nothing.
         """
         images, labels = self.probe()
-        alone, trial = rows_of(images[:1], labels[:1]), rows_of(images, labels)
+        alone = rows_of(images[:1], labels[:1])
+        trial = rows_of(images, labels)
         form = form_of(trial, len(labels))
         if form_of(alone, 1) != form:
             raise ConfigError("the row of one image has another form than those of several: make them one")

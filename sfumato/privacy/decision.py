@@ -90,7 +90,8 @@ def decide(
     left_open = [run for run in runs if run.end is None and run.record["noise_source"] == noise_source]
     if (found := last_for(work, left_open)) is None:
         return Decision(kind=PAY)
-    run, kind = found[0], GO_ON
+    run = found[0]
+    kind = GO_ON
     home = state / "runs" / run.id
     if (home / RELEASED).exists():  # whole: a kill came before its entry
         kind = RESTORE

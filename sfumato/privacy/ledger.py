@@ -16,7 +16,8 @@ from sfumato.settings.stages import QUERIES
 from sfumato.storage.digest import canonical, digest_of
 from sfumato.storage.documents import Exact, read_json, validated
 
-SCHEMA, READABLE = 5, (4, 5)  # schema 4 had digests of code for the revisions
+SCHEMA = 5
+READABLE = (4, 5)  # schema 4 had digests of code for the revisions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +158,8 @@ def build_ledger(
     budget: the plan's; journal, head: as `odometer_line` takes them; dataset_id: whose journal it is; None: the first
     that the records name; apart: data sets of a merged release, which show different people by declaration.
     """
-    delta, accountant = budget["delta"], budget["accountant"]
+    delta = budget["delta"]
+    accountant = budget["accountant"]
     rows = [records[key] for key in sorted(records)]
     if dataset_id is None:
         dataset_id = next((record["dataset_id"] for record in (*rows, *journal)), "")
@@ -181,8 +183,10 @@ def read_ledger(path: Path) -> dict:
 
     path: `ledger.json`. Raises BudgetError if the file is missing or not a whole ledger.
     """
-    write, again = "run `stage ledger write` (or `dvc repro`)", "restore it from git, or run `stage ledger write`"
-    broken, missing = f"{path} is truncated or not JSON", f"{path} does not exist: {write}"
+    write = "run `stage ledger write` (or `dvc repro`)"
+    broken = f"{path} is truncated or not JSON"
+    again = "restore it from git, or run `stage ledger write`"
+    missing = f"{path} does not exist: {write}"
     with explained(BudgetError, lambda error: f"{broken} ({error}): {again}", missing=missing):
         ledger = read_json(path)
     found = {*ledger, "apart"} if isinstance(ledger, dict) else set()
@@ -203,8 +207,8 @@ def by_id(ledger: Mapping) -> dict[str, dict]:
 
 def seen_of(ledger: Mapping, dataset_id: str) -> set[str]:
     """What a ledger names of the journal of a dataset: its head, and the ids of its records on that dataset."""
-    rows = by_id(ledger).values()
-    odometer, found = ledger.get("odometer"), {row["id"] for row in rows if row.get("dataset_id") == dataset_id}
+    seen = {key for key, record in by_id(ledger).items() if record.get("dataset_id") == dataset_id}
+    odometer = ledger.get("odometer")
     if isinstance(odometer, Mapping) and odometer.get("dataset_id") == dataset_id and odometer.get("head"):
-        found.add(str(odometer["head"]))
-    return found
+        seen.add(str(odometer["head"]))
+    return seen

@@ -47,8 +47,11 @@ class WorkerCharge(SharedCharge):
     """
 
     def __init__(self, record: dict, images: ImageSet | LatentSet, *, run: Path, used: int) -> None:
-        self.record, self.used, self.run = record, used, run
-        self._images, self._mechanism = images, Mechanism.from_json(record["event"])
+        self.record = record
+        self.used = used
+        self.run = run
+        self._images = images
+        self._mechanism = Mechanism.from_json(record["event"])
         self._drawn = self._closed = False
         self._process = os.getpid()
 

@@ -107,7 +107,8 @@ def adopt_charges(folder: Path, state: Path, say: Say) -> tuple[Odometer, int, i
     Returns the odometer, how many charges are new, and how many entries of the old journal cannot be read.
     """
     odometer = Odometer(state, read_card(folder / CARD).dataset_id)
-    mine, records = odometer.dataset_id, dict[str, dict]()
+    mine = odometer.dataset_id
+    records = dict[str, dict]()
     for ledger in ledgers(folder):
         records |= by_id(ledger)
     for path in (folder / ARTIFACTS).glob("*/privacy.json"):

@@ -84,11 +84,13 @@ def configure_processor() -> int:
     every = torch.get_num_threads()
     if every == 1 or os.environ.get("OMP_NUM_THREADS"):
         return every
-    chosen, fastest = 1, 0.0
+    chosen = 1
+    fastest = 0.0
     for threads in [*(2**i for i in range(every.bit_length()) if 2**i < every), every]:
         if (speed := passes_per_second(threads)) < GAIN * fastest:
             break
-        chosen, fastest = threads, speed
+        chosen = threads
+        fastest = speed
     torch.set_num_threads(chosen)
     return chosen
 
@@ -96,8 +98,10 @@ def configure_processor() -> int:
 def passes_per_second(threads: int) -> float:
     """Passes of a small convolution and its gradient with so many threads, which stay set."""
     torch.set_num_threads(threads)
-    images, weight = torch.zeros(32, 64, 14, 14), torch.zeros(64, 64, 3, 3, requires_grad=True)
-    start, passes = 0.0, -1  # one warms up
+    images = torch.zeros(32, 64, 14, 14)
+    weight = torch.zeros(64, 64, 3, 3, requires_grad=True)
+    start = 0.0
+    passes = -1  # one warms up
     while passes < 1 or time.perf_counter() - start < WINDOW:
         F.silu(F.conv2d(images, weight, padding=1)).sum().backward()
         passes += 1
