@@ -21,8 +21,8 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
 from sfumato.settings.fields import is_positive
 from sfumato.settings.privacy import FEWEST_UNITS, MOST_UNITS
 
-# Fine near 1, where expensive mechanisms have their best order; up to 4096, because cheap ones have it far out.
 LARGEST_DELTA = 1e-3  # with probability δ there is no guarantee: a larger one is refused
+# Fine near 1, where expensive mechanisms have their best order; up to 4096, because cheap ones have it far out.
 ORDERS: tuple[float, ...] = (
     *(1 + x / 20 for x in range(1, 60)),
     *(4 + x / 4 for x in range(24)),
@@ -243,12 +243,7 @@ def calibrate(
 
     solved = dict(fixed)
     for name, share in shares.items():
-        order = reference_order(asks[name], target, delta)
-        whole = target - conversion(order, delta)
-        if accountant == EXACT:  # the RDP, at this order, of the one Gaussian that meets the target
-            whole = order / 2 / get_sigma_gaussian(target, delta) ** 2
-        fits = partial(_fits, asks[name], order, share * whole)
-        solved[name] = with_found(name, smallest_noise(fits))
+        solved[name] = with_found(name, noise_of_share(asks[name], share, target, delta, accountant))
 
     taken = dict(zip(ORDERS, rdp_curve(before), strict=True))
     best_noise = math.inf
@@ -271,6 +266,15 @@ def calibrate(
         around = {"low": best_noise / 2, "high": best_noise * 1.1, "tolerance": 2e-4}
         solved[rest] = with_found(rest, smallest_noise(lambda noise: total(noise) <= target, **around))
     return {name: solved[name] for name in asks}
+
+
+def noise_of_share(ask: NoiseRequest, share: float, target: float, delta: float, accountant: str) -> float:
+    """The noise multiplier with which a stage takes a share of the whole budget."""
+    order = reference_order(ask, target, delta)
+    whole = target - conversion(order, delta)
+    if accountant == EXACT:  # the RDP, at this order, of the one Gaussian that meets the target
+        whole = order / 2 / get_sigma_gaussian(target, delta) ** 2
+    return smallest_noise(partial(_fits, ask, order, share * whole))
 
 
 def _fits(ask: NoiseRequest, order: float, most: float, noise: float) -> bool:

@@ -3,8 +3,8 @@
 import math
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,7 +16,17 @@ from pydantic import Field
 
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import kept_fingerprint
-from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_prepared
+from sfumato.data.store import (
+    SENSITIVE,
+    Card,
+    Encode,
+    LatentSet,
+    have_latents,
+    latents_key,
+    load_latents,
+    load_prepared,
+    write_latents,
+)
 from sfumato.errors import BudgetError, ConfigError, DataError, explained
 from sfumato.privacy.accountant import LARGEST_DELTA, epsilon
 from sfumato.privacy.charge import Charge, check_norm
@@ -253,6 +263,28 @@ def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = Fals
     if everywhere:
         distributed.broadcast_object(None)
     return sensitive, holdout
+
+
+def ensure_latents(
+    state: Path,
+    card: Card,
+    encoder: str,
+    purpose: str,
+    load: Callable[[], Encode],
+    progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]],
+) -> str:
+    """The key of the latents of the images, encoded now if they do not exist.
+
+    Local work outside the guarantee: it is journalled, kept in the state directory, and shows only how many parts of
+    100 are done. encoder: a digest of all that decides a latent; purpose: for the journal; load: gives what encodes.
+    """
+    key = latents_key(card, encoder)
+    if distributed.is_main() and not have_latents(state, card, key):
+        encode = load()
+        open_local(state, card, purpose)
+        with progress() as report:
+            write_latents(state, card, key, encode, report)
+    return distributed.broadcast_object(key)  # the others wait until the latents are there
 
 
 def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, noise_source: str) -> dict:
