@@ -21,7 +21,7 @@ RHO = 7.0
 
 def noise_schedule(steps: int) -> Tensor:
     """The noise levels visited: `steps` of them from SIGMA_MAX down to SIGMA_MIN, then 0. (steps + 1,) float32."""
-    ramp = torch.linspace(0, 1, steps) if steps > 1 else torch.zeros(1)
+    ramp = torch.linspace(0, 1, steps)
     levels = (SIGMA_MAX ** (1 / RHO) + ramp * (SIGMA_MIN ** (1 / RHO) - SIGMA_MAX ** (1 / RHO))) ** RHO
     return torch.cat([levels, torch.zeros(1)])
 

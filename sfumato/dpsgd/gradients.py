@@ -7,7 +7,6 @@ Source: Dockhorn et al. 2023 (DPDM) for the K draws.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -61,7 +60,9 @@ def draw(
 def per_draw(images: Tensor, draws: Draws) -> Tensor:
     """What each draw shows, (B, K, C, H, W): an image K times, or the K images of a group."""
     images = images.contiguous()
-    return images if images.ndim == 5 else images[:, None].expand(-1, draws.levels.shape[1], -1, -1, -1)
+    if images.ndim == 5:
+        return images
+    return images[:, None].expand(-1, draws.levels.shape[1], -1, -1, -1)
 
 
 def per_image_gradients(
@@ -88,7 +89,7 @@ def per_image_gradients(
     count = draws.levels.shape[1]
     total: dict[str, Tensor] = {}
     # The cast of a weight must stay inside the transform that made it: no cache.
-    with torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False) if autocast else nullcontext():
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast, cache_enabled=False):
         if draws_per_pass is None or draws_per_pass >= count:
             return take(model, parameters, *batch)
         for part in zip(*(tensor.split(draws_per_pass, dim=1) for tensor in batch), strict=True):

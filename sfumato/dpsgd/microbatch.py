@@ -36,7 +36,7 @@ def choose_microbatch(
     batch: expected images of a step; wanted: images at a time, as the user asked. Raises MemoryError if no trial fits.
     """
     device = device_of(parameters)
-    first = (wanted, draws) if wanted else fitting(model, parameters, draws, batch, device)
+    first = fitting(model, parameters, draws, batch, device, wanted)
     if device.type != "cuda":
         return distributed.all_min(first[0]), distributed.all_min(first[1])
     faster = distributed.broadcast_object(draws < MANY_DRAWS or compute.fast_bfloat16("cuda"))
@@ -51,9 +51,16 @@ def choose_microbatch(
 
 
 def fitting(
-    model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, device: torch.device
+    model: Denoiser,
+    parameters: Mapping[str, Tensor],
+    draws: int,
+    batch: float,
+    device: torch.device,
+    wanted: int | None = None,
 ) -> tuple[int, int]:
     """As `choose_microbatch`, by the rule for this device and without a trial. model: there, or on the meta device."""
+    if wanted:
+        return wanted, draws
     gpu = device.type == "cuda"
     room = room_on(device, parameters)
     passes = max(1, int(room / activation_bytes(model, parameters)))
@@ -78,7 +85,7 @@ def needed(
     model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, wanted: int | None = None
 ) -> str:
     """The memory of such a step on this machine, in a line. model: on the meta device."""
-    images, some = (wanted, draws) if wanted else fitting(model, parameters, draws, batch, compute.device())
+    images, some = fitting(model, parameters, draws, batch, compute.device(), wanted)
     trained = sum(value.numel() for value in parameters.values())
     network = sum(value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()])
     each = 4 * trained + some * activation_bytes(model, parameters)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from sfumato.data.images import to_device
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import EMA, EMA_DECAY
 from sfumato.dpsgd.clip import unflatten
@@ -27,7 +28,7 @@ from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import secret_generator
 from sfumato.runtime import distributed
-from sfumato.runtime.compute import fast_bfloat16, to_device
+from sfumato.runtime.compute import fast_bfloat16
 from sfumato.settings.dpsgd import Finetune, Saliency
 from sfumato.storage.files import csv_text
 

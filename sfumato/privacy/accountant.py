@@ -245,14 +245,7 @@ def calibrate(
     for name, share in shares.items():
         solved[name] = with_found(name, noise_of_share(asks[name], share, target, delta, accountant))
 
-    taken = dict(zip(ORDERS, rdp_curve(before), strict=True))
-    best_noise = math.inf
-    for order in ORDERS:
-        left = target - conversion(order, delta) - taken[order]
-        left -= sum(_mechanism_rdp(m, order) for m in solved.values())
-        fits = partial(_fits, asks[rest], order, left)
-        if left > 0 and (not math.isfinite(best_noise) or fits(best_noise * (1 - 1e-5))):
-            best_noise = min(best_noise, smallest_noise(fits, high=min(best_noise, MOST_NOISE)))
+    best_noise = noise_of_rest(asks[rest], solved, before, target, delta)
     others = [*before, *(m.event for m in solved.values())]
 
     def total(noise: float) -> float:
@@ -275,6 +268,21 @@ def noise_of_share(ask: NoiseRequest, share: float, target: float, delta: float,
     if accountant == EXACT:  # the RDP, at this order, of the one Gaussian that meets the target
         whole = order / 2 / get_sigma_gaussian(target, delta) ** 2
     return smallest_noise(partial(_fits, ask, order, share * whole))
+
+
+def noise_of_rest(
+    ask: NoiseRequest, solved: Mapping[str, Mechanism], before: Sequence[DpEvent], target: float, delta: float
+) -> float:
+    """The least noise multiplier, over all orders, with which the RDP of a stage and of all others meets the target."""
+    taken = dict(zip(ORDERS, rdp_curve(before), strict=True))
+    best_noise = math.inf
+    for order in ORDERS:
+        left = target - conversion(order, delta) - taken[order]
+        left -= sum(_mechanism_rdp(m, order) for m in solved.values())
+        fits = partial(_fits, ask, order, left)
+        if left > 0 and (not math.isfinite(best_noise) or fits(best_noise * (1 - 1e-5))):
+            best_noise = min(best_noise, smallest_noise(fits, high=min(best_noise, MOST_NOISE)))
+    return best_noise
 
 
 def _fits(ask: NoiseRequest, order: float, most: float, noise: float) -> bool:
@@ -305,4 +313,4 @@ def shares_of_rdp(mechanisms: Mapping[str, Sequence[DpEvent]], delta: float) -> 
     curves = {name: rdp_curve(events) for name, events in mechanisms.items()}
     total = sum(curves.values(), np.zeros(len(ORDERS)))
     order = ORDERS.index(epsilon_and_order(total, delta)[1])
-    return {name: float(curve[order] / total[order]) if total[order] > 0 else 0.0 for name, curve in curves.items()}
+    return {name: float(curve[order] / (total[order] or 1.0)) for name, curve in curves.items()}

@@ -288,8 +288,7 @@ def ensure_latents(
 
 
 def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, noise_source: str) -> dict:
-    weight = "mean" if work.group_cap == 1 else f"capped at {work.group_cap} images"  # of a group
-    return {
+    record = {
         "id": secrets.token_hex(16),
         "stage": work.stage,
         "dataset_id": card.dataset_id,
@@ -298,7 +297,7 @@ def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, nois
         "adjacency": permission.adjacency,
         "event": work.mechanism.to_json(),
         "released": work.released,
-        "sensitivity": work.sensitivity + (OF_A_GROUP if work.unit == GROUP else ""),
+        "sensitivity": work.sensitivity,
         "noise_source": noise_source,
         "max_norm": float(work.max_norm),
         "plan": work.plan,
@@ -307,9 +306,13 @@ def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, nois
         "again": work.again,
         "versions": {name: installed_version(name) for name in VERSIONED},
         "time": int(time.time()) // DAY * DAY,
-        **({"group_weight": weight} if work.unit == GROUP else {}),
-        **({"claim": ONE_IMAGE_EACH} if permission.one_image_each and work.unit == IMAGE else {}),
     }
+    if work.unit == GROUP:
+        record["sensitivity"] += OF_A_GROUP
+        record["group_weight"] = "mean" if work.group_cap == 1 else f"capped at {work.group_cap} images"
+    if work.unit == IMAGE and permission.one_image_each:
+        record["claim"] = ONE_IMAGE_EACH
+    return record
 
 
 def installed_version(name: str) -> str:

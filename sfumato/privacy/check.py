@@ -110,7 +110,8 @@ def check_ledger(
         return math.inf, problems
     if digest_of({key: value for key, value in ledger.items() if key != "digest"}) != ledger["digest"]:
         problems.append("its digest does not fit its content: it was edited")
-    delta = ledger["delta"] if delta is None else delta
+    if delta is None:
+        delta = ledger["delta"]
     accountant = ledger["accountant"]
     try:
         checked_delta(delta, ledger["size_hint"])
@@ -123,7 +124,9 @@ def check_ledger(
         problems += record_problems(f"record {number}", record)
     if not problems and len(by_id(ledger)) < len(records):
         problems.append("it lists a record twice")
-    units = {record["unit"] for record in records} if not problems else set()
+    if problems:
+        return math.inf, problems
+    units = {record["unit"] for record in records}
     if len(units) > 1:
         problems.append(f"its records are of different units ({', '.join(sorted(units))}), which cannot be composed")
     elif unit is not None and units - {UNITS[unit]}:

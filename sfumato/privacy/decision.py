@@ -47,12 +47,12 @@ class Work:
     @property
     def plans(self) -> tuple[str, ...]:
         """The digests that records of this plan hold: today's first."""
-        return (self.plan, *([self.schema4["plan"]] if self.schema4 else []))
+        return (self.plan, *filter(None, [self.schema4.get("plan")]))
 
     @property
     def digests(self) -> tuple[str, ...]:
         """Of the same settings on the same inputs, which are the same work: today's first."""
-        settings = (self.settings, *([self.schema4["settings"]] if self.schema4 else []))
+        settings = (self.settings, *filter(None, [self.schema4.get("settings")]))
         inputs = sorted(self.inputs or ())
         return tuple(digest_of({"settings": s, "again": self.again, "inputs": inputs}) for s in settings)
 

@@ -169,8 +169,9 @@ def build_ledger(
         **compose(rows, delta, apart, accountant),
         "records": rows,
         "odometer": odometer_line(rows, journal, delta, dataset_id, head, accountant),
-        **({"apart": sorted(apart)} if apart else {}),
     }
+    if apart:
+        ledger["apart"] = sorted(apart)
     return {**ledger, "digest": digest_of(ledger)}
 
 
@@ -200,7 +201,10 @@ def read_ledger(path: Path) -> dict:
 def by_id(ledger: Mapping) -> dict[str, dict]:
     """The records of a ledger, of any version, by id. It skips records without an id: `check_ledger` reports these."""
     records = ledger.get("records")
-    records = records.values() if isinstance(records, Mapping) else records if isinstance(records, list) else ()
+    if isinstance(records, Mapping):
+        records = list(records.values())
+    if not isinstance(records, list):
+        return {}
     named = (record for record in records if isinstance(record, dict) and isinstance(record.get("id"), str))
     return {record["id"]: record for record in named}
 

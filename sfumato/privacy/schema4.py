@@ -57,7 +57,7 @@ def without_removed(kind: type[BaseModel], values: Mapping[str, Any], then: Mapp
         field = kind.model_fields.get(key)
         if field is None and key in then and value == then[key]:
             continue
-        nested = field.annotation if field is not None else None
+        nested = getattr(field, "annotation", None)
         if isinstance(nested, type) and issubclass(nested, BaseModel) and isinstance(value, dict):
             value = without_removed(nested, value, then.get(key) or {})
         found[key] = value

@@ -12,7 +12,7 @@ import warnings
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from sfumato.errors import ConfigError
 
@@ -58,11 +58,6 @@ def no_cuda() -> str:
 def device_of(module: nn.Module) -> torch.device:
     """Where a module is; the CPU if it has no numbers."""
     return next((part.device for part in itertools.chain(module.parameters(), module.buffers())), torch.device("cpu"))
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a CPU tensor to `device`; asynchronous on CUDA."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def keep_freed_memory() -> None:

@@ -131,7 +131,7 @@ def chosen_on_a_gpu(
     """
     model, tried = network((1,)), []
     monkeypatch.setattr(microbatch, "device_of", lambda parameters: torch.device("cuda"))
-    monkeypatch.setattr(microbatch, "fitting", lambda *asked: (512, draws))
+    monkeypatch.setattr(microbatch, "fitting", lambda *asked: (asked[-1] or 512, draws))
     monkeypatch.setattr(compute, "fast_bfloat16", lambda kind: fast)
 
     def fits(model, parameters, images, draws) -> bool:
