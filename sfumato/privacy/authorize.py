@@ -308,7 +308,7 @@ def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, nois
         "time": int(time.time()) // DAY * DAY,
     }
     if work.unit == GROUP:
-        record["sensitivity"] += OF_A_GROUP
+        record["sensitivity"] = work.sensitivity + OF_A_GROUP
         record["group_weight"] = "mean" if work.group_cap == 1 else f"capped at {work.group_cap} images"
     if work.unit == IMAGE and permission.one_image_each:
         record["claim"] = ONE_IMAGE_EACH
