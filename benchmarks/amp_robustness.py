@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from sfumato.data.rendered import DRAWN, draw_all
+from sfumato.diffusion.denoiser import draw_noise_levels
 from sfumato.diffusion.ema import ema_model
-from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.unet import UNet
 from sfumato.settings.noise_levels import LogNormal
 from sfumato.settings.training import Amp, Phase

@@ -277,6 +277,9 @@ class OneDraw:
 
         self.drawn, self.source, self.noisy = (images, labels), NoiseSource(), True
 
+    def agree(self, *given: object) -> None:
+        pass
+
     def batches(self, size: int, draws: int) -> Iterator[tuple[Tensor, ...]]:
         yield from zip(*(value.split(size) for value in self.drawn), strict=True)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.diffusion import unet
-from sfumato.diffusion.noise_levels import draw_noise_levels
+from sfumato.diffusion.denoiser import draw_noise_levels
 from sfumato.diffusion.objective import per_image_loss
 from sfumato.diffusion.unet import GroupNorm, UNet
 from sfumato.dpsgd.clip import clipped_sum

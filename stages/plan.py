@@ -18,9 +18,8 @@ from stages.screen import delta_text, say, show_numbers, tell
 from stages.state import state_dir
 
 if TYPE_CHECKING:
-    from sfumato.planning.kept import Spending
+    from sfumato.planning.kept import Plan, Spending
     from sfumato.planning.make import ProjectPlan
-    from sfumato.planning.resolve import Plan
 
 ParamsPath = Annotated[Path, typer.Option("--params", help="What the user edits.")]
 RecipesPath = Annotated[Path, typer.Option("--recipes", help="Folder of recipes, with its profiles/.")]

@@ -332,7 +332,7 @@ class QueryRun(StageRun):
         if encoder is None:
             return None
         from sfumato.data.store import read_card
-        from sfumato.privacy.latents import ensure_latents
+        from sfumato.privacy.authorize import ensure_latents
 
         bar = partial(progress, f"{purpose} of the images, once", clock=False, log=False)
         return ensure_latents(state_dir(), read_card(CARD), encoder, purpose, load, bar)

@@ -371,15 +371,11 @@ def patches(card: Card) -> Iterator[Any]:
 def pretended_gpu(size: int = 80 * GIB) -> Iterator[Card]:
     """Everything inside finds one card with so many bytes."""
     card, fake = Card(size), Fake(allow_non_fake_inputs=True)
-    measured = dict(compute._measured)
     with ExitStack() as stack:
         for patch in patches(card):
             stack.enter_context(patch)
         stack.callback(compute.no_cuda.cache_clear)
-        stack.callback(compute._measured.update, measured)
-        stack.callback(compute._measured.clear)
         compute.no_cuda.cache_clear()
-        compute._measured.clear()
         modes: Sequence[Any] = (fake, Operators(fake, card), Asked())
         for mode in modes:
             stack.enter_context(mode)

@@ -36,6 +36,7 @@ from sfumato.data.images import ImageSet, Shape, as_bytes, save_images
 from sfumato.data.store import LatentSet, PublicCard
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.lora import add_lora, save_adapter
+from sfumato.dpsgd.run import Gradients
 from sfumato.dpsgd.trainable import candidates
 from sfumato.features import FeatureMeans
 from sfumato.features.batch_invariant import rows_alone
@@ -494,16 +495,23 @@ def settled(run: SilentRun) -> Iterator[None]:
 
     stand_ins = {
         "secret_generator": lambda device="cpu": torch.Generator(device).manual_seed(2),
-        "is_faster": lambda *what: False,
         "fast_bfloat16": lambda device: False,
         "encoded": run.encode,
         "as_bytes": run.show,
     }
+    begin = Gradients.__init__
+
+    def begun(gradients: Gradients, *given: Any, **more: Any) -> None:
+        """After a draw for blank images, by which the precision was chosen when the values were stored."""
+        begin(gradients, *given, **more)
+        gradients.draw(torch.zeros(gradients.microbatch_size, *gradients.model.shape))
+
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng(devices=[]):
         for module in [m for name, m in sys.modules.items() if name.split(".")[0] in ("sfumato", "stages")]:
             for name in stand_ins.keys() & vars(module).keys():
                 patch.setattr(module, name, stand_ins[name])
+        patch.setattr(Gradients, "__init__", begun)
         patch.setattr(torch, "autocast", lambda kind, *rest, **more: autocast(kind, enabled=False))
         patch.setattr("sfumato.queries.feature_means.DIMENSION", 8)  # of 40 images: the last directions are rounding
         patch.setattr(torch.linalg, "eigh", signed_eigh)

@@ -22,7 +22,6 @@ from sfumato.data.images import ImageSet, Shape
 from sfumato.data.store import LatentSet
 from sfumato.diffusion.sampler import sample
 from sfumato.diffusion.unet import GroupNorm, UNet
-from sfumato.dpsgd import gradients
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.lora import merge
 from sfumato.dpsgd.run import Gradients, State, step
@@ -51,7 +50,6 @@ from sfumato.queries.histogram import query_histogram
 from sfumato.queries.saliency import query_saliency
 from sfumato.queries.teacher import query_teacher
 from sfumato.release.variation import vary
-from sfumato.runtime import compute
 from sfumato.settings.baselines import Adversarial, Evolve
 from sfumato.settings.dpsgd import Finetune, Saliency
 from sfumato.settings.noise_levels import LogNormal, TimestepMixture
@@ -86,10 +84,7 @@ def part(*waits: str | set[str]) -> Callable[[Callable[[], object]], Callable[[]
 
 
 @pytest.fixture(autouse=True)
-def untimed(monkeypatch) -> None:
-    """Nothing is timed: what is slow on no card is not known."""
-    for module in (compute, gradients):
-        monkeypatch.setattr(module, "is_faster", lambda step, key, device: False)
+def short(monkeypatch) -> None:
     monkeypatch.setattr(downstream, "MIN_STEPS", 2)
 
 

@@ -71,6 +71,8 @@ class Bare:
 
     sample_rate, noise_multiplier, uses = 1.0, 0.0, 1
     sum = Charge.sum
+    agree = Charge.agree
+    check_alike = Charge.check_alike
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         self.images, self.labels = images, labels

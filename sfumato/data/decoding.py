@@ -28,8 +28,7 @@ from sfumato.errors import DataError, explained
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from sfumato.data.sources.source import Request
-
+Request = Any  # of `sfumato.data.sources.source`, which imports this module
 # one that writes keeps no more busy; macOS does not tell which processors may be used
 PROCESSES = min(16, len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)))
 ALONE = 0.5  # seconds of decoding after which other processes join, if as much is left: they take 0.2 to begin

@@ -221,6 +221,13 @@ def as_uint8(images: Tensor) -> np.ndarray:
     return as_bytes(images).permute(0, 2, 3, 1).contiguous().numpy()
 
 
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a batch from the processor to `device`; asynchronous on CUDA."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 def as_bytes(images: Tensor) -> Tensor:
     """(N, C, H, W) float in [0, 1], clamped to it, as uint8 on the CPU."""
     return images.detach().cpu().clamp(0, 1).mul(255).round().byte()

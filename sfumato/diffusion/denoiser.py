@@ -1,5 +1,9 @@
-"""The interface of a denoiser, which training, queries and sampling share: our own U-Net, or a public model."""
+"""The interface of a denoiser, which training, queries and sampling share; and the laws of its noise levels.
 
+Source: Karras et al. 2022 (EDM) for the log-normal; DP-Diffusion §3.3 for the mixture of timesteps.
+"""
+
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -7,13 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.data.images import Shape
-from sfumato.diffusion.noise_levels import draw_noise_levels
-from sfumato.diffusion.sampler import Guide
 from sfumato.settings.fields import Size, both_sides
-from sfumato.settings.noise_levels import NoiseLevels
+from sfumato.settings.noise_levels import NoiseLevels, TimestepMixture
 
+# (D, labels, the variance of the image given its noised form) -> what is added to D; images in about [-1, 1]
+Guide = Callable[[Tensor, Tensor, float], Tensor]
 Sampler = Callable[[Tensor], Tensor]  # labels, as in `drawing` -> images, (B, C, H, W) float32 in [0, 1], on the CPU
 Progress = Callable[[int, int], None]  # done, of how many
+TIMESTEPS = 1000
+FIRST_BETA = 1e-4  # Ho et al. 2020 (DDPM)
+LAST_BETA = 0.02
 
 
 class Denoiser(nn.Module):
@@ -35,6 +42,7 @@ class Denoiser(nn.Module):
     use_products: bool = False
     # What fixes the latents that it works on (weights of the encoder, image size); None: it works on pixels.
     encoder: str | None = None
+    sigma_data: float  # of the preconditioning, where images are drawn by `sfumato.diffusion.sampler`
     at_a_time: int  # images that are drawn together, by all processes
 
     @property
@@ -89,7 +97,8 @@ class Denoiser(nn.Module):
         up to rounding; shape: (C, H, W) wanted, if the network can give another than its own; guide: a classifier's
         part, for networks that draw pixels.
         """
-        sampler, done = self.sampler(steps, guidance, generator, shape, guide), 0
+        sampler = self.sampler(steps, guidance, generator, shape, guide)
+        done = 0
         for part in labels.split(self.at_a_time):
             yield sampler(part)
             done += len(part)
@@ -99,3 +108,43 @@ class Denoiser(nn.Module):
     def save(self, directory: Path, trained: Sequence[str]) -> None:
         """Write what `sfumato.release.synthesizer` loads again. trained: the parameters that differ from the start."""
         raise NotImplementedError
+
+
+def draw_noise_levels(law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
+    """n independent noise levels σ of the law, (n,) float32, on the generator's device.
+
+    ln σ ~ N(mean, std²), or σ(t) of the linear DDPM schedule, t as `draw_timesteps` gives it.
+    """
+    if isinstance(law, TimestepMixture):
+        return schedule(generator.device)[draw_timesteps(law, n, generator, TIMESTEPS)]
+    return (law.mean + law.std * torch.randn(n, generator=generator, device=generator.device)).exp()
+
+
+def draw_timesteps(law: TimestepMixture, n: int, generator: torch.Generator, steps: int) -> Tensor:
+    """n timesteps, uniform on {lᵢ, …, uᵢ − 1} with probability wᵢ/Σw: (n,) int64 below `steps`.
+
+    The bounds are of TIMESTEPS, and stretched to `steps`.
+    """
+    device = generator.device
+    if n == 0:
+        return torch.empty(0, dtype=torch.int64, device=device)
+    weights, bounds = mixture(law, device)
+    bounds = bounds * (steps / TIMESTEPS)
+    part = torch.multinomial(weights, n, replacement=True, generator=generator)
+    # float64, floored: the uniform draw stays below 1, so t stays below its upper bound
+    uniform = torch.rand(n, generator=generator, device=device, dtype=torch.float64)
+    return (bounds[part] + uniform * (bounds[part + 1] - bounds[part])).floor().long().clamp(max=steps - 1)
+
+
+@functools.cache
+def mixture(law: TimestepMixture, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The weights, (n,), and the bounds, (n + 1,) float64, of a law, sent to the device once."""
+    return torch.tensor(law.weights, device=device), torch.tensor(law.bounds, device=device, dtype=torch.float64)
+
+
+@functools.cache
+def schedule(device: torch.device) -> Tensor:
+    """σ(t) = √((1 − ᾱ)/ᾱ) for t = 0..999 under linear betas. (1000,) float32, rising from 0.01 to about 157."""
+    betas = torch.linspace(FIRST_BETA, LAST_BETA, TIMESTEPS, dtype=torch.float64)
+    alphas_cumprod = (1 - betas).cumprod(0)
+    return ((1 - alphas_cumprod) / alphas_cumprod).sqrt().float().to(device)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 EMA_DECAY = 0.999  # of the warm-up and of DP-SGD
 
@@ -19,12 +20,11 @@ class EMA:
         self.steps = 0
         self.average = {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
-    @torch.no_grad()
     def update(self, tensors: Mapping[str, Tensor]) -> None:
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
-        for name, average in self.average.items():
-            average.lerp_(tensors[name].detach(), 1 - decay)
+        values = [tensors[name] for name in self.average]
+        get_ema_multi_avg_fn(decay)(list(self.average.values()), values, None)
 
 
 def ema_model(model: nn.Module, average: Mapping[str, Tensor]) -> nn.Module:

@@ -4,36 +4,31 @@ Source: EDM, Algorithm 1 (deterministic) and Eq. 5; Ho & Salimans 2021 for guida
 Nichol 2021 for that by one, here of the denoised image (Bansal et al. 2023).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from sfumato.diffusion.denoiser import Denoiser, Guide
 from sfumato.diffusion.objective import denoise, to_image_range
 from sfumato.runtime import distributed
 
-if TYPE_CHECKING:
-    from sfumato.diffusion.unet import UNet
-
-SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 80.0, 7.0
-# (D, labels, the variance of the image given its noised form) -> what is added to D; images in about [-1, 1]
-Guide = Callable[[Tensor, Tensor, float], Tensor]
+SIGMA_MIN = 0.002
+SIGMA_MAX = 80.0
+RHO = 7.0
 
 
 def noise_schedule(steps: int) -> Tensor:
     """The noise levels visited: `steps` of them from SIGMA_MAX down to SIGMA_MIN, then 0. (steps + 1,) float32."""
-    ramp = torch.linspace(0, 1, steps) if steps > 1 else torch.zeros(1)
+    ramp = torch.linspace(0, 1, steps)
     levels = (SIGMA_MAX ** (1 / RHO) + ramp * (SIGMA_MIN ** (1 / RHO) - SIGMA_MAX ** (1 / RHO))) ** RHO
     return torch.cat([levels, torch.zeros(1)])
 
 
 @torch.no_grad()
 def sample(
-    model: UNet,
+    model: Denoiser,
     labels: Tensor,
     steps: int = 18,
     guidance: float = 0.0,
@@ -61,7 +56,7 @@ def sample(
     return distributed.all_gather(drawn, len(labels)).cpu()
 
 
-def solve(model: UNet, x: Tensor, labels: Tensor, steps: int, guidance: float, guide: Guide | None = None) -> Tensor:
+def solve(model: Denoiser, x: Tensor, labels: Tensor, steps: int, guidance: float, guide: Guide | None) -> Tensor:
     """Heun's method from `x`, (B, C, H, W) with noise of level SIGMA_MAX, to σ = 0. Returns images, about [-1, 1]."""
     sigmas = noise_schedule(steps).tolist()
     for sigma, following in itertools.pairwise(sigmas):
@@ -75,7 +70,7 @@ def solve(model: UNet, x: Tensor, labels: Tensor, steps: int, guidance: float, g
     return x
 
 
-def guided(model: UNet, x: Tensor, sigma: float, labels: Tensor, guidance: float, guide: Guide | None = None) -> Tensor:
+def guided(model: Denoiser, x: Tensor, sigma: float, labels: Tensor, guidance: float, guide: Guide | None) -> Tensor:
     """D at one noise level, guided.
 
     The variance of the image given its noised form is taken as σ²σ_data² / (σ² + σ_data²) in every pixel. By it,

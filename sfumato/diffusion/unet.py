@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.diffusion.denoiser import Denoiser, Sampler
+from sfumato.diffusion.denoiser import Denoiser, Guide, Sampler
 from sfumato.diffusion.objective import per_image_loss
-from sfumato.diffusion.sampler import Guide, sample
+from sfumato.diffusion.sampler import sample
 from sfumato.errors import ConfigError
 from sfumato.privacy.rows import label_rows
 from sfumato.runtime import distributed
@@ -27,8 +27,7 @@ HEAD_CHANNELS = 32
 MOST_LEVELS = 1000  # residual blocks on the way down
 MOST_GROUPS = 65_535  # that the derivative of PyTorch's group normalisation takes at a time on CUDA
 # Of each process, drawn at a time: pixels, as the network sees them, and images at most.
-PIXELS, IMAGES = 2**17, 256
-GPU_PIXELS, GPU_IMAGES = 2**19, 512
+DRAWN_TOGETHER = {"cpu": (2**17, 256), "cuda": (2**19, 512)}
 
 
 class GroupNorm(nn.Module):
@@ -37,7 +36,8 @@ class GroupNorm(nn.Module):
     def __init__(self, channels: int, affine: bool = True) -> None:
         super().__init__()
         self.groups = math.gcd(channels // 4, 32)  # at least 4 channels each
-        self.channels, self.affine = channels, affine
+        self.channels = channels
+        self.affine = affine
         if affine:
             self.weight = nn.Parameter(torch.ones(channels))
             self.bias = nn.Parameter(torch.zeros(channels))
@@ -45,7 +45,8 @@ class GroupNorm(nn.Module):
     def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
         """x: (B, C, H, W); scale, shift: (B, C), for a norm without its own."""
         if scale is None or shift is None:
-            scale, shift = self.weight.expand(len(x), -1), self.bias.expand(len(x), -1)
+            scale = self.weight.expand(len(x), -1)
+            shift = self.bias.expand(len(x), -1)
         most = MOST_GROUPS // self.groups if x.is_cuda else len(x)
         if len(x) <= most:
             return normalised(x, self.groups, scale, shift)
@@ -165,10 +166,17 @@ class UNet(Denoiser):
             raise ConfigError(f"model.attention={tuple(attention)}: expected levels among 0..{len(multipliers) - 1}")
         if blocks * len(multipliers) > MOST_LEVELS:
             raise ConfigError(f"model.blocks={blocks}: expected {MOST_LEVELS} at most over all levels")
-        self.resolution, self.channels, self.classes, self.blocks = size_of(resolution), channels, classes, blocks
+        self.resolution = size_of(resolution)
+        self.channels = channels
+        self.classes = classes
         self.several = several
-        self.multipliers, self.attention = list(multipliers), list(attention)
-        self.width, self.unshuffle, self.sigma_data, self.extra_classes = width, unshuffle, sigma_data, extra_classes
+        self.blocks = blocks
+        self.multipliers = list(multipliers)
+        self.attention = list(attention)
+        self.width = width
+        self.unshuffle = unshuffle
+        self.sigma_data = sigma_data
+        self.extra_classes = extra_classes
         embedding = 4 * width
         self.noise = nn.Sequential(nn.Linear(width, embedding), nn.SiLU(), nn.Linear(embedding, embedding))
         self.label: nn.Linear | nn.Embedding = (
@@ -233,7 +241,7 @@ class UNet(Denoiser):
     @property
     def at_a_time(self) -> int:  # type: ignore[override]
         """Sampling batch size. Larger batches use more memory and are not faster."""
-        pixels, most = (GPU_PIXELS, GPU_IMAGES) if self.conv_in.weight.is_cuda else (PIXELS, IMAGES)
+        pixels, most = DRAWN_TOGETHER.get(self.conv_in.weight.device.type, DRAWN_TOGETHER["cpu"])
         seen = math.prod(side // self.unshuffle for side in self.shape[1:])
         return distributed.world_size() * max(1, min(most, pixels // seen))
 

@@ -6,8 +6,7 @@ Source: Dockhorn et al. 2023 (DPDM) for the K draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +16,6 @@ from torch.func import functional_call, grad, vmap
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.per_image import PerImage
-from sfumato.runtime import distributed
-from sfumato.runtime.compute import fast_bfloat16, is_faster
 from sfumato.settings.noise_levels import NoiseLevels
 
 
@@ -40,10 +37,6 @@ class Draws:
     def rows(self, index: slice | Tensor) -> Draws:
         return Draws(**{name: value[index] for name, value in vars(self).items()})
 
-    def of_each(self, index: slice) -> Draws:
-        """Some of the K draws of every image."""
-        return Draws(**{name: value[:, index] for name, value in vars(self).items()})
-
 
 def draw(
     model: Denoiser,
@@ -55,7 +48,8 @@ def draw(
     label_dropout: float = 0.0,
 ) -> Draws:
     """Fresh draws for a batch. images: (B, C, H, W) or (B, K, C, H, W), of which only the shape is used; draws: K."""
-    shape, device = (len(images), draws), generator.device
+    shape = (len(images), draws)
+    device = generator.device
     return Draws(
         levels=model.draw_levels(law, len(images) * draws, generator).reshape(shape),
         noise=torch.randn(*shape, *images.shape[-3:], generator=generator, device=device),
@@ -66,7 +60,9 @@ def draw(
 def per_draw(images: Tensor, draws: Draws) -> Tensor:
     """What each draw shows, (B, K, C, H, W): an image K times, or the K images of a group."""
     images = images.contiguous()
-    return images if images.ndim == 5 else images[:, None].expand(-1, draws.levels.shape[1], -1, -1, -1)
+    if images.ndim == 5:
+        return images
+    return images[:, None].expand(-1, draws.levels.shape[1], -1, -1, -1)
 
 
 def per_image_gradients(
@@ -93,7 +89,7 @@ def per_image_gradients(
     count = draws.levels.shape[1]
     total: dict[str, Tensor] = {}
     # The cast of a weight must stay inside the transform that made it: no cache.
-    with torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False) if autocast else nullcontext():
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast, cache_enabled=False):
         if draws_per_pass is None or draws_per_pass >= count:
             return take(model, parameters, *batch)
         for part in zip(*(tensor.split(draws_per_pass, dim=1) for tensor in batch), strict=True):
@@ -179,33 +175,3 @@ def clipped_gradient_sum(
         rows = per_image_gradients(model, parameters, images[index], labels[index], own, autocast, draws_per_pass)
         total += clipped_sum({name: value[:count] for name, value in rows.items()}, max_grad_norm)
     return total
-
-
-@torch.no_grad()
-def choose_precision(
-    model: Denoiser,
-    parameters: Mapping[str, Tensor],
-    microbatch_size: int,
-    draw: Callable[[Tensor], Draws],
-    draws_per_pass: int | None = None,
-    autocast: bool | None = None,
-) -> bool:
-    """Whether gradients are taken in bfloat16 on this machine.
-
-    It is timed on blank images: neither the answer nor the time depends on data. The first process chooses for all, and
-    gives them its weights: no image's gradient may depend on which process takes it.
-    autocast: the answer if it is given; None to measure.
-    """
-    device = next(iter(parameters.values())).device
-    images = torch.zeros(microbatch_size, *model.shape, device=device)
-    labels = model.blank_labels(microbatch_size, device)
-    draws = draw(images).of_each(slice(draws_per_pass))
-    network = (device, images.shape, draws.levels.shape, sum(value.numel() for value in parameters.values()))
-
-    def gradients(half: bool) -> None:
-        per_image_gradients(model, parameters, images, labels, draws, half)
-
-    distributed.agree(model.state_dict().values())
-    if autocast is not None or (device.type == "cuda" and not fast_bfloat16("cuda")):
-        return bool(autocast)
-    return distributed.broadcast_object(is_faster(gradients, ("per-image", *network), device))

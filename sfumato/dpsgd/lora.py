@@ -18,7 +18,8 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import load_tensors, save_tensors
 
-ADAPTER, ADAPTER_CONFIG = "adapter.safetensors", "adapter.json"
+ADAPTER = "adapter.safetensors"
+ADAPTER_CONFIG = "adapter.json"
 AGAIN = "run `stage finetune` again"
 
 
@@ -27,9 +28,12 @@ class LoraLinear(nn.Linear):
 
     def __init__(self, layer: nn.Linear, a: Tensor, b: Tensor, scale: float) -> None:
         super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-        self.weight, self.bias = layer.requires_grad_(False).weight, layer.bias
+        self.weight = layer.requires_grad_(False).weight
+        self.bias = layer.bias
         self.train(layer.training)
-        self.A, self.B, self.scale = nn.Parameter(a), nn.Parameter(b), scale
+        self.A = nn.Parameter(a)
+        self.B = nn.Parameter(b)
+        self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + self.scale * F.linear(F.linear(x, self.B), self.A)
@@ -80,7 +84,8 @@ def merge(model: nn.Module) -> None:
     """Back to plain layers, in place: W ← W + scale·A·B. Does nothing to a model without adapters."""
     for name, layer in adapted_layers(model).items():
         plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-        plain.weight, plain.bias = nn.Parameter(layer.weight + layer.scale * (layer.A @ layer.B)), layer.bias
+        plain.weight = nn.Parameter(layer.weight + layer.scale * (layer.A @ layer.B))
+        plain.bias = layer.bias
         plain.train(layer.training).requires_grad_(True)
         model.set_submodule(name.removesuffix(".weight"), plain)
 
@@ -108,7 +113,9 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     files = f"{directory}: {ADAPTER_CONFIG} and {ADAPTER}"
     with explained(DataError, lambda error: f"{files} cannot be read ({error}): {AGAIN}"):
         content = read_json(directory / ADAPTER_CONFIG)
-        expected, scale, lora = str(content["base_sha256"]), float(content["scale"]), Lora(rank=content["rank"])
+        expected = str(content["base_sha256"])
+        scale = float(content["scale"])
+        lora = Lora(rank=content["rank"])
         matrices = [str(name) for name in content["matrices"]]
         tensors = load_tensors(directory / ADAPTER)
     if (found := digest_of_file(base)) != expected:

@@ -14,11 +14,15 @@ from sfumato.runtime import compute, distributed
 CPU_BYTES = 2**30  # for per-image gradients, and as many for activations: more at a time is not faster
 FREE = 0.4  # the same of a GPU: this part of its free memory
 COPIES = 8  # float32 copies of the trained parameters beside the model: average, moments, sums, noise
-SMALL, LARGE, FILLED = 64, 128, 16  # images on a CPU; the more for a batch that fills so many microbatches
+SMALL = 64  # images on a CPU
+LARGE = 128  # for a batch that fills so many microbatches: FILLED
+FILLED = 16
 CPU_PASSES = 256  # of the network, more at a time is not faster
-GPU_IMAGES, GPU_PASSES = 500, 4000  # more is not faster; a norm of 16 groups takes so many at a time
+GPU_IMAGES = 500  # more is not faster
+GPU_PASSES = 4000  # more is not faster; a norm of 16 groups takes so many at a time
 # in the messages of CUDA, cuBLAS and cuDNN where memory does not suffice or no kernel is for this size
 DOES_NOT_FIT = ("out of memory", "CUBLAS_STATUS_", "CUDNN_STATUS_", "cuDNN algorithm", "find an engine")
+MANY_DRAWS = 8  # from which a grouped convolution is faster than matrix products in float32, measured on an H200
 VMAP_IMAGES = 32  # for a network without ghost layers
 
 
@@ -27,46 +31,38 @@ def choose_microbatch(
 ) -> tuple[int, int]:
     """Images whose gradients are taken at a time, and how many of the K draws of each. Call it before a charge opens.
 
-    On a GPU each way is halved until a trial fits, and the faster one is set (`model.use_products`), in all processes.
+    On a GPU it is halved until a trial fits. Weight gradients are taken there by matrix products (`model.use_products`)
+    or by a grouped convolution: the faster way, or the other one if no size fits, as cuDNN may lack a kernel.
     batch: expected images of a step; wanted: images at a time, as the user asked. Raises MemoryError if no trial fits.
     """
     device = device_of(parameters)
-    first = (wanted, draws) if wanted else fitting(model, parameters, draws, batch, device)
+    first = fitting(model, parameters, draws, batch, device, wanted)
     if device.type != "cuda":
         return distributed.all_min(first[0]), distributed.all_min(first[1])
-    sizes = {}  # of each way that fits
-    for products in (False, True) if model.supports_ghost_layers else (False,):
+    faster = distributed.broadcast_object(draws < MANY_DRAWS or compute.fast_bfloat16("cuda"))
+    for products in (faster, not faster) if model.supports_ghost_layers else (False,):
         model.use_products = products
         images, some = first
         while images and not fits(model, parameters, images, some):
             images, some = (1, some // 2) if images == 1 < some else (images // 2, some)
         if images := distributed.all_min(images):
-            sizes[products] = images, distributed.all_min(some)
-    if not sizes:
-        raise MemoryError("the gradient of one image does not fit into the GPU")
-    model.use_products = products_pay(model, parameters, sizes) if len(sizes) == 2 else True in sizes
-    return sizes[model.use_products]
-
-
-def products_pay(model: Denoiser, parameters: Mapping[str, Tensor], sizes: Mapping[bool, tuple[int, int]]) -> bool:
-    """Whether the same passes of blank images are faster by matrix products, each way at its own size."""
-    passes = max(map(math.prod, sizes.values()))
-
-    def gradients(products: bool) -> None:
-        model.use_products = products
-        blank = blanks(model, parameters, *sizes[products])
-        for _ in range(passes // math.prod(sizes[products])):
-            per_image_gradients(model, parameters, *blank, compute.fast_bfloat16("cuda"))
-
-    key = "products", str(sizes), sum(value.numel() for value in parameters.values())
-    return distributed.broadcast_object(compute.is_faster(gradients, key, device_of(parameters)))
+            return images, distributed.all_min(some)
+    raise MemoryError("the gradient of one image does not fit into the GPU")
 
 
 def fitting(
-    model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, device: torch.device
+    model: Denoiser,
+    parameters: Mapping[str, Tensor],
+    draws: int,
+    batch: float,
+    device: torch.device,
+    wanted: int | None = None,
 ) -> tuple[int, int]:
     """As `choose_microbatch`, by the rule for this device and without a trial. model: there, or on the meta device."""
-    gpu, room = device.type == "cuda", room_on(device, parameters)
+    if wanted:
+        return wanted, draws
+    gpu = device.type == "cuda"
+    room = room_on(device, parameters)
     passes = max(1, int(room / activation_bytes(model, parameters)))
     if passes < draws:
         return 1, passes
@@ -89,7 +85,7 @@ def needed(
     model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, wanted: int | None = None
 ) -> str:
     """The memory of such a step on this machine, in a line. model: on the meta device."""
-    images, some = (wanted, draws) if wanted else fitting(model, parameters, draws, batch, compute.device())
+    images, some = fitting(model, parameters, draws, batch, compute.device(), wanted)
     trained = sum(value.numel() for value in parameters.values())
     network = sum(value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()])
     each = 4 * trained + some * activation_bytes(model, parameters)

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from sfumato.data.images import to_device
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.ema import EMA, EMA_DECAY
 from sfumato.dpsgd.clip import unflatten
-from sfumato.dpsgd.gradients import Draws, choose_precision, clipped_gradient_sum, draw
+from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
 from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.errors import ConfigError
 from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
@@ -27,7 +28,7 @@ from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import secret_generator
 from sfumato.runtime import distributed
-from sfumato.runtime.compute import to_device
+from sfumato.runtime.compute import fast_bfloat16
 from sfumato.settings.dpsgd import Finetune, Saliency
 from sfumato.storage.files import csv_text
 
@@ -87,7 +88,7 @@ class Gradients:
 
     parameters: of `model`, by name; config: the settings, which hold the draws of an image; max_norm: the clip;
     public_batch: the public size of a draw, q·N̄, never a realised count; autocast: run the network in bfloat16; None to
-    do so if that is faster; generator: only for tests. Make it before a charge opens.
+    do so if the device has its arithmetic; generator: only for tests. Make it before a charge opens.
     """
 
     def __init__(
@@ -102,17 +103,22 @@ class Gradients:
         autocast: bool | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.model, self.parameters, self.config = model, dict(parameters), config
-        self.max_norm, self.public_batch, self.label_dropout = max_norm, public_batch, label_dropout
+        self.model = model
+        self.parameters = dict(parameters)
+        self.config = config
+        self.max_norm = max_norm
+        self.public_batch = public_batch
+        self.label_dropout = label_dropout
         self.device = next(iter(self.parameters.values())).device
         self.size = sum(value.numel() for value in self.parameters.values())
         self.generator = generator or secret_generator(self.device)
         self.microbatch_size, self.draws_per_pass = choose_microbatch(
             model, self.parameters, config.draws, public_batch, config.microbatch_size
         )
-        self.autocast = choose_precision(
-            model, self.parameters, self.microbatch_size, self.draw, self.draws_per_pass, autocast
-        )
+        distributed.agree(model.state_dict().values())  # an image's gradient is the same in whichever process takes it
+        if autocast is None:
+            autocast = distributed.broadcast_object(fast_bfloat16(self.device.type))
+        self.autocast = autocast
 
     def draw(self, images: Tensor) -> Draws:
         """The secret draws of a batch."""
@@ -202,7 +208,7 @@ def gradient_sum(state: Gradients, charge: Charge) -> Tensor:
     total = torch.zeros(state.size, dtype=torch.float64, device=state.device)
     bound, size, each = state.max_norm, state.microbatch_size, state.draws_per_pass
     model, names = state.model, state.parameters
-    distributed.agree(names.values(), size, each, state.autocast, model.use_products)
+    charge.agree(names.values(), size, each, state.autocast, model.use_products)
     for images, labels in charge.batches(size=4 * size, draws=state.config.draws):
         images, labels = to_device(images, state.device), to_device(labels, state.device)
         draws = state.draw(images)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.data.images import ImageSet, Shape, as_floats
-from sfumato.diffusion.sampler import Guide
+from sfumato.diffusion.denoiser import Guide
 from sfumato.features.own_network import OWN
 from sfumato.features.projection import BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork

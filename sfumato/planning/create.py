@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from sfumato import __version__, errors
+from sfumato import errors
 from sfumato.data.duplicates import ORIGIN
 from sfumato.data.layout import ASKED, Unclear
 from sfumato.data.sources.imagefolder import list_folder
@@ -28,8 +28,8 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_local
 
 if TYPE_CHECKING:
+    from sfumato.planning.kept import Plan
     from sfumato.planning.proposal import Proposal
-    from sfumato.planning.resolve import Plan
 
 MINUTES = 30.0
 FEW_PICTURES = 10  # of a class, to learn from or held out, below which it is pointed out
@@ -92,10 +92,13 @@ class Proposed:
 
         force: replace those of an earlier one; more: sections of `params.yaml` beside the proposed ones.
         """
+        from sfumato.privacy.authorize import installed_version
+
         notes = dict(NOTES)
         if self.counted:
             notes["privacy"] = SIZE_NOTE + NOTES["privacy"]
-        files = project_files({**self.chosen.own, **(more or {})}, notes, self.chosen.seconds / 60, __version__)
+        made_by = installed_version("sfumato")
+        files = project_files({**self.chosen.own, **(more or {})}, notes, self.chosen.seconds / 60, made_by)
         write_project(self.out, files, say, force=force)
         survey = self.survey
         shown: dict[str, Any] = {"images": survey.images, "persons": survey.persons}

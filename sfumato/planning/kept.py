@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sfumato.data.store import Card
 from sfumato.errors import UNREADABLE
 from sfumato.privacy.decision import PAY, RESTORE, Decision, Work, decide
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.ledger import by_id
 from sfumato.privacy.odometer import ABANDON, CLOSE, Odometer, Run
 from sfumato.privacy.record import is_record
@@ -23,8 +22,16 @@ from sfumato.storage.artifacts import PRIVACY, own_record
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json, read_yaml
 
-if TYPE_CHECKING:
-    from sfumato.planning.resolve import Plan
+
+@dataclass(frozen=True)
+class Plan:
+    """All that `stage plan` works out."""
+
+    params: Params
+    files: dict[str, dict]  # the resolved configuration of each stage
+    mechanisms: dict[str, Mechanism]  # of each query that is switched on
+    budget: dict
+    lineage: dict[str, Lineage]  # of each such query
 
 
 def stages_before(name: str, params: Params) -> tuple[str, ...]:

@@ -22,10 +22,10 @@ from sfumato.dpsgd.trainable import trained_parameters
 from sfumato.errors import ConfigError, reading_sensitive
 from sfumato.planning import estimate
 from sfumato.planning.checks import reads_public
-from sfumato.planning.kept import Past, Spending, known_past, spending_of, stages_before
+from sfumato.planning.kept import Past, Plan, Spending, known_past, spending_of, stages_before
 from sfumato.planning.project_files import Say, renew, unsaid
 from sfumato.planning.proposal import proposed_card
-from sfumato.planning.resolve import Plan, make_plan, plan_texts, policy_of, warnings_of
+from sfumato.planning.resolve import make_plan, plan_texts, policy_of, warnings_of
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import check_known, check_lifetime
 from sfumato.privacy.decision import GO_ON

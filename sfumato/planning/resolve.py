@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from dp_accounting import DpEvent
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.planning.checks import check_consistent
-from sfumato.planning.kept import holds, repeat_counts, stages_before
+from sfumato.planning.kept import Plan, holds, repeat_counts, stages_before
 from sfumato.privacy.accountant import (
     EXACT,
     LARGEST_DELTA,
@@ -44,17 +44,6 @@ from sfumato.storage.files import csv_text
 WITH_CARDS = ("teacher", "synthesize")  # which say how pictures were prepared
 # left out of plans that read only the public set
 OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint", "labels")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All that `stage plan` works out."""
-
-    params: Params
-    files: dict[str, dict]  # the resolved configuration of each stage
-    mechanisms: dict[str, Mechanism]  # of each query that is switched on
-    budget: dict
-    lineage: dict[str, Lineage]  # of each such query
 
 
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:

@@ -21,8 +21,8 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
 from sfumato.settings.fields import is_positive
 from sfumato.settings.privacy import FEWEST_UNITS, MOST_UNITS
 
-# Fine near 1, where expensive mechanisms have their best order; up to 4096, because cheap ones have it far out.
 LARGEST_DELTA = 1e-3  # with probability δ there is no guarantee: a larger one is refused
+# Fine near 1, where expensive mechanisms have their best order; up to 4096, because cheap ones have it far out.
 ORDERS: tuple[float, ...] = (
     *(1 + x / 20 for x in range(1, 60)),
     *(4 + x / 4 for x in range(24)),
@@ -81,7 +81,8 @@ def checked_delta(delta: float | None, size_hint: int, section: str = "") -> flo
     if type(size_hint) is not int or not FEWEST_UNITS <= size_hint <= MOST_UNITS:
         limits = f"{FEWEST_UNITS} to {MOST_UNITS:g}"
         raise ConfigError(f"{section}size_hint={size_hint!r}: give a whole number of units from {limits}")
-    chosen, named = default_delta(size_hint) if delta is None else delta, f"{section}delta={delta!r}"
+    chosen = default_delta(size_hint) if delta is None else delta
+    named = f"{section}delta={delta!r}"
     if not is_positive(chosen):
         raise ConfigError(f"{named} must be a probability above 0. Raise it, or leave it out")
     if chosen > 1 / size_hint:
@@ -242,21 +243,9 @@ def calibrate(
 
     solved = dict(fixed)
     for name, share in shares.items():
-        order = reference_order(asks[name], target, delta)
-        whole = target - conversion(order, delta)
-        if accountant == EXACT:  # the RDP, at this order, of the one Gaussian that meets the target
-            whole = order / 2 / get_sigma_gaussian(target, delta) ** 2
-        fits = partial(_fits, asks[name], order, share * whole)
-        solved[name] = with_found(name, smallest_noise(fits))
+        solved[name] = with_found(name, noise_of_share(asks[name], share, target, delta, accountant))
 
-    taken = dict(zip(ORDERS, rdp_curve(before), strict=True))
-    best_noise = math.inf
-    for order in ORDERS:
-        left = target - conversion(order, delta) - taken[order]
-        left -= sum(_mechanism_rdp(m, order) for m in solved.values())
-        fits = partial(_fits, asks[rest], order, left)
-        if left > 0 and (not math.isfinite(best_noise) or fits(best_noise * (1 - 1e-5))):
-            best_noise = min(best_noise, smallest_noise(fits, high=min(best_noise, MOST_NOISE)))
+    best_noise = noise_of_rest(asks[rest], solved, before, target, delta)
     others = [*before, *(m.event for m in solved.values())]
 
     def total(noise: float) -> float:
@@ -270,6 +259,30 @@ def calibrate(
         around = {"low": best_noise / 2, "high": best_noise * 1.1, "tolerance": 2e-4}
         solved[rest] = with_found(rest, smallest_noise(lambda noise: total(noise) <= target, **around))
     return {name: solved[name] for name in asks}
+
+
+def noise_of_share(ask: NoiseRequest, share: float, target: float, delta: float, accountant: str) -> float:
+    """The noise multiplier with which a stage takes a share of the whole budget."""
+    order = reference_order(ask, target, delta)
+    whole = target - conversion(order, delta)
+    if accountant == EXACT:  # the RDP, at this order, of the one Gaussian that meets the target
+        whole = order / 2 / get_sigma_gaussian(target, delta) ** 2
+    return smallest_noise(partial(_fits, ask, order, share * whole))
+
+
+def noise_of_rest(
+    ask: NoiseRequest, solved: Mapping[str, Mechanism], before: Sequence[DpEvent], target: float, delta: float
+) -> float:
+    """The least noise multiplier, over all orders, with which the RDP of a stage and of all others meets the target."""
+    taken = dict(zip(ORDERS, rdp_curve(before), strict=True))
+    best_noise = math.inf
+    for order in ORDERS:
+        left = target - conversion(order, delta) - taken[order]
+        left -= sum(_mechanism_rdp(m, order) for m in solved.values())
+        fits = partial(_fits, ask, order, left)
+        if left > 0 and (not math.isfinite(best_noise) or fits(best_noise * (1 - 1e-5))):
+            best_noise = min(best_noise, smallest_noise(fits, high=min(best_noise, MOST_NOISE)))
+    return best_noise
 
 
 def _fits(ask: NoiseRequest, order: float, most: float, noise: float) -> bool:
@@ -300,4 +313,4 @@ def shares_of_rdp(mechanisms: Mapping[str, Sequence[DpEvent]], delta: float) -> 
     curves = {name: rdp_curve(events) for name, events in mechanisms.items()}
     total = sum(curves.values(), np.zeros(len(ORDERS)))
     order = ORDERS.index(epsilon_and_order(total, delta)[1])
-    return {name: float(curve[order] / total[order]) if total[order] > 0 else 0.0 for name, curve in curves.items()}
+    return {name: float(curve[order] / (total[order] or 1.0)) for name, curve in curves.items()}

@@ -3,8 +3,8 @@
 import math
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,15 +16,26 @@ from pydantic import Field
 
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import kept_fingerprint
-from sfumato.data.store import SENSITIVE, Card, LatentSet, load_latents, load_prepared
+from sfumato.data.store import (
+    SENSITIVE,
+    Card,
+    Encode,
+    LatentSet,
+    have_latents,
+    latents_key,
+    load_latents,
+    load_prepared,
+    write_latents,
+)
 from sfumato.errors import BudgetError, ConfigError, DataError, explained
 from sfumato.privacy.accountant import LARGEST_DELTA, epsilon
-from sfumato.privacy.charge import Charge, WorkerCharge, check_norm
+from sfumato.privacy.charge import Charge, check_norm
 from sfumato.privacy.decision import RELEASED as RELEASED
 from sfumato.privacy.decision import Decision, Work, decide
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer, Run
+from sfumato.privacy.processes import SharedCharge, WorkerCharge
 from sfumato.privacy.profile import bound_text
 from sfumato.runtime import distributed
 from sfumato.settings.data import GROUP, IMAGE, OF_THE_OWNER
@@ -98,8 +109,12 @@ class AlreadyReleasedError(BudgetError):
     """
 
     def __init__(self, run: Run, work: ChargeRequest, digest: str | None, problem: str = "", note: str = "") -> None:
-        self.run_id, self.record_id = run.id, run.record["id"]  # its id in the ledger
-        self.digest, self.problem, self.pay, self.note = digest, problem, work.pay, note
+        self.run_id = run.id
+        self.record_id = run.record["id"]  # its id in the ledger
+        self.digest = digest
+        self.problem = problem
+        self.pay = work.pay
+        self.note = note
         kept = f"A copy is kept, which `stage {work.stage}` puts back where the artifact is missing or damaged"
         super().__init__(
             f"{work.stage}: already released as {self.record_id} for dataset {run.record['dataset_id']!r} under this "
@@ -138,7 +153,8 @@ def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None)
     """
     if share is None:
         raise RefusedElsewhereError(f"{work.stage}: the first process opened no charge")
-    record, odometer = share["record"], Odometer(state, card.dataset_id)
+    record = share["record"]
+    odometer = Odometer(state, card.dataset_id)
     if record["id"] not in odometer.known():
         raise BudgetError(
             f"{work.stage}: {odometer.path} lacks the charge {record['id'][:8]} that the first process opened: "
@@ -171,7 +187,8 @@ def open_alone(
     hold or differs from the one of `work.seen`; DataError: no images.
     """
     noise = noise or NoiseSource()
-    images, prepared = images_of(state, card, work), kept_fingerprint(state, card)
+    images = images_of(state, card, work)
+    prepared = kept_fingerprint(state, card)
     odometer = Odometer(state, card.dataset_id)
     with odometer.locked(), ExitStack() as stack:
         check_known(odometer, card, work.seen, permission.lifetime_epsilon != UNLIMITED)
@@ -198,7 +215,8 @@ def open_alone(
             odometer.append(RESUME, id=run.name, adopts=found.record["id"], record=record)
         lock = stack.pop_all()
     used, checkpoint = (found.uses, found.checkpoint) if found else (0, None)
-    return Charge(
+    kind = SharedCharge if distributed.world_size() > 1 else Charge
+    return kind(
         record,
         images,
         odometer=odometer,
@@ -238,7 +256,8 @@ def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = Fals
     The call is journalled. Whatever is made with them must be marked local.
     everywhere: in all processes; the first journals it before another reads the images: a collective call.
     """
-    sensitive, holdout = load_prepared(state, card, SENSITIVE), load_prepared(state, card, "holdout")
+    sensitive = load_prepared(state, card, SENSITIVE)
+    holdout = load_prepared(state, card, "holdout")
     if not everywhere or distributed.is_main():
         Odometer(state, card.dataset_id).append(LOCAL, purpose=purpose)
     if everywhere:
@@ -246,9 +265,30 @@ def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = Fals
     return sensitive, holdout
 
 
+def ensure_latents(
+    state: Path,
+    card: Card,
+    encoder: str,
+    purpose: str,
+    load: Callable[[], Encode],
+    progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]],
+) -> str:
+    """The key of the latents of the images, encoded now if they do not exist.
+
+    Local work outside the guarantee: it is journalled, kept in the state directory, and shows only how many parts of
+    100 are done. encoder: a digest of all that decides a latent; purpose: for the journal; load: gives what encodes.
+    """
+    key = latents_key(card, encoder)
+    if distributed.is_main() and not have_latents(state, card, key):
+        encode = load()
+        open_local(state, card, purpose)
+        with progress() as report:
+            write_latents(state, card, key, encode, report)
+    return distributed.broadcast_object(key)  # the others wait until the latents are there
+
+
 def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, noise_source: str) -> dict:
-    weight = "mean" if work.group_cap == 1 else f"capped at {work.group_cap} images"  # of a group
-    return {
+    record = {
         "id": secrets.token_hex(16),
         "stage": work.stage,
         "dataset_id": card.dataset_id,
@@ -257,7 +297,7 @@ def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, nois
         "adjacency": permission.adjacency,
         "event": work.mechanism.to_json(),
         "released": work.released,
-        "sensitivity": work.sensitivity + (OF_A_GROUP if work.unit == GROUP else ""),
+        "sensitivity": work.sensitivity,
         "noise_source": noise_source,
         "max_norm": float(work.max_norm),
         "plan": work.plan,
@@ -266,9 +306,13 @@ def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, nois
         "again": work.again,
         "versions": {name: installed_version(name) for name in VERSIONED},
         "time": int(time.time()) // DAY * DAY,
-        **({"group_weight": weight} if work.unit == GROUP else {}),
-        **({"claim": ONE_IMAGE_EACH} if permission.one_image_each and work.unit == IMAGE else {}),
     }
+    if work.unit == GROUP:
+        record["sensitivity"] = work.sensitivity + OF_A_GROUP
+        record["group_weight"] = "mean" if work.group_cap == 1 else f"capped at {work.group_cap} images"
+    if work.unit == IMAGE and permission.one_image_each:
+        record["claim"] = ONE_IMAGE_EACH
+    return record
 
 
 def installed_version(name: str) -> str:
@@ -298,7 +342,8 @@ def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permissi
 
     What was spent on another unit has no bound for this one: it counts as infinite.
     """
-    limit, dataset = permission.lifetime_epsilon, odometer.dataset_id
+    limit = permission.lifetime_epsilon
+    dataset = odometer.dataset_id
     if isinstance(limit, str):
         return
 
@@ -319,7 +364,10 @@ def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permissi
     by_stage: dict[str, list[DpEvent]] = {}
     for record, event in zip(odometer.opened(), spent, strict=True):
         by_stage.setdefault(record["stage"], []).append(event)
-    left, named = cost(spent) < 0.99 * limit, f"privacy.lifetime_epsilon: {limit:g}"
+    lower = ""
+    if cost(spent) < 0.99 * limit:  # something is left
+        written = f"privacy.lifetime_epsilon: {limit:g} written beside it"
+        lower = f"; or lower this plan: a smaller privacy.epsilon, with {written}"
     past = ", ".join(f"{name} {cost(events):.3g} ({len(events)} ×)" for name, events in by_stage.items())
     future = ", ".join(f"{name} {cost([mechanism.event]):.3g}" for name, mechanism in coming.items())
     raise BudgetError(
@@ -328,5 +376,5 @@ def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permissi
         f"(each ε alone; δ = {bound_text(permission.delta, 3)}; `stage ledger history` lists all). Ways on: "
         "keep the old release (undo the edit, or `git checkout` the params.yaml and dvc.lock of that release); "
         f"or raise privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g}, if the owner of the images agrees"
-        + (f"; or lower this plan: a smaller privacy.epsilon, with {named} written beside it" if left else "")
+        + lower
     )

@@ -5,7 +5,7 @@ the budget was checked and the whole of it was written into the odometer.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,13 +21,13 @@ from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource, public_grid, rounded
 from sfumato.privacy.odometer import ABANDON, CLOSE, PROGRESS, Odometer
 from sfumato.privacy.rows import Rows, bounded_sum, form_of, in_form
-from sfumato.privacy.sampling import dealt, group_picks, group_weights, poisson_blocks
-from sfumato.runtime import distributed
+from sfumato.privacy.sampling import group_picks, group_weights, poisson_blocks
 from sfumato.settings.fields import is_positive
 
 Drawn = tuple[np.ndarray, np.ndarray | None]  # indices of images, and their weights where all of a group are drawn
 PROBES = 4  # images of public noise by which processes are compared
-SMALLEST_NORM, LARGEST_NORM = 1e-20, 1e20  # far from the ends of the float32 that have all their bits
+SMALLEST_NORM = 1e-20  # far from the ends of the float32 that have all their bits
+LARGEST_NORM = 1e20
 
 
 def check_norm(stage: str, max_norm: float) -> None:
@@ -65,10 +65,12 @@ class Charge:
         self.checkpoint = checkpoint  # sha256 of the state that an earlier process left after them
         self.run = run
         self._mechanism = Mechanism.from_json(record["event"])
-        self._images, self._noise = images, noise
+        self._images = images
+        self._noise = noise
         self._groups = None if images.groups is None else GroupIndex(images.groups)
         self._group_cap = group_cap
-        self._odometer, self._lock = odometer, lock
+        self._odometer = odometer
+        self._lock = lock
         self._drawn = False
         self._closed = False
         self._process = os.getpid()
@@ -119,33 +121,19 @@ class Charge:
 
     def _pieces(self, use: int, size: int, draws: int | None, labels_only: bool) -> Iterator[tuple[Tensor, ...]]:
         """This process's part of the draw for one use, read piece by piece: nothing of it after its release."""
-        for chosen, weights in self._scattered(self._draw(draws)):
+        for chosen, weights in self._draw(draws):
             for piece in (slice(start, start + size) for start in range(0, len(chosen), size)):
                 if not self._drawn or self.used != use:
                     raise BudgetError(f"{self.record['stage']}: this draw was released: nothing more of it can be seen")
                 yield self._read(chosen[piece], None if weights is None else weights[piece], labels_only)
-
-    def _scattered(self, blocks: Iterator[Drawn]) -> Iterator[Drawn]:
-        """This process's rows of the blocks that the first one draws, which deals them out in secret."""
-        if (many := distributed.world_size()) == 1:
-            yield from blocks
-            return
-        secret = NoiseSource().generator  # of its own: the draws of a seeded charge stay those of one process
-        while True:
-            block = next(blocks, None)  # the others draw none
-            received = distributed.broadcast_object(block and (*block, dealt(secret, block[0], many)))
-            if received is None:
-                return
-            chosen, weights, places = received
-            mine = places == distributed.rank()
-            yield chosen[mine], None if weights is None else weights[mine]
 
     def _draw(self, draws: int | None) -> Iterator[Drawn]:
         """One draw in blocks: the indices of its images, (n,); of groups those of all images, with weights.
 
         With `draws`: indices (groups, draws). A group of n < m images is sampled at n/m times the charged rate.
         """
-        generator, groups = self._noise.generator, self._groups
+        generator = self._noise.generator
+        groups = self._groups
         if groups is None:
             for chosen in poisson_blocks(self._noise.generator, len(self._images), self.sample_rate):
                 yield chosen, None
@@ -189,11 +177,12 @@ class Charge:
         rows have another form than theirs adds nothing.
         """
         images, labels = self.probe()
-        alone, trial = rows_of(images[:1], labels[:1]), rows_of(images, labels)
+        alone = rows_of(images[:1], labels[:1])
+        trial = rows_of(images, labels)
         form = form_of(trial, len(labels))
         if form_of(alone, 1) != form:
             raise ConfigError("the row of one image has another form than those of several: make them one")
-        distributed.check_alike([part for part in trial if part is not None])
+        self.check_alike([part for part in trial if part is not None])
         total = bounded_sum(Rows(trial.left[:0], None if trial.right is None else trial.right[:0]), max_norm)
         for images, labels, *weights in self.batches(size, labels_only=labels_only):
             count = len(labels)
@@ -225,7 +214,7 @@ class Charge:
         self.check_norm(max_norm)
         self.end_use()
         total = total.detach().to(torch.float64 if total.dtype == torch.float64 else torch.float32)
-        return self._noised(distributed.reduce_sum(total), self._mechanism.noise_multiplier * max_norm, integer)
+        return self._noised(total, self._mechanism.noise_multiplier * max_norm, integer)
 
     def check_norm(self, max_norm: float) -> None:
         """Raise BudgetError unless a sum of this bound is what the charge covers."""
@@ -243,11 +232,17 @@ class Charge:
             self.used += 1
 
     def _noised(self, total: Tensor, std: float, integer: bool) -> Tensor:
-        """The one place where noise is added, by the first process; all get the result."""
+        """The one place where noise is added."""
         # the noise first: a GPU may still be at work on the sum
         noisy = self._noise.gaussian(tuple(total.shape), std) + total.cpu().double()
         on_integers = integer and self._groups is None
-        return distributed.broadcast(rounded(noisy, 1.0 if on_integers else public_grid(std)).to(total))
+        return rounded(noisy, 1.0 if on_integers else public_grid(std)).to(total)
+
+    def agree(self, tensors: Iterable[Tensor], *plain: object) -> None:
+        """Give `tensors`, on which rows depend, and `plain` to all processes of the charge alike: here is one."""
+
+    def check_alike(self, rows: Sequence[Tensor]) -> None:
+        """Raise ConfigError unless rows of public noise are alike in all processes of the charge: here is one."""
 
     def _check_owner(self) -> None:
         """Raise BudgetError in a process that a fork made: each would count its own uses of one charge."""
@@ -282,26 +277,3 @@ class Charge:
         self._odometer.append(kind, id=self.run.name, **fields)
         if ends:
             self._lock.close()
-
-
-class WorkerCharge(Charge):
-    """The part of a charge that falls to another process than the first.
-
-    It sees the images that the first process drew for it, and hands its sum over: no draw, no noise, no journal.
-    """
-
-    def __init__(self, record: dict, images: ImageSet | LatentSet, *, run: Path, used: int) -> None:
-        self.record, self.used, self.run = record, used, run
-        self._images, self._mechanism = images, Mechanism.from_json(record["event"])
-        self._drawn = self._closed = False
-        self._process = os.getpid()
-
-    def _draw(self, draws: int | None) -> Iterator[Drawn]:
-        return iter(())
-
-    def _noised(self, total: Tensor, std: float, integer: bool) -> Tensor:
-        return distributed.broadcast(torch.zeros_like(total))
-
-    def _journal(self, kind: str, **fields: object) -> None:
-        """The first process writes it."""
-        self._closed |= kind != PROGRESS

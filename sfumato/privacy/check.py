@@ -85,7 +85,9 @@ def verify(
         problems += artifact_problems(ledger, path.parent)
     if problems:
         raise LedgerError(path, problems)
-    at, by, apart = delta or ledger["delta"], ledger["accountant"], ledger.get("apart", ())
+    at = delta or ledger["delta"]
+    by = ledger["accountant"]
+    apart = ledger.get("apart", ())
     parts = of_one_person(ledger["records"], apart)
     dearest = max(parts.values(), key=lambda part: compose(part, at)["epsilon"]["rdp"])
     opinions = kept_opinions(dearest, at, by, state)  # takes seconds: of a ledger that holds
@@ -108,10 +110,11 @@ def check_ledger(
         return math.inf, problems
     if digest_of({key: value for key, value in ledger.items() if key != "digest"}) != ledger["digest"]:
         problems.append("its digest does not fit its content: it was edited")
-    delta = ledger["delta"] if delta is None else delta
-    hint, accountant = ledger["size_hint"], ledger["accountant"]
+    if delta is None:
+        delta = ledger["delta"]
+    accountant = ledger["accountant"]
     try:
-        checked_delta(delta, hint)
+        checked_delta(delta, ledger["size_hint"])
     except ConfigError as error:
         return math.inf, [*problems, str(error)]
     if accountant not in ACCOUNTANTS or ledger["adjacency"] not in RELATIONS:
@@ -121,7 +124,9 @@ def check_ledger(
         problems += record_problems(f"record {number}", record)
     if not problems and len(by_id(ledger)) < len(records):
         problems.append("it lists a record twice")
-    units = {record["unit"] for record in records} if not problems else set()
+    if problems:
+        return math.inf, problems
+    units = {record["unit"] for record in records}
     if len(units) > 1:
         problems.append(f"its records are of different units ({', '.join(sorted(units))}), which cannot be composed")
     elif unit is not None and units - {UNITS[unit]}:
@@ -193,7 +198,8 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
         outs = lock_outs(lock)
     except (OSError, ValueError) as error:
         return [f"{lock} cannot be read ({error})"]
-    problems, name = [], ledger_path.name
+    problems = []
+    name = ledger_path.name
     if name not in outs:
         problems.append(f"{lock} does not list {name}: the pipeline that wrote it never finished (`dvc repro`)")
     elif outs[name] != md5_of(ledger_path.read_bytes()):
@@ -213,8 +219,9 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
 
     An artifact holds the records of every input that its plan reads, a query its own too; the ledger holds them all.
     """
-    folder, lock = project / ARTIFACTS, project / LOCK
-    paths, known = {path.parent for path in folder.glob("*/privacy.json")}, by_id(ledger)
+    folder = project / ARTIFACTS
+    lock = project / LOCK
+    paths = {path.parent for path in folder.glob("*/privacy.json")}
     if not paths:
         return [f"{folder} holds no artifact to verify (`dvc checkout`, `dvc pull`)"]
     if lock.exists():
@@ -226,7 +233,9 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
         paths |= {project / path for path in outs if path.parent == Path(ARTIFACTS) and path.name in STAGES}
     if (project / PUBLIC / "privacy.json").is_file():
         paths.add(project / PUBLIC)  # an earlier release may be among the public images
-    problems, found = [], dict[str, Artifact]()
+    problems = []
+    found = dict[str, Artifact]()
+    known = by_id(ledger)
     for path in sorted(paths):
         try:
             found[path.name] = read_artifact(path, path.name, allow_local=True)

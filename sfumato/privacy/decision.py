@@ -47,12 +47,12 @@ class Work:
     @property
     def plans(self) -> tuple[str, ...]:
         """The digests that records of this plan hold: today's first."""
-        return (self.plan, *([self.schema4["plan"]] if self.schema4 else []))
+        return (self.plan, *filter(None, [self.schema4.get("plan")]))
 
     @property
     def digests(self) -> tuple[str, ...]:
         """Of the same settings on the same inputs, which are the same work: today's first."""
-        settings = (self.settings, *([self.schema4["settings"]] if self.schema4 else []))
+        settings = (self.settings, *filter(None, [self.schema4.get("settings")]))
         inputs = sorted(self.inputs or ())
         return tuple(digest_of({"settings": s, "again": self.again, "inputs": inputs}) for s in settings)
 
@@ -90,7 +90,8 @@ def decide(
     left_open = [run for run in runs if run.end is None and run.record["noise_source"] == noise_source]
     if (found := last_for(work, left_open)) is None:
         return Decision(kind=PAY)
-    run, kind = found[0], GO_ON
+    run = found[0]
+    kind = GO_ON
     home = state / "runs" / run.id
     if (home / RELEASED).exists():  # whole: a kill came before its entry
         kind = RESTORE

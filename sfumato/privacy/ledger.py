@@ -16,7 +16,8 @@ from sfumato.settings.stages import QUERIES
 from sfumato.storage.digest import canonical, digest_of
 from sfumato.storage.documents import Exact, read_json, validated
 
-SCHEMA, READABLE = 5, (4, 5)  # schema 4 had digests of code for the revisions
+SCHEMA = 5
+READABLE = (4, 5)  # schema 4 had digests of code for the revisions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +158,8 @@ def build_ledger(
     budget: the plan's; journal, head: as `odometer_line` takes them; dataset_id: whose journal it is; None: the first
     that the records name; apart: data sets of a merged release, which show different people by declaration.
     """
-    delta, accountant = budget["delta"], budget["accountant"]
+    delta = budget["delta"]
+    accountant = budget["accountant"]
     rows = [records[key] for key in sorted(records)]
     if dataset_id is None:
         dataset_id = next((record["dataset_id"] for record in (*rows, *journal)), "")
@@ -167,8 +169,9 @@ def build_ledger(
         **compose(rows, delta, apart, accountant),
         "records": rows,
         "odometer": odometer_line(rows, journal, delta, dataset_id, head, accountant),
-        **({"apart": sorted(apart)} if apart else {}),
     }
+    if apart:
+        ledger["apart"] = sorted(apart)
     return {**ledger, "digest": digest_of(ledger)}
 
 
@@ -181,8 +184,10 @@ def read_ledger(path: Path) -> dict:
 
     path: `ledger.json`. Raises BudgetError if the file is missing or not a whole ledger.
     """
-    write, again = "run `stage ledger write` (or `dvc repro`)", "restore it from git, or run `stage ledger write`"
-    broken, missing = f"{path} is truncated or not JSON", f"{path} does not exist: {write}"
+    write = "run `stage ledger write` (or `dvc repro`)"
+    broken = f"{path} is truncated or not JSON"
+    again = "restore it from git, or run `stage ledger write`"
+    missing = f"{path} does not exist: {write}"
     with explained(BudgetError, lambda error: f"{broken} ({error}): {again}", missing=missing):
         ledger = read_json(path)
     found = {*ledger, "apart"} if isinstance(ledger, dict) else set()
@@ -196,15 +201,18 @@ def read_ledger(path: Path) -> dict:
 def by_id(ledger: Mapping) -> dict[str, dict]:
     """The records of a ledger, of any version, by id. It skips records without an id: `check_ledger` reports these."""
     records = ledger.get("records")
-    records = records.values() if isinstance(records, Mapping) else records if isinstance(records, list) else ()
+    if isinstance(records, Mapping):
+        records = list(records.values())
+    if not isinstance(records, list):
+        return {}
     named = (record for record in records if isinstance(record, dict) and isinstance(record.get("id"), str))
     return {record["id"]: record for record in named}
 
 
 def seen_of(ledger: Mapping, dataset_id: str) -> set[str]:
     """What a ledger names of the journal of a dataset: its head, and the ids of its records on that dataset."""
-    rows = by_id(ledger).values()
-    odometer, found = ledger.get("odometer"), {row["id"] for row in rows if row.get("dataset_id") == dataset_id}
+    seen = {key for key, record in by_id(ledger).items() if record.get("dataset_id") == dataset_id}
+    odometer = ledger.get("odometer")
     if isinstance(odometer, Mapping) and odometer.get("dataset_id") == dataset_id and odometer.get("head"):
-        found.add(str(odometer["head"]))
-    return found
+        seen.add(str(odometer["head"]))
+    return seen

@@ -61,7 +61,8 @@ class Opinion:
 
 def all_opinions(records: Sequence[Mapping], delta: float, accountant: str = "rdp") -> dict[str, Opinion]:
     """Epsilon of the records at `delta` by every accountant: our four, then Opacus' two. accountant: the ledger's."""
-    parts, adjacency = [Mechanism.from_json(record["event"]) for record in records], common_adjacency(records)
+    parts = [Mechanism.from_json(record["event"]) for record in records]
+    adjacency = common_adjacency(records)
     found = {name: epsilon([part.event for part in parts], delta, name, adjacency) for name in ACCOUNTANTS}
     own = {name: Opinion(value, name, value) for name, value in found.items()}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -128,7 +129,8 @@ def opacus_prv(parts: Sequence[Mechanism], delta: float, pld: float) -> Opinion:
     if not parts or not pld <= LARGEST_PLD:
         return none
     # The accountant's grid spans twice this, in steps of error / sqrt(uses · ln(12 / delta_error) / 2).
-    span, uses = epsilon([part.event for part in parts], delta / 4000) + 3, sum(part.uses for part in parts)
+    span = epsilon([part.event for part in parts], delta / 4000) + 3
+    uses = sum(part.uses for part in parts)
     coarsest = 2 * span * math.sqrt(uses * math.log(12_000 / delta) / 2) / LARGEST_GRID
     error = max(pld / 1000, coarsest)
     if error > LARGEST_ERROR:

@@ -47,7 +47,8 @@ class OwnCharge:
         BudgetError when all uses are spent, for another `max_norm`, or after the end of the `with` block.
         Guarantee: one image more or less moves the sum by at most `max_norm` before the noise.
         """
-        charge, name = self._charge, self._charge.record["stage"]
+        charge = self._charge
+        name = charge.record["stage"]
         bound = charge.record["max_norm"] if max_norm is None else max_norm
         charge.check_norm(bound)
         if type(size) is not int or size < 1:
@@ -98,7 +99,8 @@ def open_charge(
         raise ConfigError(f"name={name!r}: give a word that is not the name of a stage, such as 'edges'")
     policy = authorize.SpendingPolicy(delta=checked_delta(delta, size_hint), lifetime_epsilon=lifetime_epsilon)
     check_norm(name, max_norm)
-    public, once = read_card(Path(card)), secrets.token_hex(16)  # two calls are never the same work
+    public = read_card(Path(card))
+    once = secrets.token_hex(16)  # two calls are never the same work
     work = authorize.ChargeRequest(
         stage=name,
         plan=once,

@@ -28,9 +28,13 @@ def ledgers(folder: Path) -> list[dict]:
     file = folder / LEDGER
     code, committed = git("-C", str(folder), "show", f"HEAD:./{LEDGER}")
     with explained(BudgetError, lambda error: f"{file} is not JSON ({error}): restore it (`git checkout {LEDGER}`)"):
-        texts = [read_text(file)] if file.exists() else []
-        found = [parse_json(text) for text in [*texts, *([committed] if code == 0 else [])]]
-    return [content for content in found if isinstance(content, dict)]
+        texts = []
+        if file.exists():
+            texts.append(read_text(file))
+        if code == 0:
+            texts.append(committed)
+        contents = [parse_json(text) for text in texts]
+    return [content for content in contents if isinstance(content, dict)]
 
 
 def seen_in_ledgers(dataset_id: str, folder: Path = Path()) -> set[str]:
@@ -69,9 +73,10 @@ def write_ledger(folder: Path, state: Path, out: Path, say: Say) -> tuple[dict, 
     # The copies of releases that this ledger holds stay, to be restored at no cost. So do those that no ledger held
     # yet: they are paid for, and a kill may have come before the pipeline took them over.
     replaced = earlier - records.keys()
-    for run, record in odometer.runs().items() if replaced else ():
-        if record["id"] in replaced:
-            shutil.rmtree(state / "runs" / run, ignore_errors=True)
+    if replaced:
+        for run, record in odometer.runs().items():
+            if record["id"] in replaced:
+                shutil.rmtree(state / "runs" / run, ignore_errors=True)
     return ledger, spent
 
 
@@ -107,7 +112,8 @@ def adopt_charges(folder: Path, state: Path, say: Say) -> tuple[Odometer, int, i
     Returns the odometer, how many charges are new, and how many entries of the old journal cannot be read.
     """
     odometer = Odometer(state, read_card(folder / CARD).dataset_id)
-    mine, records = odometer.dataset_id, dict[str, dict]()
+    mine = odometer.dataset_id
+    records = dict[str, dict]()
     for ledger in ledgers(folder):
         records |= by_id(ledger)
     for path in (folder / ARTIFACTS).glob("*/privacy.json"):

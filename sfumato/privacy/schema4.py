@@ -57,7 +57,7 @@ def without_removed(kind: type[BaseModel], values: Mapping[str, Any], then: Mapp
         field = kind.model_fields.get(key)
         if field is None and key in then and value == then[key]:
             continue
-        nested = field.annotation if field is not None else None
+        nested = getattr(field, "annotation", None)
         if isinstance(nested, type) and issubclass(nested, BaseModel) and isinstance(value, dict):
             value = without_removed(nested, value, then.get(key) or {})
         found[key] = value
@@ -66,7 +66,8 @@ def without_removed(kind: type[BaseModel], values: Mapping[str, Any], then: Mapp
 
 def filled(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
     """`now`, with the defaults of schema 4 for what it leaves out."""
-    models, found = table()["models"], {**then, **now}
+    models = table()["models"]
+    found = {**then, **now}
     for key, value in now.items():
         if isinstance(value, dict) and (inner := models.get(value.get("law", key))):
             found[key] = filled(value, inner)

@@ -16,7 +16,7 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from sfumato.data.images import ImageSet, Shape
+from sfumato.data.images import ImageSet, Shape, to_device
 from sfumato.data.store import Encode, Side
 from sfumato.errors import DataError, explained
 from sfumato.features import FeatureMeans
@@ -30,7 +30,7 @@ from sfumato.features.teacher_network import FITTED, TeacherNetwork, relabelled
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.resolved import StagePlan
 from sfumato.privacy.rows import Rows, label_rows
-from sfumato.runtime.compute import device_of, to_device
+from sfumato.runtime.compute import device_of
 from sfumato.settings.fields import Strict
 from sfumato.settings.queries import FeatureMap
 from sfumato.settings.training import Classifier

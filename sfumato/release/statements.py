@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-import sfumato
 from sfumato.privacy.accountant import round_up
+from sfumato.privacy.authorize import installed_version
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.profile import bound_text
 from sfumato.release.card import LABEL_TABLE, WORDS
@@ -93,7 +93,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
     facts |= {
         "day": day,
         "digest": ledger["digest"],
-        "version": sfumato.__version__,
+        "version": installed_version("sfumato"),
         "publisher": publisher,
         "creator": creator if "owner" in about else None,
         "slug": re.sub(r"[^a-z0-9]+", "-", f"{publisher} {cost['dataset']} {day[:4]}".lower()).strip("-"),

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sfumato.data.images import LABELS, as_bytes, as_floats, having, load_array, load_images, per_class, room
 from sfumato.data.store import load_public
-from sfumato.diffusion.denoiser import Progress
-from sfumato.diffusion.sampler import Guide
+from sfumato.diffusion.denoiser import Guide, Progress
 from sfumato.errors import DataError
 from sfumato.generators.one_step import DRAWN, balanced_labels, drawing, labels_to_draw, load_generator
 from sfumato.release.synthesizer import load_start, load_synthesizer

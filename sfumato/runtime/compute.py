@@ -9,19 +9,17 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Hashable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from sfumato.errors import ConfigError
 
 LARGE_NETWORK = 300_000  # weights; a smaller one loses more by conversion to bfloat16 than it gains
 THREADS = torch.get_num_threads()  # as many as there are cores, or as OMP_NUM_THREADS says
 WINDOW = 0.1  # seconds in which a number of threads is tried
-GAIN = 1.15  # another way, such as bfloat16, must be at least this many times as fast to be worth its rounding
-REPEATS = 3
+GAIN = 1.15  # more threads must be at least this many times as fast
 # glibc's M_TRIM_THRESHOLD, in bytes, at its largest, and M_MMAP_MAX: the kernel zeroes a block mapped by itself
 MALLOC_OPTIONS = ((-1, 2**31 - 1), (-4, 0))
 
@@ -62,11 +60,6 @@ def device_of(module: nn.Module) -> torch.device:
     return next((part.device for part in itertools.chain(module.parameters(), module.buffers())), torch.device("cpu"))
 
 
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a CPU tensor to `device`; asynchronous on CUDA."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
 def keep_freed_memory() -> None:
     """Let glibc, if there is one, keep freed memory for the next allocation, which saves a tenth of a training step."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
@@ -86,11 +79,13 @@ def configure_processor() -> int:
     every = torch.get_num_threads()
     if every == 1 or os.environ.get("OMP_NUM_THREADS"):
         return every
-    chosen, fastest = 1, 0.0
+    chosen = 1
+    fastest = 0.0
     for threads in [*(2**i for i in range(every.bit_length()) if 2**i < every), every]:
         if (speed := passes_per_second(threads)) < GAIN * fastest:
             break
-        chosen, fastest = threads, speed
+        chosen = threads
+        fastest = speed
     torch.set_num_threads(chosen)
     return chosen
 
@@ -98,35 +93,15 @@ def configure_processor() -> int:
 def passes_per_second(threads: int) -> float:
     """Passes of a small convolution and its gradient with so many threads, which stay set."""
     torch.set_num_threads(threads)
-    images, weight = torch.zeros(32, 64, 14, 14), torch.zeros(64, 64, 3, 3, requires_grad=True)
-    start, passes = 0.0, -1  # one warms up
+    images = torch.zeros(32, 64, 14, 14)
+    weight = torch.zeros(64, 64, 3, 3, requires_grad=True)
+    start = 0.0
+    passes = -1  # one warms up
     while passes < 1 or time.perf_counter() - start < WINDOW:
         F.silu(F.conv2d(images, weight, padding=1)).sum().backward()
         passes += 1
         start = start or time.perf_counter()
     return passes / (time.perf_counter() - start)
-
-
-_measured: dict[Hashable, bool] = {}
-
-
-def is_faster(step: Callable[[bool], object], key: Hashable, device: torch.device) -> bool:
-    """Whether `step(True)` is faster than `step(False)`, by the best of REPEATS times; cached per process under `key`.
-
-    `step` must not touch sensitive images: its time would reveal something of them.
-    """
-    if key not in _measured:
-        best = {False: float("inf"), True: float("inf")}
-        for repeat in range(REPEATS + 1):
-            for other in (False, True):
-                start = time.perf_counter()
-                step(other)
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-                if repeat:  # the first round warms up
-                    best[other] = min(best[other], time.perf_counter() - start)
-        _measured[key] = best[False] > GAIN * best[True]
-    return _measured[key]
 
 
 def fast_bfloat16(device: str) -> bool:

@@ -35,7 +35,8 @@ def join() -> None:
         return
     gpus = compute.device().type == "cuda"
     if gpus:
-        place, cards = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        place = int(os.environ["LOCAL_RANK"])
+        cards = torch.cuda.device_count()
         if (count := int(os.environ["LOCAL_WORLD_SIZE"])) > cards:
             if place > 0:
                 raise SystemExit(0)

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-ATTRIBUTES, UNTOUCHED = ".gitattributes", "* -text\n"  # git on Windows changes line ends, and with them hashes
+ATTRIBUTES = ".gitattributes"
+UNTOUCHED = "* -text\n"  # git on Windows changes line ends, and with them hashes
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins in a spreadsheet
 
 
@@ -85,7 +86,8 @@ def replacing_directory(path: Path, *, private: bool = False) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path)
-    aside, temporary = path.with_name(f".{path.name}.old"), temporary_name(path)
+    aside = path.with_name(f".{path.name}.old")
+    temporary = temporary_name(path)
     if aside.exists() and not path.exists():
         aside.rename(path)
     for leftover in (aside, temporary):

@@ -12,6 +12,7 @@ from torch import Tensor
 from sfumato.storage.files import replace_file
 
 SMALLEST = 48  # pixels of a side, below which an image is magnified in a grid
+GAP = 2  # pixels between images
 LETTERS = 18  # pixels of the letters of a name
 
 
@@ -22,13 +23,15 @@ def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = SMALLEST)
     """
     array = torch.as_tensor(images).detach().float().cpu().nan_to_num(0.0).clamp(0, 1).mul(255).round().byte().numpy()
     count, channels, height, width = array.shape
-    factor, gap = max(1, math.ceil(smallest / min(height, width))), 2
+    factor = max(1, math.ceil(smallest / min(height, width)))
     array = array.transpose(0, 2, 3, 1).repeat(factor, axis=1).repeat(factor, axis=2)  # (N, fH, fW, C)
+    height, width = array.shape[1:3]
     columns = max(1, min(columns, count))
-    rows, height, width = math.ceil(count / columns), height * factor, width * factor
-    grid = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, channels), 255, dtype=np.uint8)
+    rows = math.ceil(count / columns)
+    grid = np.full((rows * (height + GAP) + GAP, columns * (width + GAP) + GAP, channels), 255, dtype=np.uint8)
     for i, image in enumerate(array):
-        top, left = gap + i // columns * (height + gap), gap + i % columns * (width + gap)
+        top = GAP + i // columns * (height + GAP)
+        left = GAP + i % columns * (width + GAP)
         grid[top : top + height, left : left + width] = image
     return grid
 
@@ -37,7 +40,8 @@ def named_grid(images: Tensor, names: Sequence[str], columns: int, smallest: int
     """A row of `columns` images for each name, which stands at its left. images: as `to_grid` takes them."""
     from PIL import Image, ImageDraw, ImageFont
 
-    grid, font = to_grid(images, columns, smallest), ImageFont.load_default(LETTERS)
+    grid = to_grid(images, columns, smallest)
+    font = ImageFont.load_default(LETTERS)
     width = int(max(map(font.getlength, names))) + LETTERS
     canvas = Image.fromarray(np.pad(grid, ((0, 0), (width, 0), (0, 0)), constant_values=255).squeeze())
     for row, name in enumerate(names):
@@ -57,7 +61,8 @@ def png_bytes(array: np.ndarray, xmp: str | None = None) -> bytes:
     from PIL.PngImagePlugin import PngInfo
 
     pixels = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
-    info, content = PngInfo(), io.BytesIO()
+    info = PngInfo()
+    content = io.BytesIO()
     if xmp is not None:
         info.add_itxt("XML:com.adobe.xmp", xmp)
     Image.fromarray(pixels).save(content, format="PNG", pnginfo=info)

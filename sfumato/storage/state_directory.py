@@ -12,7 +12,7 @@ def state_dir() -> Path:
     from platformdirs import user_state_path
 
     named = os.environ.get("SFUMATO_STATE")
-    path = Path(named) if named else user_state_path("sfumato")
+    path = Path(named or user_state_path("sfumato"))
     if named and not path.is_absolute():
         raise ConfigError(f"SFUMATO_STATE={named} is relative, so the odometer would vary: give the whole path")
     if path.exists() and not path.is_dir():

@@ -15,7 +15,8 @@ from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replacing, write_json
 
-WEIGHTS, CONFIG = "weights.safetensors", "config.json"
+WEIGHTS = "weights.safetensors"
+CONFIG = "config.json"
 SPARE = 2**27  # numbers that a network may take beside those of its files, such as for fixed filters
 MAKERS = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}  # by the sides of a tensor
 N = TypeVar("N", bound=nn.Module)

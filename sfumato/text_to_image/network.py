@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato.diffusion.denoiser import Denoiser, Sampler
-from sfumato.diffusion.noise_levels import TIMESTEPS, draw_noise_levels, draw_timesteps
-from sfumato.diffusion.sampler import Guide, with_guidance
+from sfumato.diffusion.denoiser import TIMESTEPS, Denoiser, Guide, Sampler, draw_noise_levels, draw_timesteps
+from sfumato.diffusion.sampler import with_guidance
 from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import prefers_bfloat16

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from sfumato.data.images import as_floats
+from sfumato.diffusion.denoiser import draw_noise_levels
 from sfumato.diffusion.ema import EMA, EMA_DECAY
-from sfumato.diffusion.noise_levels import draw_noise_levels
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.microbatch import plain_microbatch
 from sfumato.errors import ConfigError

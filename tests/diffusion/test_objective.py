@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from sfumato.diffusion.noise_levels import draw_noise_levels, schedule
+from sfumato.diffusion.denoiser import draw_noise_levels, schedule
 from sfumato.diffusion.objective import denoise, per_image_loss, to_image_range, to_model_range
 from sfumato.settings.noise_levels import LogNormal, TimestepMixture
 

@@ -1,7 +1,5 @@
 """How much of a draw is computed at a time: what fits, and that no released number depends on it but by rounding."""
 
-from functools import partial
-
 import pytest
 import torch
 from peak_memory import peak_memory
@@ -10,9 +8,9 @@ from small_network import OneDraw, network
 from torch import Tensor
 
 from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd import clip, gradients, microbatch
+from sfumato.dpsgd import clip, microbatch, run
 from sfumato.dpsgd.clip import clipped_sum
-from sfumato.dpsgd.gradients import choose_precision, clipped_gradient_sum, draw, per_image_gradients
+from sfumato.dpsgd.gradients import clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.microbatch import activation_bytes, choose_microbatch, needed, plain_microbatch
 from sfumato.dpsgd.run import State, gradient_sum
 from sfumato.runtime import compute
@@ -124,57 +122,50 @@ def test_what_the_user_asks_is_taken_and_a_network_without_ghost_layers_takes_fe
     assert choose_microbatch(model, dict(model.named_parameters()), 1, 1e6) == (32, 1)
 
 
-def chosen_on_a_gpu(monkeypatch, largest: dict[bool, int], faster: bool = False, wanted: int | None = None):
-    """What is chosen where so many passes fit, by products or not, and which passes were tried, and timed.
+def chosen_on_a_gpu(
+    monkeypatch, largest: dict[bool, int], draws: int = 8, fast: bool = True, wanted: int | None = None
+):
+    """Whether by products, images and draws that are chosen where so many passes fit, and which passes were tried.
 
-    On a CPU, with stand-ins for the device and its clock.
+    On a CPU, with stand-ins for the device and its arithmetic. fast: bfloat16.
     """
-    model, tried, timed = network((1,)), [], []
+    model, tried = network((1,)), []
     monkeypatch.setattr(microbatch, "device_of", lambda parameters: torch.device("cuda"))
-    monkeypatch.setattr(microbatch, "fitting", lambda *asked: (512, 8))
-    monkeypatch.setattr(compute, "fast_bfloat16", lambda kind: True)
-    monkeypatch.setattr(microbatch, "blanks", lambda model, parameters, images, draws: (images * draws,))
+    monkeypatch.setattr(microbatch, "fitting", lambda *asked: (asked[-1] or 512, draws))
+    monkeypatch.setattr(compute, "fast_bfloat16", lambda kind: fast)
 
     def fits(model, parameters, images, draws) -> bool:
         tried.append((model.use_products, images * draws))
         return images * draws <= largest[model.use_products]
 
-    def is_faster(step, *about) -> bool:
-        for products in (False, True):
-            step(products)
-        return faster
-
-    monkeypatch.setattr(microbatch, "per_image_gradients", lambda *given: timed.append((model.use_products, given[2])))
     monkeypatch.setattr(microbatch, "fits", fits)
-    monkeypatch.setattr(compute, "is_faster", is_faster)
-    found = choose_microbatch(model, dict(model.named_parameters()), 8, 1e6, wanted)
-    return (model.use_products, *found), tried, timed
+    found = choose_microbatch(model, dict(model.named_parameters()), draws, 1e6, wanted)
+    return (model.use_products, *found), tried
 
 
 @pytest.mark.parametrize(("largest", "expected"), [(10**6, (512, 8)), (100, (8, 8)), (12, (1, 8)), (3, (1, 2))])
 def test_on_a_gpu_the_choice_is_halved_until_a_trial_on_blanks_fits(monkeypatch, largest, expected):
-    found, tried, timed = chosen_on_a_gpu(monkeypatch, {False: largest, True: 0})
-    assert found == (False, *expected) and not timed
-    assert tried[0] == (False, 4096) and sorted(tried, key=lambda trial: (trial[0], -trial[1])) == tried
+    found, tried = chosen_on_a_gpu(monkeypatch, {False: 0, True: largest})
+    assert found == (True, *expected)
+    assert tried[0] == (True, 4096) and sorted(tried, key=lambda trial: -trial[1]) == tried
 
 
-def test_where_no_size_fits_products_are_taken_and_where_these_do_not_fit_either_is_an_error(monkeypatch):
+def test_where_no_size_fits_the_other_way_is_taken_and_where_that_does_not_fit_either_is_an_error(monkeypatch):
     """cuDNN may have no kernel for the grouped convolution of any number of images."""
-    assert chosen_on_a_gpu(monkeypatch, {False: 0, True: 1000})[0] == (True, 64, 8)
+    assert chosen_on_a_gpu(monkeypatch, {False: 0, True: 1000}, fast=False)[0] == (True, 64, 8)
+    assert chosen_on_a_gpu(monkeypatch, {False: 1000, True: 0})[0] == (False, 64, 8)
     with pytest.raises(MemoryError, match="one image does not fit into the GPU"):
         chosen_on_a_gpu(monkeypatch, {False: 0, True: 0})
 
 
-@pytest.mark.parametrize("faster", [False, True])
-def test_products_are_timed_at_the_size_that_fits_them_over_as_many_passes(monkeypatch, faster):
-    found, _, timed = chosen_on_a_gpu(monkeypatch, {False: 5000, True: 1100}, faster)
-    assert found == ((True, 128, 8) if faster else (False, 512, 8))
-    assert timed == [(False, 4096), *[(True, 1024)] * 4]
+@pytest.mark.parametrize(("draws", "fast", "products"), [(1, False, True), (8, False, False), (8, True, True)])
+def test_products_are_taken_in_bfloat16_and_of_few_draws(monkeypatch, draws, fast, products):
+    assert chosen_on_a_gpu(monkeypatch, {False: 10**6, True: 10**6}, draws, fast)[0] == (products, 512, draws)
 
 
 def test_what_the_user_asks_is_the_most_that_a_gpu_takes(monkeypatch):
-    assert chosen_on_a_gpu(monkeypatch, {False: 10**6, True: 0}, wanted=5)[0] == (False, 5, 8)
-    assert chosen_on_a_gpu(monkeypatch, {False: 20, True: 0}, wanted=5)[0] == (False, 2, 8)
+    assert chosen_on_a_gpu(monkeypatch, {False: 0, True: 10**6}, wanted=5)[0] == (True, 5, 8)
+    assert chosen_on_a_gpu(monkeypatch, {False: 0, True: 20}, wanted=5)[0] == (True, 2, 8)
 
 
 @pytest.mark.parametrize(
@@ -264,33 +255,19 @@ def test_a_run_goes_on_with_another_microbatch(model):
     assert torch.linalg.vector_norm(sums[0] - sums[1]) < 1e-4 * C
 
 
-@pytest.mark.parametrize("faster", [False, True])
+@pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("said", [None, False, True])
-def test_the_precision_is_what_was_said_or_what_blanks_show(model, monkeypatch, said, faster):
-    tried = []
-
-    def timed(step, key, device):
-        step(True), step(False)
-        return faster
-
-    def taken(model, parameters, images, labels, draws, half):
-        tried.append((half, len(images), draws.levels.shape[1], bool(images.any() or labels.any())))
-
-    monkeypatch.setattr(gradients, "is_faster", timed)
-    monkeypatch.setattr(gradients, "per_image_gradients", taken)
-    drawn = batch(model, 8)[2]
-    answer = choose_precision(model, dict(model.named_parameters()), 4, lambda images: drawn.rows(slice(4)), 3, said)
-    assert answer == (faster if said is None else said)
-    assert tried == ([(True, 4, 3, False), (False, 4, 3, False)] if said is None else [])
+def test_the_precision_is_what_was_said_or_what_the_device_has(model, monkeypatch, said, fast):
+    monkeypatch.setattr(run, "fast_bfloat16", lambda device: fast)
+    state = State(model, Finetune(draws=2), public_batch=16.0, autocast=said)
+    assert state.autocast == (fast if said is None else said)
 
 
-def test_no_precision_is_timed_that_a_gpu_only_imitates(monkeypatch, model):
-    monkeypatch.setattr(gradients, "is_faster", lambda *what: pytest.fail("timed"))
+def test_no_precision_is_taken_that_a_gpu_only_imitates(monkeypatch):
     with pretended_gpu():
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (7, 5))
         there = network((1,)).to("cuda")
-        fresh = partial(draw, there, draws=4, law=LogNormal(), generator=torch.Generator("cuda"))
-        assert choose_precision(there, dict(there.named_parameters()), 4, fresh) is False
+        assert State(there, Finetune(draws=2), public_batch=16.0).autocast is False
 
 
 @pytest.mark.parametrize("gib", [0.01, 0.05, 80])

@@ -58,6 +58,8 @@ class Recorder:
 
     noise_multiplier, sample_rate = 2.0, 0.5
     sum = Charge.sum
+    agree = Charge.agree
+    check_alike = Charge.check_alike
 
     def __init__(self, images: Tensor, labels: Tensor, uses: int = 1, size: int | None = None, given: bool = False):
         self.images, self.labels, self.uses, self.size, self.given = images, labels, uses, size, given
@@ -89,6 +91,9 @@ class GivenCharge:
 
     def __init__(self, drawn: list[tuple[Tensor, Tensor]], released: Tensor | None = None) -> None:
         self.drawn, self.given, self.seen = list(drawn), released, []
+
+    def agree(self, *given: object) -> None:
+        pass
 
     def batches(self, size: int, draws: int = 1):
         images, labels = self.drawn.pop(0)

@@ -23,8 +23,10 @@ from sfumato.data.store import LatentSet
 from sfumato.dpsgd import run
 from sfumato.errors import ConfigError
 from sfumato.privacy import charge as door
-from sfumato.privacy.charge import Charge, WorkerCharge
+from sfumato.privacy import processes
+from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
+from sfumato.privacy.processes import SharedCharge, WorkerCharge
 from sfumato.privacy.rows import Rows
 from sfumato.runtime import distributed
 from sfumato.settings.stages import STAGES
@@ -36,7 +38,7 @@ SINGLES = (0, 100, 201)  # images that are left out if images are the unit
 def charge_on(images: ImageSet | LatentSet, max_norm: float, uses: int) -> Charge:
     """This process's charge on images in memory, or a worker's part of the first one's."""
     if distributed.is_main():
-        return opened(images, max_norm, uses=uses)
+        return opened(images, max_norm, uses=uses, kind=SharedCharge)
     mechanism = Mechanism(noise_multiplier=HIDDEN, sample_rate=1.0, uses=uses)
     record = {"stage": "count", "max_norm": max_norm, "event": mechanism.to_json()}
     return WorkerCharge(record, images, run=Path(), used=0)
@@ -61,7 +63,7 @@ def seen_otherwise(charge: Charge, *given) -> tuple[torch.Tensor, ...]:
     return (0.6 * images.flip(-1) + 0.1, (labels + 1) % len(CLASSES), *rest)
 
 
-READ, SUM, DEALT = Charge._read, Charge.sum, door.dealt
+READ, SUM, DEALT = Charge._read, Charge.sum, processes.dealt
 
 
 def other_rows(charge: Charge, rows_of, *given, **more) -> torch.Tensor:
@@ -94,10 +96,12 @@ def main(out: Path) -> None:
         Charge._read = seen_otherwise
     for name, case in SHARED.items():
         for who, some, places in neighbours(few):
-            door.dealt = lambda generator, chosen, many, places=places: places[chosen.reshape(len(chosen), -1)[:, 0]]
+            processes.dealt = lambda generator, chosen, many, places=places: places[
+                chosen.reshape(len(chosen), -1)[:, 0]
+            ]
             charge = charge_on(drawn_by(case, some), case.bound, case.uses)
             found[f"{name}, {who}"] = case.first_release(charge)
-        door.dealt = DEALT
+        processes.dealt = DEALT
         found[f"{name}, refused"] = refused(name, replace(few, groups=None))
     if distributed.is_main():
         torch.save(found, out)

@@ -152,11 +152,11 @@ def test_the_last_bits_of_a_sum_tell_nothing(owner):
 
 def test_each_draw_is_dealt_to_the_processes_anew(owner, monkeypatch):
     """False-alarm rate 2^-1000: two deals of all images to two processes are equal. The others' rows are not read."""
-    charge = owner.open(Mechanism(noise_multiplier=2.0, uses=2))
     for name, value in {"world_size": 2, "rank": 0}.items():
         monkeypatch.setattr(distributed, name, lambda value=value: value)
     for name in ("broadcast_object", "broadcast", "reduce_sum"):
         monkeypatch.setattr(distributed, name, lambda given: given)
+    charge = owner.open(Mechanism(noise_multiplier=2.0, uses=2))
     seen = []
     for _ in range(2):
         seen.append(torch.cat([images.flatten(1) for images in draw(charge)]))

@@ -10,7 +10,7 @@ from torch import Tensor
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd import clip
 from sfumato.dpsgd.clip import clipped_sum, squared_norms, unflatten
-from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
+from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State, step, step_noise, update
 from sfumato.errors import ConfigError
 from sfumato.settings.dpsgd import Finetune
@@ -65,7 +65,8 @@ def test_per_image_gradients_of_several_labels_are_those_of_a_loop(draws):
 
 def test_the_draws_of_an_image_are_averaged_before_the_clip(model):
     images, labels, drawn = batch(model, 8)
-    each = [matrix(model, names(model), images, labels, drawn.of_each(slice(k, k + 1))) for k in range(8)]
+    apart = [Draws(**{name: value[:, k : k + 1] for name, value in vars(drawn).items()}) for k in range(8)]
+    each = [matrix(model, names(model), images, labels, one) for one in apart]
     total = clipped_gradient_sum(model, names(model), images, labels, drawn, C, microbatch_size=4)
     averaged_first = summed(torch.stack(each).mean(0), C)
     clipped_first = sum(summed(rows, C) for rows in each)

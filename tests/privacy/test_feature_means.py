@@ -19,8 +19,8 @@ from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.tangent import Tangent
 from sfumato.features.teacher_network import TeacherNetwork, fit_features
+from sfumato.privacy.authorize import ensure_latents
 from sfumato.privacy.events import Mechanism
-from sfumato.privacy.latents import ensure_latents
 from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.feature_means import (
     LENGTH_SCALES,
@@ -145,7 +145,7 @@ def test_what_the_maps_make_of_the_images_is_computed_once_journalled_and_drawn_
     key = ensure({"maps": 2})
     opened = owner.odometer.entries()
     with monkeypatch.context() as patched:
-        patched.setattr("sfumato.privacy.latents.write_latents", None)
+        patched.setattr("sfumato.privacy.authorize.write_latents", None)
         assert ensure({"maps": 2}) == key
     assert owner.odometer.entries() == opened and len(opened) == before + 1
     images = load_prepared(owner.state, owner.card, "sensitive")

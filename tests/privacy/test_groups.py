@@ -37,13 +37,13 @@ HIDDEN = 1e-9  # noise multiplier
 
 
 def opened(
-    images: ImageSet | LatentSet, max_norm: float, *, noise=HIDDEN, rate=1.0, uses=1, cap=1, seed=None
+    images: ImageSet | LatentSet, max_norm: float, *, noise=HIDDEN, rate=1.0, uses=1, cap=1, seed=None, kind=Charge
 ) -> Charge:
     """A charge on images in memory; no budget is asked."""
     mechanism = Mechanism(noise_multiplier=noise, sample_rate=rate, uses=uses)
     record = {"stage": "count", "max_norm": max_norm, "event": mechanism.to_json()}
     more = {"odometer": None, "noise": NoiseSource(seed), "run": Path(), "lock": ExitStack(), "group_cap": cap}
-    return Charge(record, images, **more)
+    return kind(record, images, **more)
 
 
 def part(images, keep: np.ndarray):

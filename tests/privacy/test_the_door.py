@@ -120,7 +120,7 @@ DOORS = {
         *("sfumato/dpsgd/run.py", "sfumato/baselines/dp_gan.py", "sfumato/baselines/private_evolution.py"),
     },
     "open_local": {
-        *("sfumato/privacy/authorize.py", "sfumato/privacy/latents.py", "sfumato/evaluation/evaluate.py"),
+        *("sfumato/privacy/authorize.py", "sfumato/evaluation/evaluate.py"),
         *("stages/doctor.py", "stages/prepare.py"),
     },
     # data/prepare: to see whether what was prepared is whole

@@ -9,15 +9,7 @@ import torch
 
 from sfumato.errors import ConfigError
 from sfumato.runtime import compute
-from sfumato.runtime.compute import (
-    configure_processor,
-    device,
-    device_of,
-    fast_bfloat16,
-    is_faster,
-    no_cuda,
-    passes_per_second,
-)
+from sfumato.runtime.compute import configure_processor, device, device_of, fast_bfloat16, no_cuda, passes_per_second
 from stages.runner import ready_processor
 
 
@@ -124,17 +116,3 @@ def test_a_module_is_where_its_numbers_are_and_on_the_cpu_without_any():
         norm = torch.nn.BatchNorm2d(3, affine=False)
     assert device_of(norm).type == "meta" and device_of(torch.nn.ReLU()).type == "cpu"
     assert device_of(torch.nn.Linear(2, 2, device="meta")).type == "meta"
-
-
-def test_the_faster_way_is_chosen_and_measured_once():
-    calls = []
-
-    def step(autocast: bool) -> None:
-        calls.append(autocast)
-        time.sleep(0.001 if autocast else 0.02)
-
-    cpu = torch.device("cpu")
-    assert is_faster(step, "slow in float32", cpu)
-    count = len(calls)
-    assert is_faster(step, "slow in float32", cpu) and len(calls) == count
-    assert not is_faster(lambda autocast: step(not autocast), "slow in bfloat16", cpu)

@@ -8,9 +8,7 @@ import pytest
 import yaml
 from pretended_gpu import pretended_gpu
 
-from sfumato.dpsgd import gradients
 from sfumato.evaluation import detector, downstream, extractors
-from sfumato.runtime import compute
 from sfumato.settings.stages import QUERIES, STAGES
 from stages import finetune
 
@@ -50,8 +48,6 @@ def test_every_stage_is_in_some_recipe_here():
 @pytest.mark.parametrize("name", EVALUATED + OTHERS)
 def test_every_stage_of_a_recipe_runs_on_a_gpu(desk, digits, monkeypatch, name):
     monkeypatch.setenv("SFUMATO_DEVICE", "cuda")
-    for module in (compute, gradients):
-        monkeypatch.setattr(module, "is_faster", lambda step, key, device: True)
     monkeypatch.setattr(finetune, "check_trained", lambda *weights: None)  # those that come back are made up
     monkeypatch.setattr(downstream, "MIN_STEPS", 2)
     monkeypatch.setattr(detector, "STEPS", 2)

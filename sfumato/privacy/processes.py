@@ -1,0 +1,74 @@
+"""A charge that many processes share: the first draws and deals the rows out, adds the noise and writes the journal."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sfumato.data.images import ImageSet
+from sfumato.data.store import LatentSet
+from sfumato.privacy.charge import Charge, Drawn
+from sfumato.privacy.events import Mechanism
+from sfumato.privacy.noise import NoiseSource
+from sfumato.privacy.odometer import PROGRESS
+from sfumato.privacy.sampling import dealt
+from sfumato.runtime import distributed
+
+
+class SharedCharge(Charge):
+    """A charge in the first of many processes, each of which sees a part of a draw and adds up a part of the sum."""
+
+    def agree(self, tensors: Iterable[Tensor], *plain: object) -> None:
+        distributed.agree(tensors, *plain)
+
+    def check_alike(self, rows: Sequence[Tensor]) -> None:
+        distributed.check_alike(rows)
+
+    def _draw(self, draws: int | None) -> Iterator[Drawn]:
+        """Its rows of the blocks that it draws, which it deals out in secret."""
+        secret = NoiseSource().generator  # of its own: the draws of a seeded charge stay those of one process
+        for chosen, weights in super()._draw(draws):
+            places = dealt(secret, chosen, distributed.world_size())
+            distributed.broadcast_object((chosen, weights, places))
+            yield own_rows(chosen, weights, places)
+        distributed.broadcast_object(None)
+
+    def _noised(self, total: Tensor, std: float, integer: bool) -> Tensor:
+        return distributed.broadcast(super()._noised(distributed.reduce_sum(total), std, integer))
+
+
+class WorkerCharge(SharedCharge):
+    """The part of a charge that falls to another process than the first.
+
+    It sees the images that the first process drew for it, and hands its sum over: no draw, no noise, no journal.
+    """
+
+    def __init__(self, record: dict, images: ImageSet | LatentSet, *, run: Path, used: int) -> None:
+        self.record = record
+        self.used = used
+        self.run = run
+        self._images = images
+        self._mechanism = Mechanism.from_json(record["event"])
+        self._drawn = self._closed = False
+        self._process = os.getpid()
+
+    def _draw(self, draws: int | None) -> Iterator[Drawn]:
+        while (block := distributed.broadcast_object(None)) is not None:
+            yield own_rows(*block)
+
+    def _noised(self, total: Tensor, std: float, integer: bool) -> Tensor:
+        distributed.reduce_sum(total)
+        return distributed.broadcast(torch.zeros_like(total))
+
+    def _journal(self, kind: str, **fields: object) -> None:
+        """The first process writes it."""
+        self._closed |= kind != PROGRESS
+
+
+def own_rows(chosen: np.ndarray, weights: np.ndarray | None, places: np.ndarray) -> Drawn:
+    """This process's rows of a block. places: the process of each row."""
+    mine = places == distributed.rank()
+    return chosen[mine], None if weights is None else weights[mine]
