@@ -1,7 +1,5 @@
 """The mistakes a user can make, each with the exit code that `stage` answers with."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager

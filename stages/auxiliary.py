@@ -1,7 +1,5 @@
 """`stage auxiliary`: the one-step generator that a release of features teaches."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from sfumato.data.store import load_public

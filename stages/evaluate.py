@@ -1,7 +1,5 @@
 """`stage evaluate`: how useful and how faithful the release is, measured on real images: local, not to be shared."""
 
-from __future__ import annotations
-
 import json
 import sys
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """`stage synthesize`: the release — images and labels drawn from the models that the privacy budget bought."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

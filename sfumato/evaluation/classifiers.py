@@ -6,8 +6,6 @@ DPImageBench scores with.
 Sources: Zagoruyko and Komodakis 2016 (wide), He et al. 2016 (plain), Xie et al. 2017 (ResNeXt).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 FIDs.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Students, draws and labels follow from what was released and from public images,
 is looked at.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

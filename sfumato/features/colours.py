@@ -1,7 +1,5 @@
 """Which colours an image has, wherever they are: a public map that nothing was learned for."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Checks before any spending: stages that need others, names, shapes and sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import chain

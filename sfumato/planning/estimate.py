@@ -6,8 +6,6 @@ other programs count little. A free stage that ran before corrects its estimate 
 queries depend on sensitive draws: they are not kept.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import platform

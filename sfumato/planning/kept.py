@@ -1,7 +1,5 @@
 """What was released before, which a plan keeps, and what a plan would spend."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

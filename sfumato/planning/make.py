@@ -3,8 +3,6 @@
 Every path is below the project's folder, so that threads may plan several projects at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

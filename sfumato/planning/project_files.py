@@ -3,8 +3,6 @@
 `python -m sfumato.planning.project_files` prints the latter.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Callable, Mapping

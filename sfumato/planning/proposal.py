@@ -4,8 +4,6 @@ The rules are the table `proposals.yaml`. All that decides is public, or told to
 images, their classes, a rounded number of them, ε, and the minutes that `planning/estimate.py` expects.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 All of it is public: nothing here reads an image or a noisy answer.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict

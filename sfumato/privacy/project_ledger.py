@@ -1,7 +1,5 @@
 """The ledger of a project: written from its artifacts and its journal; and what its ledgers name of a journal."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Every release covers all classes at once: an image adds its bounded vector to th
 moves the whole (classes × d') tensor by at most the bound, whatever the class sizes. An empty class gets noise, too.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

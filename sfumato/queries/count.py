@@ -1,7 +1,5 @@
 """Noisy class counts: the public size, the denominators of the other queries and the label priors."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ All maps are differentiable, so that a generator can be fitted to the release. Q
 the sensitive images instead of pixels.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ Counts are never divided by how many images voted: that number is private, and c
 Source: RPGen stage 1; PrivImage.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """One release of several owners' noisy sums: counts, and class means of features. Free: it reads releases only."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 One Gaussian for all candidates together: their gradients are clipped jointly. Norms and ranks are free.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Noisy gradient steps of a linear classifier on public features of the images: the teacher."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

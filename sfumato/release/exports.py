@@ -1,7 +1,5 @@
 """An image set in the formats of other programs: one `.npz`, PNGs in a folder per class, Parquet or tar files."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The release as files: images and labels, a picture, a card for programs and one for people, and further forms."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The public edition reads the release and the ledger only. The owner's edition adds numbers from real images.
 """
 
-from __future__ import annotations
-
 import base64
 import math
 from collections.abc import Callable, Mapping, Sequence

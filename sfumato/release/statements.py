@@ -3,8 +3,6 @@
 Their texts are in `statements.yaml`, parsed before facts enter: the owner's words cannot change the structure.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Drawing labelled images from the trained models, singly or as a weighted mixture. All of it is post-processing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The synthesizer on disk: the network that an artifact holds, our own or a public model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -5,8 +5,6 @@ teacher = sfumato.load_teacher("artifacts/teacher")
 teacher.predict("x.png"), teacher.probabilities(images)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

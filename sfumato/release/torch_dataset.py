@@ -1,7 +1,5 @@
 """A release as a torch `Dataset`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ All of it works on what was released, so it is free. A generator's images cover 
 labels variants around them, and a classifier then learns there too. The distortions are ours.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

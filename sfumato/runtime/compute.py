@@ -1,7 +1,5 @@
 """Where and how to run: the device, the precision, the number of threads, memory that is kept."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import itertools

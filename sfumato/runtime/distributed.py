@@ -5,8 +5,6 @@ their part of a draw, and never a sum over all of them. They trust each other: a
 Functions that broadcast, reduce, gather or compare are collective calls.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta

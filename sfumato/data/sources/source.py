@@ -1,7 +1,5 @@
 """What every source of images shares: the request, the result, and how an image is made to fit."""
 
-from __future__ import annotations
-
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
