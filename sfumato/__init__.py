@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.3.0"
 __all__ = ["Project", "Release", "__version__", "load_release", "load_teacher", "open_charge"]
-PLACES = {
+MODULE_OF = {
     "Project": "sfumato.planning.project",
     "Release": "sfumato.release.loading",
     "load_release": "sfumato.release.loading",
@@ -28,6 +28,6 @@ PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in PLACES:
+    if name not in MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(PLACES[name]), name)
+    return getattr(import_module(MODULE_OF[name]), name)

@@ -19,7 +19,7 @@ CHANNELS = {0: (1, 2), 1: (1, 2), 2: (3, 4)}  # by PHOTOMETRIC: grey, from white
 UNSIGNED = (1,)  # value of SAMPLE_FORMAT
 AXES = ("YX", "YXS", "SYX")  # of a TIFF: rows, columns, channels
 STRAIGHT = 2  # of its alpha: colours are not multiplied by it yet
-LARGEST = 2**30  # values of a TIFF; Pillow has such a limit of its own
+LARGEST_TIFF = 2**30  # values of a TIFF; Pillow has such a limit of its own
 TRANSPARENT = "is fully transparent: save it without transparency, or remove it"
 Span = tuple[float, float]
 
@@ -114,7 +114,7 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     file.seek(0)
     with TiffFile(file) as tiff:
         page: Any = tiff.pages[0]
-        plain = len(tiff.pages) == 1 and page.axes in AXES and page.size <= LARGEST
+        plain = len(tiff.pages) == 1 and page.axes in AXES and page.size <= LARGEST_TIFF
         plain = plain and page.tags.valueof(ORIENTATION, 1) == 1
         if not plain or page.samplesperpixel not in CHANNELS.get(page.photometric, ()):
             held = f"{len(tiff.pages)} frame(s), {page.photometric.name}, of shape {page.shape}"

@@ -16,12 +16,12 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.journal import REGROUP, Journal
 
 ORIGIN = "origin.json"  # source and path of prepared images: private
-# of resized copies, at least 97 % are above ALIKE; of other slices of the same scanner, 10 %
-ALIKE = 0.995
+# of resized copies, at least 97 % are above COPY_SIMILARITY; of other slices of the same scanner, 10 %
+COPY_SIMILARITY = 0.995
 COPIED = 1 / 3  # of a sample of so many images: more alike are copies
 SAMPLE = 500
 MOST_COMPARED = 2**23  # images of a set compared by their bytes, in 64 MiB; of more, a part that follows from them
-BLOCK = 4096  # images that are compared by their looks at once
+LOOKS_AT_ONCE = 4096  # images that are compared by their looks at once
 
 
 def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
@@ -62,11 +62,11 @@ def resized_copies(fresh: Path, other: Path) -> bool:
     nearest = np.zeros(len(few))
     for block in looks(other):
         nearest = np.maximum(nearest, (few @ block.T).max(axis=1))
-    return bool((nearest > ALIKE).mean() > COPIED)
+    return bool((nearest > COPY_SIMILARITY).mean() > COPIED)
 
 
 def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
-    """Small grey versions of the images of both parts, (N, 64), centred, of norm 1 or 0, BLOCK at a time.
+    """Small grey versions of the images of both parts, (N, 64), centred, of norm 1 or 0, LOOKS_AT_ONCE at a time.
 
     most: so many of each part at most, always the same.
     """
@@ -76,8 +76,9 @@ def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
         rows: Sequence[int] | np.ndarray = range(len(images))
         if most is not None and most < len(images):
             rows = np.sort(np.random.default_rng(most).choice(len(images), most, replace=False))
-        for start in range(0, len(rows), BLOCK):
-            greys = (fromarray(np.rint(images[i].mean(axis=2)).astype(np.uint8)) for i in rows[start : start + BLOCK])
+        for start in range(0, len(rows), LOOKS_AT_ONCE):
+            part = rows[start : start + LOOKS_AT_ONCE]
+            greys = (fromarray(np.rint(images[i].mean(axis=2)).astype(np.uint8)) for i in part)
             few = [np.asarray(grey.resize((8, 8), Resampling.BILINEAR), np.float32).ravel() for grey in greys]
             small = np.array(few) - np.mean(few, axis=1, keepdims=True)
             yield small / np.maximum(np.linalg.norm(small, axis=1, keepdims=True), 1e-9)

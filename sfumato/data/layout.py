@@ -49,7 +49,7 @@ class Unclear(ConfigError):
         self.proposed = proposed
 
 
-ASKED = (Unclear, PatternMisses, RangeMissing)  # each has an option that decides, and maybe a proposal
+ASKED_OF_THE_OWNER = (Unclear, PatternMisses, RangeMissing)  # each has an option that decides, and maybe a proposal
 
 
 def layout_of(

@@ -28,7 +28,7 @@ from sfumato.storage.files import open_private, replacing_directory
 SENSITIVE = "sensitive"
 HOLDOUT = "holdout"
 CARD = "card.json"
-AGAIN = "run `stage prepare sensitive`"
+TO_PREPARE = "run `stage prepare sensitive`"
 AGAIN_PUBLIC = "run `stage prepare public`"
 LATENTS = "latents.npy"
 META = "latents.json"
@@ -83,7 +83,7 @@ def card_at(path: Path, what: str, fix: str) -> AbstractContextManager[None]:
 
 def read_card(path: Path) -> Card:
     """Read a public card. Raises DataError if `path` does not hold one."""
-    with card_at(path, "a data card", AGAIN):
+    with card_at(path, "a data card", TO_PREPARE):
         return validated(Card, read_json(path))
 
 
@@ -95,13 +95,13 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
     """The images of one part, "sensitive" or "holdout", memory-mapped. Raises DataError if they are not the card's."""
     home = dataset_directory(state, card.dataset_id)
     if not (home / CARD).is_file():
-        raise DataError(f"no prepared images of {card.dataset_id!r} under {state}: {AGAIN}, or set SFUMATO_STATE")
+        raise DataError(f"no prepared images of {card.dataset_id!r} under {state}: {TO_PREPARE}, or set SFUMATO_STATE")
     if read_card(home / CARD) != card:
-        raise DataError(f"{home} holds other images than those of the data card: {AGAIN} again")
+        raise DataError(f"{home} holds other images than those of the data card: {TO_PREPARE} again")
     reading_sensitive()
     images = load_images(home / part, card.classes, grouped=card.unit == GROUP, shape=card.shape)
     if (images.labels.ndim == 2) != (card.labels == SEVERAL):
-        raise DataError(f"{home / part} has other labels than the card, labels: {card.labels}: {AGAIN} again")
+        raise DataError(f"{home / part} has other labels than the card, labels: {card.labels}: {TO_PREPARE} again")
     if (home / part / COMPARED_FILE).exists():
         images = replace(images, compared=load_array(home / part / COMPARED_FILE))
     return images

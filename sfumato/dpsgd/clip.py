@@ -10,7 +10,7 @@ from torch import Tensor
 
 RUN = 64  # squares added up in float32
 SLACK = 2.0**-18  # of a clipped norm: more than a sum of so many float32 squares, and its root, may understate one
-BLOCK = {"cpu": 2**20, "cuda": 2**24}  # numbers added up in float64 at a time: a copy of them is made
+NUMBERS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}  # numbers added up in float64 at a time: a copy of them is made
 
 
 def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
@@ -33,7 +33,7 @@ def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
         dropped = (~finite).nonzero().flatten()
         for part in parts:
             part.index_fill_(0, dropped, 0)  # not by the scale: infinity times zero is NaN
-    width = max(1, BLOCK[scale.device.type] // max(1, len(scale)))
+    width = max(1, NUMBERS_AT_ONCE[scale.device.type] // max(1, len(scale)))
     return torch.cat([scale @ block.double() for part in parts for block in part.split(width, dim=1)])
 
 

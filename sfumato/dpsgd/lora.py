@@ -20,7 +20,7 @@ from sfumato.storage.weights import load_tensors, save_tensors
 
 ADAPTER = "adapter.safetensors"
 ADAPTER_CONFIG = "adapter.json"
-AGAIN = "run `stage finetune` again"
+TUNE_AGAIN = "run `stage finetune` again"
 
 
 class LoraLinear(nn.Linear):
@@ -111,7 +111,7 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     Raises DataError: files missing or damaged, adapters that were trained on another base, shapes that do not fit.
     """
     files = f"{directory}: {ADAPTER_CONFIG} and {ADAPTER}"
-    with explained(DataError, lambda error: f"{files} cannot be read ({error}): {AGAIN}"):
+    with explained(DataError, lambda error: f"{files} cannot be read ({error}): {TUNE_AGAIN}"):
         content = read_json(directory / ADAPTER_CONFIG)
         expected = str(content["base_sha256"])
         scale = float(content["scale"])
@@ -121,12 +121,12 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     if (found := digest_of_file(base)) != expected:
         raise DataError(
             f"the adapters of {directory} were trained on a base with sha256 {expected[:12]}…, "
-            f"not on {base} ({found[:12]}…): restore that base (`dvc checkout`), or {AGAIN}"
+            f"not on {base} ({found[:12]}…): restore that base (`dvc checkout`), or {TUNE_AGAIN}"
         )
     if tensors.keys() != {f"{name}.{part}" for name in matrices for part in ("A", "B")}:
-        raise DataError(f"{directory}: {ADAPTER} does not hold what {ADAPTER_CONFIG} lists: {AGAIN}")
+        raise DataError(f"{directory}: {ADAPTER} does not hold what {ADAPTER_CONFIG} lists: {TUNE_AGAIN}")
     misfit = f"{directory} does not fit the model of {base.parent}"
-    with explained(DataError, lambda error: f"{misfit} ({error}): {AGAIN}", causes=(ConfigError, RuntimeError)):
+    with explained(DataError, lambda error: f"{misfit} ({error}): {TUNE_AGAIN}", causes=(ConfigError, RuntimeError)):
         add_lora(model, matrices, lora, seed=0)
         for name, layer in adapted_layers(model).items():
             layer.load_state_dict({part: tensors[f"{name}.{part}"] for part in ("A", "B")}, strict=False)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from sfumato.features.public_network import MaxAndMean, PooledBlock
 
 DROPOUT = 0.3  # inside wide blocks, as DPImageBench sets it
-FEATURES = 128  # width of the layer before the last one of `mlp` and `cnn`
-LARGEST = 32  # side at which the stages of `cnn` begin
+PENULTIMATE_WIDTH = 128  # of the layer before the last one of `mlp` and `cnn`
+CNN_SIDE = 32  # side at which the stages of `cnn` begin
 Body = tuple[nn.Module, int]  # images (B, C, H, W) in [-1, 1] -> (B, width), and the width
 
 
@@ -37,8 +37,8 @@ class Spec:
 
 CLASSIFIERS: dict[str, Spec] = {
     "lr": Spec(lambda c, h, w: (nn.Flatten(), c * h * w), 1e-2, 1e-4),
-    "mlp": Spec(lambda c, h, w: (perceptron(c * h * w), FEATURES), 2e-3, 1e-4),
-    "cnn": Spec(lambda c, h, w: (convolutions(c, h, w), FEATURES), 4e-3, 1e-2),
+    "mlp": Spec(lambda c, h, w: (perceptron(c * h * w), PENULTIMATE_WIDTH), 2e-3, 1e-4),
+    "cnn": Spec(lambda c, h, w: (convolutions(c, h, w), PENULTIMATE_WIDTH), 4e-3, 1e-2),
     "student": Spec(lambda c, h, w: pooled_convolutions(c, h, w), 4e-3, 1e-2, augment=True),
     "wrn": Spec(lambda c, h, w: wide_resnet(c, 16, 2, stem_stride(h, w)), 4e-3, 1e-2),
     "resnet": Spec(lambda c, h, w: plain_resnet(c, 20, stem_stride(h, w)), 4e-3, 1e-2),
@@ -75,8 +75,8 @@ def stem_stride(height: int, width: int) -> int:
 
 def perceptron(pixels: int) -> nn.Sequential:
     """Two dense layers with a dropout between them."""
-    first = nn.Flatten(), nn.Linear(pixels, 2 * FEATURES), nn.ReLU(), nn.Dropout(0.2)
-    return nn.Sequential(*first, nn.Linear(2 * FEATURES, FEATURES), nn.ReLU())
+    first = nn.Flatten(), nn.Linear(pixels, 2 * PENULTIMATE_WIDTH), nn.ReLU(), nn.Dropout(0.2)
+    return nn.Sequential(*first, nn.Linear(2 * PENULTIMATE_WIDTH, PENULTIMATE_WIDTH), nn.ReLU())
 
 
 def pooled_convolutions(channels: int, height: int, width: int) -> Body:
@@ -97,14 +97,14 @@ def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
 
     There are 1 to 4 stages; another one follows while the shorter side has 7 pixels or more. Grey images of 16 pixels a
     side and more start at half resolution: 8×8 has 1 stage, 28×28 grey 2, 32×32 colour 3. Larger images first go
-    through strided convolutions of few channels, down to LARGEST pixels a side.
+    through strided convolutions of few channels, down to CNN_SIDE pixels a side.
     """
     layers: list[nn.Module] = []
     side = min(height, width)
-    stride = 2 if channels == 1 and 16 <= side <= LARGEST else 1
+    stride = 2 if channels == 1 and 16 <= side <= CNN_SIDE else 1
     depth = channels
     out = 8
-    while side > LARGEST:
+    while side > CNN_SIDE:
         layers += normed(depth, out, 2)
         side = math.ceil(side / 2)
         depth = out
@@ -121,7 +121,7 @@ def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
         stride = 1
     side = min(4, max(side, 1))
     layers += [nn.AdaptiveAvgPool2d(side), nn.Flatten(), nn.Dropout(0.3)]
-    return nn.Sequential(*layers, nn.Linear(depth * side**2, FEATURES), nn.ReLU())
+    return nn.Sequential(*layers, nn.Linear(depth * side**2, PENULTIMATE_WIDTH), nn.ReLU())
 
 
 # --- deep networks: a stem, three stages of blocks, of which the last two halve the sides, an average over all places

@@ -16,7 +16,7 @@ from sfumato.training.supervised import logits
 CLASSIFIER = "cnn"
 STEPS = 200  # of its training
 COMPARED = 10_000  # images of each set, at most
-FEWEST = 4  # images of each set, below which nothing is measured
+FEWEST_OF_A_SET = 4  # images of each set, below which nothing is measured
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def detect(drawn: ImageSet, real: ImageSet, seed: int = 0) -> Detected | None:
         number = min(len(a), len(b), COMPARED // classes)
         pairs.append(np.stack([a[:number], b[:number]]))
     first, second = map(random.permutation, np.concatenate(pairs, axis=1))
-    if len(first) < FEWEST:
+    if len(first) < FEWEST_OF_A_SET:
         return None
     half = len(first) // 2
     learned = np.concatenate([drawn.images[first[:half]], real.images[second[:half]]])

@@ -19,7 +19,7 @@ from sfumato.release.report import grouped
 
 FALSE_ALARMS = 0.001  # how often the test rings, at most, if nothing was copied
 MISSED = 0.025  # how often either part of the bound on ε fails, at most
-RELEASED = 60_000  # images of the release that are looked at
+MOST_RELEASED = 60_000  # images of the release that are looked at
 MOST = 20_000  # images of each real set: more cost minutes, and the share of copies that may pass stays what it is
 
 
@@ -32,7 +32,7 @@ def disclosure(generated: ImageSet | None, train: ImageSet, holdout: ImageSet, e
     if generated is None:
         return {"sentence": "not tested, because the released images are public: none is made of a training image."}
     random = np.random.default_rng(0)
-    released = features_of(extractor, generated.images[random.permutation(len(generated))[:RELEASED]])
+    released = features_of(extractor, generated.images[random.permutation(len(generated))[:MOST_RELEASED]])
     nearness = []
     for real in (train, holdout):
         names = np.array([*digests(real.images)]) if real.groups is None else real.groups

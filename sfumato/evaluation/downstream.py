@@ -19,7 +19,7 @@ from sfumato.training.supervised import Schedule, logits, to_tensor, train_super
 
 MIN_STEPS = 600  # least gradient steps: a small set gets more passes
 Cells = np.ndarray | None  # of each image, or none
-FEWEST = 10  # images of a group, below which it is merged with OTHERS
+FEWEST_OF_A_GROUP = 10  # images of a group, below which it is merged with OTHERS
 OTHERS = "others"
 RESAMPLES = 1000  # of the hold-out, for an interval
 BINS = 15  # of confidence, for calibration
@@ -176,16 +176,16 @@ def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> l
 def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
     """Accuracy and interval of each value of a column, the gap of best to worst, and how many images are withheld.
 
-    Values of fewer than FEWEST images are OTHERS, which are withheld if they are too few. right, groups: as
+    Values of fewer than FEWEST_OF_A_GROUP images are OTHERS, which are withheld if they are too few. right, groups: as
     `bootstrap_interval` takes them.
     """
     values, counts = np.unique(compared, return_counts=True)
-    merged = np.where(np.isin(compared, values[counts < FEWEST]), OTHERS, compared)
+    merged = np.where(np.isin(compared, values[counts < FEWEST_OF_A_GROUP]), OTHERS, compared)
     rows = []
     withheld = len(right)
     for value in np.unique(merged):
         own = merged == value
-        if own.sum() >= FEWEST:
+        if own.sum() >= FEWEST_OF_A_GROUP:
             withheld -= int(own.sum())
             interval = bootstrap_interval(right[own], None if groups is None else groups[own])
             about = {"group": str(value), "images": int(own.sum())}

@@ -15,12 +15,13 @@ from sfumato.evaluation.holdout import without_copies
 from sfumato.evaluation.metrics.fidelity import chosen_metrics
 from sfumato.evaluation.plots import accuracies, plot_detected, plot_neighbours
 from sfumato.evaluation.public_student import public_extractor, score_students
-from sfumato.evaluation.scores import PLAIN, RELEASE, evaluate_release, looked_at, teacher_accuracy
+from sfumato.evaluation.scores import RELEASE, evaluate_release, looked_at, teacher_accuracy
 from sfumato.evaluation.verdict import verdict
 from sfumato.features.teacher_network import load_teacher
 from sfumato.privacy.authorize import open_local
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.release import generated_images, plain_images
+from sfumato.release.variation import PLAIN
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
 from sfumato.settings.evaluate import Evaluate

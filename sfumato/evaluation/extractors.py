@@ -18,7 +18,7 @@ from torch import Tensor
 from sfumato.data.images import ImageSet, Shape
 from sfumato.data.rendered import drawn_set
 from sfumato.errors import DataError, explained
-from sfumato.evaluation.classifiers import FEATURES
+from sfumato.evaluation.classifiers import PENULTIMATE_WIDTH
 from sfumato.evaluation.downstream import fit, schedule_of
 from sfumato.features.own_network import OwnFeatures
 from sfumato.runtime import compute
@@ -99,9 +99,9 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
     unit = float(np.sqrt(np.mean(apply(network.features, public.images[:2000], device) ** 2))) or 1.0
     digest.update(repr(unit).encode())
     return Extractor(
-        name=f"cnn-{name}-{FEATURES}",
+        name=f"cnn-{name}-{PENULTIMATE_WIDTH}",
         digest=digest.hexdigest(),
-        dimension=FEATURES,
+        dimension=PENULTIMATE_WIDTH,
         embed=lambda images: network.features(images) / unit,
         device=device,
         batch=1000,

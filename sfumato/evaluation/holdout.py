@@ -10,8 +10,8 @@ from sfumato.training.supervised import apply
 
 GRID = 16  # side at which pictures are compared
 ROWS = 4096  # pictures of training at a time
-# of resized copies, nearly all correlate by more than ALIKE; of other pictures, three in a thousand at most
-ALIKE = 0.9975
+# of resized copies, nearly all correlate by more than COPY_CORRELATION; of other pictures, three in a thousand at most
+COPY_CORRELATION = 0.9975
 LOOK_ALIKES = 0.01
 
 
@@ -39,7 +39,7 @@ def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
     alike = copied.copy()
     sought = small(holdout.images)
     for start in range(0, len(train), ROWS):
-        alike |= (sought @ small(train.images[start : start + ROWS]).T).max(axis=1) > ALIKE
+        alike |= (sought @ small(train.images[start : start + ROWS]).T).max(axis=1) > COPY_CORRELATION
     return alike if (alike & ~copied).sum() > LOOK_ALIKES * len(holdout) else copied
 
 

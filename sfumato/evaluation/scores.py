@@ -14,6 +14,7 @@ from sfumato.evaluation.holdout import unusable
 from sfumato.evaluation.metrics.fidelity import METRICS, chosen_metrics, fidelity
 from sfumato.evaluation.shift import SHIFTS, shifted
 from sfumato.features.teacher_network import TeacherNetwork
+from sfumato.release.variation import PLAIN
 from sfumato.runtime import distributed
 from sfumato.settings.evaluate import Evaluate
 from sfumato.training.supervised import logits
@@ -22,7 +23,6 @@ COMPARED = 10_000  # at most this many images on each side of a distance
 SEARCHED = 30_000  # at most this many training images are searched for copies
 MOVED = 5000  # at most this many hold-out images are shifted
 RELEASE = "release"
-PLAIN = "plain"
 
 
 def evaluate_release(

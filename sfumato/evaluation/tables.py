@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
-from sfumato.evaluation.downstream import FEWEST
+from sfumato.evaluation.downstream import FEWEST_OF_A_GROUP
 from sfumato.evaluation.plots import scored
 from sfumato.release.report import Local, Picture, Table, picture
 from sfumato.storage.artifacts import read_artifact
@@ -66,7 +66,8 @@ def tables_of(found: Mapping) -> Iterator[Table]:
             for name, column in columns.items()
             for one in column["groups"]
         )
-        note = f"Groups of fewer than {FEWEST} images are merged into others, or withheld if these are too few as well."
+        note = f"Groups of fewer than {FEWEST_OF_A_GROUP} images are merged into others, "
+        note += "or withheld if these are too few as well."
         title = "Group by group, % (local)"
         yield table_of(title, ["classifier", "group", "images", measure, heads[1], "best to worst"], rows, note)
     measured = {name: values for name, values in found.items() if isinstance(values, dict) and "fidelity" in values}

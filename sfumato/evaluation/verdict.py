@@ -24,7 +24,7 @@ LEVELS = {
 }
 UNKNOWN = "classifiers learn nothing from the real images either, so nothing can be said about the release"
 UNJUDGED = "cannot be judged"
-FEWEST = 10  # hold-out images of each class, below which nothing is judged
+FEWEST_OF_A_CLASS = 10  # hold-out images of each class, below which nothing is judged
 ERRORS = 3.0  # standard errors by which an accuracy must exceed chance to be told from it
 BETTER = 0.02  # balanced accuracy by which the teacher must lead to be recommended
 
@@ -58,9 +58,10 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
         error = auroc_error(present, len(labels))
     clear = ERRORS * error  # what so many images can tell from chance
     learned = None
-    if present.min() < FEWEST:
+    if present.min() < FEWEST_OF_A_CLASS:
         level = UNJUDGED
-        sentence = f"the hold-out has {present.min()} images of a class, and {FEWEST} of each are needed. Hold out more"
+        sentence = f"the hold-out has {present.min()} images of a class, and {FEWEST_OF_A_CLASS} of each are needed. "
+        sentence += "Hold out more"
     elif above <= clear:
         level = "unknown"
         sentence = UNKNOWN

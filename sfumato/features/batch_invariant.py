@@ -10,7 +10,7 @@ from torch import Tensor
 from sfumato.data.images import Shape
 
 ONE_AT_A_TIME = RLock()
-PLACES = 64  # images in a batch
+BATCH_SIZE = 64  # images in a batch
 TRIALS = 4  # of whether the place in it matters
 
 
@@ -22,7 +22,7 @@ def rows_alone(function: Callable[[Tensor], Tensor], images: Tensor, place_matte
     through the same memory, in batches of one size, on one thread; one image at a time if its place in the batch
     matters. An image with any non-finite pixel gives a row of NaN.
     """
-    size = 1 if place_matters else PLACES
+    size = 1 if place_matters else BATCH_SIZE
     seats = torch.zeros(size, *images.shape[1:], device=images.device)
     finite = images.flatten(1).isfinite().all(dim=1)
     rows = []
@@ -39,13 +39,13 @@ def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: to
     Tests random images with this machine's kernels, never sensitive ones.
     """
     random = torch.Generator().manual_seed(0)
-    images = torch.rand(PLACES, *shape, generator=random)
+    images = torch.rand(BATCH_SIZE, *shape, generator=random)
     with torch.no_grad(), one_thread(), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
         first = function(images.to(device))
         for _ in range(TRIALS):
-            order = torch.randperm(PLACES, generator=random)
+            order = torch.randperm(BATCH_SIZE, generator=random)
             others = torch.rand(images.shape, generator=random)
-            kept = torch.rand(PLACES, generator=random) < 0.5
+            kept = torch.rand(BATCH_SIZE, generator=random) < 0.5
             mixed = torch.where(kept[:, None, None, None], images[order], others)
             if not torch.equal(function(mixed.to(device))[kept], first[order][kept]):
                 return True

@@ -19,7 +19,7 @@ from sfumato.features.scattering import averaged
 from sfumato.runtime.compute import device_of
 from sfumato.settings.queries import FeatureMap
 
-PLAIN = ("linear", "squared")  # the kernels whose features are the map itself
+EXPLICIT_KERNELS = ("linear", "squared")  # their features are the map itself
 
 
 class OfBlocks(nn.Module):
@@ -55,7 +55,7 @@ class FourierFeatures(nn.Module):
         maps: Mapping[str, Callable[[Shape], nn.Module]] = FEATURES,
     ) -> None:
         super().__init__()
-        banks = sum(len(feature.length_scales) for feature in features if feature.kernel not in PLAIN)
+        banks = sum(len(feature.length_scales) for feature in features if feature.kernel not in EXPLICIT_KERNELS)
         if size % 2 or size < 2 * banks:
             expected = f"an even number, at least two for each of the {banks} length-scales"
             raise ValueError(f"frequency.size={size}: expected {expected}")
@@ -76,7 +76,7 @@ class FourierFeatures(nn.Module):
                 width = image_map(torch.zeros(1, *shape, device=device_of(image_map))).shape[1]
             self.maps.append(image_map)
             self.widths.append(width)
-            if feature.kernel in PLAIN:
+            if feature.kernel in EXPLICIT_KERNELS:
                 continue
             columns = []
             for length_scale in feature.length_scales:
@@ -89,7 +89,7 @@ class FourierFeatures(nn.Module):
                 amplitudes.append(torch.full((number,), math.sqrt(part / number)))
             self.register_buffer(f"omega_{index}", torch.cat(columns, dim=1), persistent=False)
         self.amplitude = nn.Buffer(torch.cat(amplitudes), persistent=False)  # squares summing to 1 at most
-        self.plain = [index for index, feature in enumerate(features) if feature.kernel in PLAIN]
+        self.plain = [index for index, feature in enumerate(features) if feature.kernel in EXPLICIT_KERNELS]
         self.size = 2 * self.frequencies + sum(self.widths[index] for index in self.plain)
 
     @property

@@ -15,7 +15,7 @@ from sfumato.runtime.compute import fast_bfloat16
 FILTERS = 256
 SIDE = 6  # pixels of a filter a side, at most
 CELLS = 3  # per side, in which their responses are averaged
-PLACES = 32  # per side, about, that are looked at
+PATCH_PLACES = 32  # that are looked at, per side, about
 THRESHOLD = 0.5  # of a response, in standard deviations of one of white noise
 PICTURES = 120  # from which patches are taken
 PER_PICTURE = 192  # patches of each
@@ -37,7 +37,7 @@ class Patches(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.block = block_of(shape)
-        self.stride = max(1, round(min(shape[1:]) / self.block / PLACES))
+        self.stride = max(1, round(min(shape[1:]) / self.block / PATCH_PLACES))
         filters, whiten = whitened_patches(shape[0], min(SIDE, *shape[1:]))
         self.filters = nn.Buffer(filters, persistent=False)
         self.whiten = nn.Buffer(whiten, persistent=False)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.storage.weights import load_network
 
-SMALLEST = 4  # pixels a side: down to it, each block but the first of a ResNet halves the sides
+SMALLEST_MAP = 4  # pixels a side: down to it, each block but the first of a ResNet halves the sides
 WIDTHS = (1, 2, 4, 4)  # channels of the blocks, times `width`
 POOLED = 2  # cells per side that the head sees, so that places differ
 PATCH_FLOOR = 5e-4  # added to the variances of patches, so that flat directions are not blown up
@@ -65,7 +65,7 @@ class ResNet(nn.Module):
     def __init__(self, shape: Shape, classes: int, width: int = 32) -> None:
         super().__init__()
         channels = shape[0]
-        side = shorter_side(shape, SMALLEST)
+        side = shorter_side(shape, SMALLEST_MAP)
         self.shape, self.classes, self.width = shape, classes, width
         stride = 2 if side >= (16 if channels == 1 else 64) else 1
         self.stem = nn.Sequential(
@@ -75,7 +75,7 @@ class ResNet(nn.Module):
         depth = width
         self.blocks = nn.Sequential(Block(width, width))
         for times in WIDTHS[1:]:
-            if side > SMALLEST:
+            if side > SMALLEST_MAP:
                 self.blocks.append(Block(depth, times * width, stride=2))
                 depth = times * width
                 side = -(-side // 2)
@@ -116,10 +116,10 @@ class WhitenedCNN(nn.Module):
         self.patch = 2 if channels == 3 else 3
         depth = 2 * channels * self.patch**2
         self.filters = nn.Buffer(torch.zeros(depth, channels, self.patch, self.patch))
-        side = shorter_side(shape, SMALLEST + self.patch - 1) + 1 - self.patch  # of the filtered image
+        side = shorter_side(shape, SMALLEST_MAP + self.patch - 1) + 1 - self.patch  # of the filtered image
         self.blocks = nn.Sequential()
         for times in WIDTHS:
-            if side > SMALLEST:
+            if side > SMALLEST_MAP:
                 self.blocks.append(PooledBlock(depth, times * width))
                 depth = times * width
                 side //= 2

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from sfumato import errors
 from sfumato.data.duplicates import ORIGIN
-from sfumato.data.layout import ASKED, Unclear
+from sfumato.data.layout import ASKED_OF_THE_OWNER, Unclear
 from sfumato.data.sources.imagefolder import list_folder
 from sfumato.data.sources.splits import VALIDATION, split_of
 from sfumato.data.survey import Survey, survey
@@ -229,7 +229,7 @@ def look(folder: Path, said: dict[str, Any], owner: Owner, state: Path) -> Surve
             for line in understood(seen):
                 owner.see(line)
             return seen
-        except ASKED as unclear:
+        except ASKED_OF_THE_OWNER as unclear:
             if owner.ask is None:
                 raise
             owner.see(str(unclear))

@@ -18,7 +18,7 @@ SEEDED = "seeded: for tests only"  # no check accepts a record with this one
 ADD_OR_REMOVE_ONE = "add-or-remove-one"
 ZERO_OUT_ONE = "zero-out-one"
 MOST_USES = 10**9  # of one mechanism
-SMALLEST, LARGEST = 1e-100, 1e100  # of its numbers: the accountants square them
+LOWEST, HIGHEST = 1e-100, 1e100  # of its numbers, and of norms: no square or product leaves float64's range
 UNITS = {IMAGE: "one (image, label)", GROUP: "all (image, label) of one group"}  # as records name them
 PROTECTED = {UNITS[IMAGE]: "one image with its label", UNITS[GROUP]: "all images of one person with their labels"}
 
@@ -92,7 +92,7 @@ def is_form(data: object, kind: str, *keys: str) -> TypeGuard[dict]:
     return isinstance(data, dict) and data.keys() == {"type", *keys} and data["type"] == kind
 
 
-def _number(value: object, name: str, high: float = LARGEST) -> float:
-    if not is_positive(value) or not SMALLEST <= value <= high:
-        raise BudgetError(f"{name}={value!r} of a mechanism gives no guarantee: it is outside [{SMALLEST:g}, {high:g}]")
+def _number(value: object, name: str, high: float = HIGHEST) -> float:
+    if not is_positive(value) or not LOWEST <= value <= high:
+        raise BudgetError(f"{name}={value!r} of a mechanism gives no guarantee: it is outside [{LOWEST:g}, {high:g}]")
     return float(value)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import ConfigError
+from sfumato.privacy.events import HIGHEST, LOWEST
 
 SLACK = 1e-12  # of a clipped row's norm: what the rounding of float64 may add to it
-SMALLEST, LARGEST = 1e-100, 1e100  # between them no square or product of two norms leaves float64's range
 
 
 class Rows(NamedTuple):
@@ -86,11 +86,11 @@ def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> T
     their squares would vanish, and the norm with them.
     """
     parts = [part.detach().to(torch.float64, copy=True) for part in rows if part is not None]
-    sound = torch.stack([torch.linalg.vector_norm(part, math.inf, dim=1) <= LARGEST for part in parts]).all(dim=0)
+    sound = torch.stack([torch.linalg.vector_norm(part, math.inf, dim=1) <= HIGHEST for part in parts]).all(dim=0)
     broken = (~sound).nonzero().flatten()
     for part, given in zip(parts, (part for part in rows if part is not None), strict=True):
         if given.dtype == torch.float64:  # no other type has an entry so small
-            part.masked_fill_(part.abs() < SMALLEST, 0)
+            part.masked_fill_(part.abs() < LOWEST, 0)
         part.index_fill_(0, broken, 0)  # not by the scale: infinity times zero is NaN
     norms = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts]).prod(dim=0)
     scale = torch.where(norms > max_norm, (1 - SLACK) * max_norm / norms.clamp(min=max_norm), 1.0)

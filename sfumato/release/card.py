@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
 PREPARED = {"upright": "by EXIF", "transparent": "over black", "fit": "crop", "range": None, "filter": "lanczos"}
-ASKED = "asked.npy"  # of a release with the labels of a teacher
+ASKED_LABELS = "asked.npy"  # of a release with the labels of a teacher
 LABEL_TABLE = "labels.csv"  # of several labels: a column for each, a row for each image, in the order of the arrays
 
 

@@ -10,7 +10,7 @@ import torch
 
 from sfumato.data.images import IMAGES, ImageSet, load_array, per_class, save_images
 from sfumato.privacy.resolved import StagePlan
-from sfumato.release.card import ASKED, LABEL_TABLE, PREPARED, cost_of, dataset_card
+from sfumato.release.card import ASKED_LABELS, LABEL_TABLE, PREPARED, cost_of, dataset_card
 from sfumato.release.exports import CLASSES, FORMS, PUBLIC_SOURCE, folder_names, mark_of
 from sfumato.release.loading import KINDS_FILE
 from sfumato.release.pattern import add_pattern, pattern_key
@@ -52,7 +52,7 @@ def save_release(
         (directory / LABEL_TABLE).write_text(csv_text(rows, dict.fromkeys(plan.classes, "")), encoding="utf-8")
     np.save(directory / KINDS_FILE, varied.kinds)
     if varied.asked is not None:
-        np.save(directory / ASKED, varied.asked.numpy(), allow_pickle=False)
+        np.save(directory / ASKED_LABELS, varied.asked.numpy(), allow_pickle=False)
     number = Counter(varied.kinds.tolist())
     kinds = {name: number[name] for name in KINDS if number[name]}
     unchanged = np.isin(varied.kinds, (PLAIN, PUBLIC))
@@ -111,9 +111,9 @@ def mark_pixels(released: ImageSet, kinds: np.ndarray, plan: StagePlan[Synthesiz
 
 def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:
     """The plain images of a release with the classes asked of the models. None if that is the release itself."""
-    if not (directory / ASKED).exists():
+    if not (directory / ASKED_LABELS).exists():
         return None
-    asked = load_array(directory / ASKED)
+    asked = load_array(directory / ASKED_LABELS)
     plain = np.flatnonzero(load_array(directory / KINDS_FILE)[: len(asked)] == PLAIN)
     return ImageSet(released.images[plain], asked[plain], released.classes)
 

@@ -27,7 +27,7 @@ CROISSANT = "croissant.json"
 REGISTRY = "deployment.yaml"
 FORMS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 OTHER = "application/octet-stream"  # the format of any other file
-ASKED = ("owner", "owner_type", "purpose", "region")  # what the registry requires and a ledger does not hold
+REGISTRY_FACTS = ("owner", "owner_type", "purpose", "region")  # what the registry requires and a ledger does not hold
 
 
 def write_statements(release: Path, ledger: Path, directory: Path) -> list[str]:
@@ -53,7 +53,7 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> list[str]:
         record["recordSet"].append(filled(FORMS["table"], {"parquet": PARQUET}))
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     (directory / CROISSANT).write_text(text, encoding="utf-8")
-    if missing := [f"release.{key}" for key in ASKED if key not in facts]:
+    if missing := [f"release.{key}" for key in REGISTRY_FACTS if key not in facts]:
         return missing
     (directory / REGISTRY).write_text(as_yaml(filled(FORMS["registry"], facts)), encoding="utf-8")
     return []

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 import yaml
 
-LARGEST = 256 * 2**20  # bytes of a JSON file: the hashes of the released images of a large set are the largest
+LARGEST_JSON = 256 * 2**20  # bytes of a JSON file: the hashes of the released images of a large set are the largest
 LARGEST_YAML = 2**20  # bytes: YAML is slow to read, and written by people
 DEEPEST = 50  # levels of nested lists and mappings
 LARGEST_INTEGER = 2**63 - 1
@@ -35,7 +35,7 @@ class Exact:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
 
-def read_text(path: Path, largest: int = LARGEST) -> str:
+def read_text(path: Path, largest: int = LARGEST_JSON) -> str:
     """The text of a regular file of at most `largest` bytes of UTF-8. Pipes and devices are refused at once."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait; Windows has none
     with os.fdopen(descriptor, "rb") as file:

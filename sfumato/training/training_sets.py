@@ -15,7 +15,7 @@ from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import read_json
 from sfumato.training.curriculum import Images, MappedImages
 
-AGAIN = "run `stage select` again"
+SELECT_AGAIN = "run `stage select` again"
 MEDIAN = 3  # pixels: side of the window of the median blur
 
 
@@ -79,7 +79,7 @@ def public_training_set(public: ImageSet, selection: Path, classes: int | None) 
     """
     rows, labels = (np.array(load_array(selection / name)) for name in ("indices.npy", "labels.npy"))
     file = selection / "selection.json"
-    with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {AGAIN}"):
+    with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {SELECT_AGAIN}"):
         about = read_json(file)
         relabelled = {"sensitive": True, "public": False}[about["labels"]]
         kept = len(about["classes"])
@@ -95,11 +95,11 @@ def check_rows(rows: np.ndarray, labels: np.ndarray, images: int, classes: int, 
     """Raise DataError unless every row is one of the public images and every label a class."""
     for name, array, end in (("indices.npy", rows, images), ("labels.npy", labels, classes)):
         if array.dtype != np.int64 or array.ndim != 1:
-            raise DataError(f"{selection / name} is {array.dtype} {array.shape}, expected int64 (n,): {AGAIN}")
+            raise DataError(f"{selection / name} is {array.dtype} {array.shape}, expected int64 (n,): {SELECT_AGAIN}")
         if len(array) and not (array.min() >= 0 and array.max() < end):
             problem = f"holds {array.min()}..{array.max()}, expected 0..{end - 1}"
-            raise DataError(f"{selection / name} {problem}: it fits another public set, {AGAIN}")
+            raise DataError(f"{selection / name} {problem}: it fits another public set, {SELECT_AGAIN}")
     if not len(rows):
         raise DataError(f"{selection} keeps no image: raise select.ratio, or prepare more public images")
     if len(rows) != len(labels):
-        raise DataError(f"{selection} holds {len(rows)} indices but {len(labels)} labels: {AGAIN}")
+        raise DataError(f"{selection} holds {len(rows)} indices but {len(labels)} labels: {SELECT_AGAIN}")

@@ -548,7 +548,7 @@ def test_looks_are_compared_in_blocks_and_the_sample_is_always_the_same(owner, m
     owner.prepare(images)
     home = owner.state / "data/set"
     whole = np.concatenate([*duplicates.looks(home)])
-    monkeypatch.setattr(duplicates, "BLOCK", 7)
+    monkeypatch.setattr(duplicates, "LOOKS_AT_ONCE", 7)
     blocks = [*duplicates.looks(home)]
     assert max(map(len, blocks)) == 7 and np.array_equal(np.concatenate(blocks), whole) and len(whole) == 90
     few, again = (np.concatenate([*duplicates.looks(home, 20)]) for _ in range(2))

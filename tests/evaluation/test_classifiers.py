@@ -2,7 +2,14 @@ import pytest
 import torch
 from torch import nn
 
-from sfumato.evaluation.classifiers import CLASSIFIERS, FEATURES, build_classifier, plain_resnet, resnext, wide_resnet
+from sfumato.evaluation.classifiers import (
+    CLASSIFIERS,
+    PENULTIMATE_WIDTH,
+    build_classifier,
+    plain_resnet,
+    resnext,
+    wide_resnet,
+)
 
 DEPTHS = {"wrn": 16, "resnet": 20, "resnext": 20}
 
@@ -15,7 +22,7 @@ def test_every_shape_gives_logits_of_each_image_alone_and_gradients(name, shape)
     assert logits.shape == (2, 7)
     logits.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-    widths = {"lr": shape[0] * shape[1] * shape[2], "mlp": FEATURES, "cnn": FEATURES}
+    widths = {"lr": shape[0] * shape[1] * shape[2], "mlp": PENULTIMATE_WIDTH, "cnn": PENULTIMATE_WIDTH}
     model, images = model.eval(), torch.rand(5, *shape)
     assert model.features(images).shape == (5, widths.get(name, model.head.in_features))
     torch.testing.assert_close(model(images)[:1], model(images[:1]))

@@ -42,7 +42,7 @@ def test_the_likelihood_is_that_of_the_mixture():
 def test_blocks_change_nothing(monkeypatch, real):
     train, holdout, unseen = real
     whole = feature_likelihood(unseen, train, holdout)
-    monkeypatch.setattr(fld, "BLOCK", 37)
+    monkeypatch.setattr(fld, "ROWS_AT_ONCE", 37)
     assert feature_likelihood(unseen, train, holdout) == pytest.approx(whole, abs=1e-6)
 
 

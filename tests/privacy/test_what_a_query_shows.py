@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, query_evolve
 from sfumato.dpsgd.run import State, step
-from sfumato.features.batch_invariant import PLACES
+from sfumato.features.batch_invariant import BATCH_SIZE
 from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.public_network import WhitenedCNN
@@ -148,7 +148,7 @@ def test_maps_see_sensitive_images_in_batches_of_one_size(monkeypatch, name, cou
 
         monkeypatch.setattr(kind, "forward", seen)
     case = CASES[name]
-    for matters, size in ((True, 1), (False, PLACES)):
+    for matters, size in ((True, 1), (False, BATCH_SIZE)):
         for query in ("feature_means", "histogram"):
             monkeypatch.setattr(f"sfumato.queries.{query}.place_matters", lambda *_, matters=matters: matters)
         sizes.clear()

@@ -212,7 +212,7 @@ def test_a_hold_out_that_cannot_judge_leaves_the_numbers_out_and_says_why(desk, 
 
 def test_the_verdict_tells_a_release_of_noise_from_one_of_digits(evaluate, digits, monkeypatch):
     """In a log it is in metrics.json alone."""
-    monkeypatch.setattr("sfumato.evaluation.verdict.FEWEST", 1)  # a secret key holds out about ten of each
+    monkeypatch.setattr("sfumato.evaluation.verdict.FEWEST_OF_A_CLASS", 1)  # a secret key holds out about ten of each
     assert "good" not in evaluate(fidelity=[], epochs=12)
     assert measured()["verdict"]["level"] in ("fair", "good")
     release(digits, slice(900, 1200), np.random.default_rng(0).permutation(digits.labels[900:1200]))

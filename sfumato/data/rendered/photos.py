@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 PHOTOGRAPHS = ("china", "flower")
-SMALLEST = 16  # pixels: the least side of a patch
+SMALLEST_PATCH = 16  # pixels of its shorter side
 
 
 def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
@@ -21,7 +21,7 @@ def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
     def draw(random: np.random.Generator, label: int) -> np.ndarray:
         picture = pictures[label]
         largest = min(picture.width / width, picture.height / height)  # of a patch, in units of the image
-        smallest = min(max(1.0, SMALLEST / min(height, width)), largest)
+        smallest = min(max(1.0, SMALLEST_PATCH / min(height, width)), largest)
         scale = math.exp(random.uniform(math.log(smallest), math.log(largest)))
         left = random.uniform(0, picture.width - scale * width)
         top = random.uniform(0, picture.height - scale * height)

@@ -14,7 +14,7 @@ from sfumato.data.images import check_labels
 from sfumato.data.sources.source import Request, Source, download, examples
 from sfumato.errors import DataError, explained
 
-LARGEST = 2**32  # values of a file; the largest set in this format has 6 · 10⁸
+MAX_SIZE = 2**32  # values of a file; the largest set in this format has 6 · 10⁸
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts it
 
 
@@ -105,8 +105,8 @@ def read_idx(path: Path) -> np.ndarray:
         header = file.read(4 * magic[3])
         shape = struct.unpack(f">{magic[3]}i", header)
         size = math.prod(shape)
-        if min(shape, default=0) < 0 or size > LARGEST:
-            raise DataError(f"{broken}: its header says {shape}, expected at most {LARGEST:,} values. Fetch it again.")
+        if min(shape, default=0) < 0 or size > MAX_SIZE:
+            raise DataError(f"{broken}: its header says {shape}, expected at most {MAX_SIZE:,} values. Fetch it again.")
         content = file.read(size + 1)  # a few bytes of gzip can stand for any number: only what is meant is unpacked
     if len(content) > size:
         raise DataError(f"{broken}: more than {size} values for shape {shape}. Fetch it again.")

@@ -18,7 +18,7 @@ TESTING = "test_"
 MEDMNIST = ("train_", "val_", TESTING)  # how the names of its arrays begin
 IMAGENET_CLASSES = 1000
 IMAGENET_ROW = 3072  # bytes of an image: 1024 red, 1024 green, 1024 blue
-PLAIN = "write it with np.savez and plain arrays."
+AS_PLAIN_ARRAYS = "write it with np.savez and plain arrays."
 
 
 def read_npz(request: Request, raw: Path) -> Source:
@@ -36,7 +36,7 @@ def read_npz(request: Request, raw: Path) -> Source:
     groups = request.groups
     if groups is not None and not (groups.array or groups.column):
         raise ConfigError("data.groups: an archive has no file names, so its ids are an array: set {array: true}")
-    arrays = arrays_in(path, PLAIN)
+    arrays = arrays_in(path, AS_PLAIN_ARRAYS)
     parts = parts_of(arrays)
     needed = [f"{part}{name}" for part in parts for name in ("images", "labels")]
     names: Any = request.classes
@@ -49,7 +49,7 @@ def read_npz(request: Request, raw: Path) -> Source:
         ids_in = [owners] if owners in arrays else [f"{part}{owners}" for part in parts]
     if missing := [name for name in needed + ids_in if name not in arrays]:
         hint = f" Name the classes in their order: {request.section}.classes: [a, b, …]." if parts != [""] else ""
-        raise DataError(f"{path} has no array named {', '.join(missing)}: {PLAIN}{hint}")
+        raise DataError(f"{path} has no array named {', '.join(missing)}: {AS_PLAIN_ARRAYS}{hint}")
     if request.sensitive and "groups" in arrays and groups is None:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
     names = np.asarray(names)
@@ -105,7 +105,7 @@ def archive_layout(path: Path) -> tuple[dict[str, Any], list[str]]:
 
     And the names of its arrays, without those of the parts in front.
     """
-    arrays = arrays_in(path, PLAIN)
+    arrays = arrays_in(path, AS_PLAIN_ARRAYS)
     labels = [array for name, array in arrays.items() if name.endswith("labels") and array.size]
     several = any(part.ndim == 2 and part.shape[1] > 1 for part in labels)
     form: dict[str, Any] = {"name": "npz", "several": several}

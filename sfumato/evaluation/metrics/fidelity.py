@@ -12,7 +12,7 @@ from sfumato.evaluation.metrics.fld import feature_likelihood
 from sfumato.evaluation.metrics.neighbours import NEIGHBOURS, authenticity, precision_recall
 from sfumato.settings.evaluate import Evaluate
 
-FEWEST = 4  # images of each kind, for the likelihood
+FEWEST_OF_A_KIND = 4  # images of each kind, for the likelihood
 MEMORISED = -20.0  # a generalisation gap below this looks like copies
 PUBLISHED = {"frechet": "fid", "mmd": "kid", "mmd_std": "kid_std"}  # what numbers are called in Inception's space only
 
@@ -68,7 +68,7 @@ METRICS = {
     ),
     "fld": Metric(
         "likelihood of the hold-out beside the images; lower is better, 0 is real",
-        lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= FEWEST else {},
+        lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= FEWEST_OF_A_KIND else {},
     ),
     "authenticity": Metric(
         "share of images that are not nearest copies of a training image; as that of `real` is best",
@@ -116,7 +116,7 @@ def fidelity(
     if k < NEIGHBOURS:
         warn(f"{name}: precision and recall take {k} neighbours, not {NEIGHBOURS}: there are only {fewest} images")
     if "fld" in metrics and "fld" not in numbers:
-        warn(f"{name}: no feature likelihood: it needs {FEWEST} images or more of each kind, which differ")
+        warn(f"{name}: no feature likelihood: it needs {FEWEST_OF_A_KIND} images or more of each kind, which differ")
     gap = numbers.get("generalisation_gap", 0.0)
     if gap < MEMORISED:
         warn(

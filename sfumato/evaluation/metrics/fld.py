@@ -16,7 +16,7 @@ ROUNDS = 40  # of expectation-maximisation
 SETTLED = 1e-5  # stop when a round brings less log-likelihood per dimension
 FLOOR = 1e-4  # least variance of a Gaussian: a hundredth of a feature's standard deviation
 SHRINK = 0.9  # of the background, towards the mean
-BLOCK = 256  # rows at a time
+ROWS_AT_ONCE = 256
 
 
 def feature_likelihood(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, float]:
@@ -64,7 +64,7 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
     for _ in range(ROUNDS):
         weight, spread = torch.zeros_like(variances), torch.zeros_like(variances)
         broad_weight, broad_spread, total = 0.0, 0.0, 0.0
-        for apart, from_mean in zip(distances.split(BLOCK), far.split(BLOCK), strict=True):
+        for apart, from_mean in zip(distances.split(ROWS_AT_ONCE), far.split(ROWS_AT_ONCE), strict=True):
             log_density = log_gaussian(apart, variances, dimension).sub_(math.log(len(centres)))
             log_broad = log_gaussian(from_mean, background, dimension)  # (B, 1)
             whole = torch.logaddexp(log_density.logsumexp(dim=1, keepdim=True), log_broad)
@@ -88,7 +88,7 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
 def negative_log_likelihood(points: Tensor, centres: Tensor, variances: Tensor) -> float:
     """Mean over the points, per dimension, in nats."""
     dimension, total = points.shape[1], 0.0
-    for part in points.split(BLOCK):
+    for part in points.split(ROWS_AT_ONCE):
         log_density = log_gaussian(squared(part, centres), variances, dimension)
         total += float(log_density.logsumexp(dim=1).sum()) - math.log(len(centres)) * len(log_density)
     return -total / (len(points) * dimension)
