@@ -19,7 +19,7 @@ import pandas as pd
 import yaml
 from scipy.special import expit, logit
 
-from sfumato.evaluation.verdict import LEVELS, level_of
+from sfumato.evaluation.verdict import VERDICT_LEVELS, level_of
 
 HERE = Path(__file__).parent
 FITTED = HERE.parent / "sfumato" / "planning" / "forecast.yaml"
@@ -91,7 +91,7 @@ def draw(table: pd.DataFrame, line: dict[str, Any]) -> None:
     for name, epsilon, product, learned in table[["set", "epsilon", "product", "learned"]].to_numpy().tolist():
         place = product, 100 * learned
         axes.annotate(f"{name}, ε = {epsilon:g}", place, (5, -7), textcoords="offset points", fontsize=6)
-    for level, (least, _) in list(LEVELS.items())[:-1]:
+    for level, (least, _) in list(VERDICT_LEVELS.items())[:-1]:
         axes.axhline(100 * least, color="0.7", linewidth=0.7)
         axes.text(31, 100 * least + 1, level, color="0.4", fontsize=8)
     axes.set(xscale="log", ylim=(0, 101), xlim=(30, 3e6))

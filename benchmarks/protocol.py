@@ -16,7 +16,7 @@ import torch
 
 from sfumato.data.images import ImageSet
 from sfumato.evaluation.downstream import aggregate, evaluate_classifier, fit, summary
-from sfumato.evaluation.plots import LEGEND, LOCAL, log_ticks, new_figure, on_a_grid, save
+from sfumato.evaluation.plots import CAPTION, LEGEND, log_ticks, new_figure, on_a_grid, save
 from sfumato.training.supervised import Schedule, accuracy, logits
 
 KEPT = 0.1  # part of the synthetic images by which a third party would rank models
@@ -166,7 +166,7 @@ def plot_protocol(found: Mapping, path: Path) -> None:
         draw(axes, found)
         axes.legend(**LEGEND)
         on_a_grid(axes, "both")
-    figure.suptitle(LOCAL, fontsize=9, color="#666666")
+    figure.suptitle(CAPTION, fontsize=9, color="#666666")
     save(figure, path)
 
 

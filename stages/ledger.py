@@ -114,7 +114,7 @@ def history(
     """Everything ever opened on the sensitive images, aborted charges too."""
     from sfumato.data.store import read_card
     from sfumato.privacy.accountant import epsilon
-    from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL, OPEN, Odometer
+    from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL_USE, OPEN, Odometer
     from sfumato.privacy.project_ledger import seen_in_ledgers
 
     odometer = Odometer(state_dir(), dataset or read_card(CARD).dataset_id)
@@ -143,7 +143,7 @@ def history(
             run = runs[entry["record"]["id"]]  # its record is the newest if it was resumed, which ledgers hold
             state = ends.get(run.end or "", f"open, {run.uses} uses on disk")
             table.add_row(when, *record_cells(run.record), state)
-        elif entry["kind"] == LOCAL and sys.stdout.isatty():  # it follows from when the images changed
+        elif entry["kind"] == LOCAL_USE and sys.stdout.isatty():  # it follows from when the images changed
             table.add_row(when, "local", "", entry["purpose"], "outside the guarantee")
         elif entry["kind"] == ADOPT:
             for record in entry["records"]:

@@ -513,7 +513,7 @@ def settled(run: SilentRun) -> Iterator[None]:
                 patch.setattr(module, name, stand_ins[name])
         patch.setattr(Gradients, "__init__", begun)
         patch.setattr(torch, "autocast", lambda kind, *rest, **more: autocast(kind, enabled=False))
-        patch.setattr("sfumato.queries.feature_means.DIMENSION", 8)  # of 40 images: the last directions are rounding
+        patch.setattr("sfumato.queries.feature_means.EMBEDDING_DIMENSION", 8)  # of 40: the last ones are rounding
         patch.setattr(torch.linalg, "eigh", signed_eigh)
         patch.setattr(torch, "svd_lowrank", signed_svd)
         for name in [name for name in os.environ if name.startswith("SFUMATO_")]:

@@ -31,10 +31,10 @@ from sfumato.storage.files import csv_text
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
-GRID = 2048  # steps to a unit, of the grid on which nearness is measured
+GRID_STEPS = 2048  # steps to a unit, of the grid on which nearness is measured
 BOUND = 8  # the largest coordinate on the grid
-DIMENSION = 256  # principal directions of the features, at most; unscaled
-THRESHOLD = 1.0  # votes up to so many standard deviations of the noise count as none
+EVOLUTION_DIMENSION = 256  # principal directions of the features, at most; unscaled
+VOTE_THRESHOLD = 1.0  # votes up to so many standard deviations of the noise count as none
 MEASURED = 8  # images of each kind that count the genes
 LONGEST = 8192  # genes at most
 VARIATION = 0.3, 0.05  # how far genes move, in the first and in the last round
@@ -146,8 +146,8 @@ def strength_at(first: float, last: float, round: int, rounds: int) -> float:
 
 
 def on_grid(vectors: Tensor) -> Tensor:
-    """Vectors as whole numbers, in steps of 1/GRID: float64, so that every sum of their products is exact."""
-    return (vectors.double() * GRID).round().clamp(-BOUND * GRID, BOUND * GRID)
+    """Vectors as whole numbers, in steps of 1/GRID_STEPS: float64, so that every sum of their products is exact."""
+    return (vectors.double() * GRID_STEPS).round().clamp(-BOUND * GRID_STEPS, BOUND * GRID_STEPS)
 
 
 def vote_rows(candidates: Tensor, candidate_labels: Tensor, classes: int, vectors: Tensor, labels: Tensor) -> Rows:
@@ -176,7 +176,7 @@ def embedding_of(
 
     network: of the feature "classifier".
     """
-    embedding = ProjectedFeatures(settings.feature, shape, DIMENSION, network)
+    embedding = ProjectedFeatures(settings.feature, shape, EVOLUTION_DIMENSION, network)
     kinds = torch.arange(settings.population) % generator.kinds
     public = generator.images(kinds, generator.draw(len(kinds), public_random(seed, "embedding")))
     embedding.fit(public, 0.0, seed)
@@ -232,7 +232,7 @@ def query_evolve(
 
         # the next candidates
         strength = strength_at(*VARIATION, done, charge.uses)
-        threshold = THRESHOLD * charge.noise_multiplier
+        threshold = VOTE_THRESHOLD * charge.noise_multiplier
         last = charge.used == charge.uses
         wanted = candidate_labels(priors, seed, settings.images if last else settings.population)
         parents = parents_of(votes, population.labels, wanted, threshold, public_random(seed, "parents", done))

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-CHANNELS = 16  # per group: with fewer, a grouped convolution takes a slow kernel
+CHANNELS_PER_GROUP = 16  # at least: with fewer, a grouped convolution takes a slow kernel
 ALIGNED = 8  # numbers: a row of pixels begins where a GPU reads it fast
 Gradients = tuple[Tensor | None, ...]
 Geometry = tuple[list[int], list[int], list[int]]  # stride, padding, dilation
@@ -161,7 +161,7 @@ class Pointwise(Convolution):
 def grouped_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int) -> Tensor:
     """Each image's gradient as one group of a grouped convolution. gradient, x: (K·B, C, H, W). Returns (B, *shape)."""
     outputs = weight.shape[0]
-    wide = max(outputs, CHANNELS)
+    wide = max(outputs, CHANNELS_PER_GROUP)
     if wide > outputs:
         gradient = F.pad(gradient, (0, 0, 0, 0, 0, wide - outputs))
     gradient, x = (value.reshape(-1, images * value.shape[1], *value.shape[2:]) for value in (gradient, x))

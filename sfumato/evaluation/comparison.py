@@ -24,7 +24,7 @@ from sfumato.storage.files import replace_private
 
 EVALUATIONS = "evaluations"  # in the state directory
 LEDGER = "ledger.json"
-COMPARED = {  # entries of an evaluation's identity, and the columns that hold them
+IDENTITY_COLUMNS = {  # entries of an evaluation's identity, and the columns that hold them
     "dataset": "data set",
     "data": "data",
     "holdout": "hold-out",
@@ -33,7 +33,7 @@ COMPARED = {  # entries of an evaluation's identity, and the columns that hold t
     "training": "schedule",
 }
 COST = ("run", "recipe", "target", "epsilon", "delta")  # the first columns of a run
-SHOWN = {  # of `dvc exp show --json`
+DVC_COLUMNS = {  # of `dvc exp show --json`
     "rev": "revision",
     "name": "name",
     "data|deps|artifacts/synthesize|hash": "release",
@@ -82,7 +82,7 @@ def rows_of_experiments(shown: object, state: Path) -> tuple[list[dict], list[st
 
 
 def experiments(shown: object) -> pd.DataFrame:
-    """The commits, their experiments and the workspace of `dvc exp show --json`: the columns of SHOWN.
+    """The commits, their experiments and the workspace of `dvc exp show --json`: its DVC_COLUMNS.
 
     The workspace comes last: it repeats one of the others.
     """
@@ -90,7 +90,7 @@ def experiments(shown: object) -> pd.DataFrame:
     groups = [group for row in commits for group in row.get("experiments") or ()]
     rows = [*commits, *(row for group in groups for row in group.get("revs") or ())]
     normal = pd.json_normalize([row for row in rows if isinstance(row.get("data"), dict)], sep="|")
-    table = normal.reindex(columns=list(SHOWN)).rename(columns=SHOWN)
+    table = normal.reindex(columns=list(DVC_COLUMNS)).rename(columns=DVC_COLUMNS)
     revision = table["revision"].astype(str)
     workspace = revision == "workspace"
     table["name"] = table["name"].astype(object).fillna(revision.where(workspace, revision.str[:7]))
@@ -98,7 +98,7 @@ def experiments(shown: object) -> pd.DataFrame:
 
 
 def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
-    """One run: its cost recomputed from the records, the local numbers, and what these belong to (columns COMPARED).
+    """One run: its cost recomputed from the records, the local numbers, and what these belong to (IDENTITY_COLUMNS).
 
     "problems" is the list of what is wrong with the ledger.
     """
@@ -115,7 +115,7 @@ def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
     row["distance"] = fidelity.get("fid", fidelity.get("frechet"))
     row["mind"] = fidelity.get("mind")
     row["space"] = fidelity.get("space") if row["distance"] is not None else None
-    return row | {word: identity.get(key) for key, word in COMPARED.items()} | {"problems": problems}
+    return row | {word: identity.get(key) for key, word in IDENTITY_COLUMNS.items()} | {"problems": problems}
 
 
 # --- the local numbers of a release, kept in the state directory ------------------------------------------------------
@@ -191,7 +191,7 @@ def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     runs = pd.DataFrame(rows)
     warnings = [f"{row['run']}: its ledger does not hold: {problem}" for row in rows for problem in row["problems"]]
     marks = pd.DataFrame(index=runs.index)
-    for word in (*COMPARED.values(), "delta"):
+    for word in (*IDENTITY_COLUMNS.values(), "delta"):
         counts = runs[word].value_counts(sort=False)  # of the known ones
         differs = runs[word] != counts.idxmax() if len(counts) else runs[word].notna()
         marks[word] = differs.map({True: word, False: ""})

@@ -20,7 +20,7 @@ from sfumato.release.report import grouped
 FALSE_ALARMS = 0.001  # how often the test rings, at most, if nothing was copied
 MISSED = 0.025  # how often either part of the bound on ε fails, at most
 MOST_RELEASED = 60_000  # images of the release that are looked at
-MOST = 20_000  # images of each real set: more cost minutes, and the share of copies that may pass stays what it is
+MOST_REAL = 20_000  # images of each real set: more cost minutes, and the share of copies that may pass stays what it is
 
 
 def disclosure(generated: ImageSet | None, train: ImageSet, holdout: ImageSet, extractor: Extractor) -> dict:
@@ -37,7 +37,7 @@ def disclosure(generated: ImageSet | None, train: ImageSet, holdout: ImageSet, e
     for real in (train, holdout):
         names = np.array([*digests(real.images)]) if real.groups is None else real.groups
         units = np.unique(names, return_inverse=True)[1]
-        drawn = random.permutation(units.max() + 1) < (units.max() + 1) * min(1.0, MOST / len(real))
+        drawn = random.permutation(units.max() + 1) < (units.max() + 1) * min(1.0, MOST_REAL / len(real))
         rows = np.flatnonzero(drawn[units])
         least = np.full(len(drawn), np.inf)
         np.minimum.at(least, units[rows], nearest(features_of(extractor, real.images[rows]), released)[1])

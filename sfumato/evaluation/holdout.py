@@ -8,7 +8,7 @@ from sfumato.data.lineage import digests
 from sfumato.runtime import distributed
 from sfumato.training.supervised import apply
 
-GRID = 16  # side at which pictures are compared
+COMPARED_SIDE = 16  # pixels
 ROWS = 4096  # pictures of training at a time
 # of resized copies, nearly all correlate by more than COPY_CORRELATION; of other pictures, three in a thousand at most
 COPY_CORRELATION = 0.9975
@@ -44,10 +44,10 @@ def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
 
 
 def small(images: np.ndarray) -> np.ndarray:
-    """Small grey versions of (N, H, W, C) uint8, (N, GRID²) float32, centred, of norm 1; 0 of blank ones."""
+    """Small grey versions of (N, H, W, C) uint8, (N, COMPARED_SIDE²) float32, centred, of norm 1; 0 of blank ones."""
     if not len(images):
-        return np.zeros((0, GRID**2))
-    grey = apply(lambda part: F.adaptive_avg_pool2d(part.mean(dim=1), GRID).flatten(1), images, "cpu")
+        return np.zeros((0, COMPARED_SIDE**2))
+    grey = apply(lambda part: F.adaptive_avg_pool2d(part.mean(dim=1), COMPARED_SIDE).flatten(1), images, "cpu")
     centred = grey - grey.mean(axis=1, keepdims=True)
     return np.asarray(centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-3))
 

@@ -16,7 +16,7 @@ from sfumato.evaluation.scores import SEARCHED, subsample
 from sfumato.storage.files import write_local
 from sfumato.storage.png import to_grid
 
-LOCAL = "local: not for release"
+CAPTION = "local: not for release"
 SYNTHETIC = (37, 99, 168)  # the frame of these images, blue in the title
 REAL = (224, 122, 31)  # orange in the title
 MOST_CLASSES = 20
@@ -64,7 +64,7 @@ def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
     log_ticks(axes, {round(target, 6): f"{target:g}" for target in runs["target"]})
     axes.set(xlabel="ε, log scale", ylabel=f"accuracy of {classifier} on real hold-out, %")
     on_a_grid(axes, "y")
-    axes.set_title(f"Accuracy against privacy, by recipe ({LOCAL})", fontsize=10)
+    axes.set_title(f"Accuracy against privacy, by recipe ({CAPTION})", fontsize=10)
     title = "hollow: not comparable" if (runs["differs"] != "").any() else None
     figure.legend(loc="outside right upper", title=title, title_fontsize=8, **LEGEND)
     save(figure, path)
@@ -103,7 +103,7 @@ def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, 
     for side in (axes, right):
         side.tick_params(length=0)
         side.spines[:].set_visible(False)
-    figure.suptitle(f"Synthetic images (blue) that come nearest to a training image (orange)\n{LOCAL}", fontsize=10)
+    figure.suptitle(f"Synthetic images (blue) that come nearest to a training image (orange)\n{CAPTION}", fontsize=10)
     save(figure, path)
 
 
@@ -127,7 +127,7 @@ def plot_detected(detected: Detected, path: Path) -> None:
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_axis_off()
     share = f"{100 * detected.accuracy:.1f} %, 50 by guessing"
-    figure.suptitle(f"a small network tells released images from real ones in {share}\n{LOCAL}", fontsize=10)
+    figure.suptitle(f"a small network tells released images from real ones in {share}\n{CAPTION}", fontsize=10)
     save(figure, path)
 
 

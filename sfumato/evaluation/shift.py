@@ -15,7 +15,7 @@ from sfumato.training.supervised import apply
 
 GAIN = 1.2  # of a brighter image
 OFFSET = 0.1
-PART = 1 / 14  # of the side by which an image moves, right and down
+MOVED_PART = 1 / 14  # of the side by which an image moves, right and down
 ANGLE = 10.0  # degrees by which it turns
 FINE = 28  # pixels of a side for each two by which the window of the blur grows
 
@@ -40,7 +40,7 @@ def displaced(images: Tensor, angle: float, part: float) -> Tensor:
 SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
     "brighter": lambda images: GAIN * images + OFFSET,
     "blurred": blurred,
-    "moved": lambda images: displaced(images, 0.0, PART),
+    "moved": lambda images: displaced(images, 0.0, MOVED_PART),
     "turned": lambda images: displaced(images, ANGLE, 0.0),
 }
 

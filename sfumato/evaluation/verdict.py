@@ -16,7 +16,7 @@ from sfumato.data.images import per_class
 from sfumato.evaluation.plots import accuracies
 
 # level -> the least part of what there is to learn, a convention, and what to say; the first that is met holds
-LEVELS = {
+VERDICT_LEVELS = {
     "good": (0.9, "a classifier learns nearly as much from this release as from the real images"),
     "fair": (0.5, "a classifier learns much of what the real images teach from this release, and not all"),
     "poor": (0.1, "a classifier learns little from this release: do not rely on it without a test on real images"),
@@ -34,7 +34,7 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
 
     found: what `evaluate_release` returns, perhaps with "teacher", and the "mixture" of its card; labels: (N,) of the
     hold-out; classes: of the plan.
-    Returns {"level": one of LEVELS, "unknown" or UNJUDGED, "sentence", "learned": the part, None if unknown,
+    Returns {"level": one of VERDICT_LEVELS, "unknown" or UNJUDGED, "sentence", "learned": the part, None if unknown,
     "accuracy" and "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
     labels of several are (N, classes), and AUROC stands for both accuracies: 1/2 by chance.
     Without "real", the verdict can only be too hard: perfect accuracy stands for it. If nothing was measured, the
@@ -68,7 +68,7 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     else:
         learned = (release - chance) / above
         level = level_of(learned) if release - chance > clear else "useless"
-        sentence = LEVELS[level][1]
+        sentence = VERDICT_LEVELS[level][1]
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     parts = [f"{level}{part}: {sentence}"]
     if level != UNJUDGED and balanced.get("teacher", 0.0) > release + BETTER:
@@ -95,7 +95,7 @@ def guesses(present: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, floa
 
 def level_of(learned: float) -> str:
     """The level of a part of what there is to learn."""
-    return next(name for name, (least, _) in LEVELS.items() if learned >= least)
+    return next(name for name, (least, _) in VERDICT_LEVELS.items() if learned >= least)
 
 
 def auroc_error(having: np.ndarray, count: int) -> float:

@@ -14,22 +14,22 @@ from sfumato.runtime.compute import fast_bfloat16
 
 FILTERS = 256
 SIDE = 6  # pixels of a filter a side, at most
-CELLS = 3  # per side, in which their responses are averaged
+POOLED_CELLS = 3  # per side, in which their responses are averaged
 PATCH_PLACES = 32  # that are looked at, per side, about
-THRESHOLD = 0.5  # of a response, in standard deviations of one of white noise
+RESPONSE_THRESHOLD = 0.5  # of a response, in standard deviations of one of white noise
 PICTURES = 120  # from which patches are taken
 PER_PICTURE = 192  # patches of each
 FLAT = 0.05  # least standard deviation of a patch that becomes a filter
-FLOOR = 1e-3  # added to the variances
-PART = 16  # images at a time: tensors that fit the caches, nearly twice as fast on a CPU
-FAINT = 1.0  # norm of a whitened patch at which its responses have half of their size
+ADDED_VARIANCE = 1e-3  # to those along all directions
+PATCH_BATCH = 16  # images at a time: tensors that fit the caches, nearly twice as fast on a CPU
+HALF_RESPONSE_NORM = 1.0  # of a whitened patch at which its responses have half of their size
 
 
 class Patches(nn.Module):
     """How far the places of an image are like each of FILTERS patches of procedural textures, or like its negative.
 
-    (B, C, H, W) -> (B, 2·FILTERS·CELLS²): means over cells of the cosines of whitened patches, above a threshold,
-    of either sign and with their signs.
+    (B, C, H, W) -> (B, 2·FILTERS·POOLED_CELLS²): means over cells of the cosines of whitened patches, above a
+    threshold, of either sign and with their signs.
     Images above LARGEST are first averaged over blocks.
     Source: Thiry et al. 2021; Coates and Ng 2011 for the threshold.
     """
@@ -43,7 +43,7 @@ class Patches(nn.Module):
         self.whiten = nn.Buffer(whiten, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([self.cells(part) for part in averaged(images, self.block).split(PART)])
+        return torch.cat([self.cells(part) for part in averaged(images, self.block).split(PATCH_BATCH)])
 
     def cells(self, images: Tensor) -> Tensor:
         """The row of each image, of the size that is looked at."""
@@ -51,10 +51,10 @@ class Patches(nn.Module):
         with torch.autocast(kind, torch.bfloat16, enabled=fast_bfloat16(kind)):
             whitened = F.conv2d(images, self.whiten, stride=self.stride).float()
             responses = F.conv2d(images, self.filters, stride=self.stride)
-        size = torch.linalg.vector_norm(whitened, dim=1, keepdim=True) + FAINT
-        responses = F.softshrink(responses * (whitened.shape[1] ** 0.5 / size).to(responses), THRESHOLD)
+        size = torch.linalg.vector_norm(whitened, dim=1, keepdim=True) + HALF_RESPONSE_NORM
+        responses = F.softshrink(responses * (whitened.shape[1] ** 0.5 / size).to(responses), RESPONSE_THRESHOLD)
         # the sum and the difference of what is like a patch and what is like its negative
-        return F.adaptive_avg_pool2d(torch.cat([responses.abs(), responses], dim=1), CELLS).flatten(1).float()
+        return F.adaptive_avg_pool2d(torch.cat([responses.abs(), responses], dim=1), POOLED_CELLS).flatten(1).float()
 
 
 @cache
@@ -71,7 +71,7 @@ def whitened_patches(channels: int, side: int) -> tuple[Tensor, Tensor]:
     patches = unfolded[:, :, places].transpose(1, 2).flatten(0, 1)
     patches = patches - patches.mean(1, keepdim=True)
     values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
-    whiten = (vectors * (values + FLOOR).rsqrt()) @ vectors.T
+    whiten = (vectors * (values + ADDED_VARIANCE).rsqrt()) @ vectors.T
     whiten = whiten - whiten.mean(1, keepdim=True)  # of patches whose mean is not taken off
     chosen = patches[patches.std(1) > FLAT]
     chosen = chosen[torch.from_numpy(random.choice(len(chosen), FILTERS, replace=False))]

@@ -11,7 +11,7 @@ from sfumato.settings.fields import Size, both_sides, size_of
 
 # sides of squares; of other proportions, the root of the number of pixels
 FINEST = 8  # side of the coarsest cells, at most
-FAINT = 0.1  # of the usual scale: the weights of the last layers at first
+FIRST_SCALE = 0.1  # of the usual scale: the weights of the last layers at first
 LAST = 8  # channels at full resolution, at least
 COARSE = 32  # side that is drawn first, at most; each level beyond doubles it
 LEVEL = 1024  # channels of a level times its side
@@ -58,7 +58,7 @@ class Level(nn.Module):
         self.details = nn.Conv2d(outputs, channels, 5, padding=2)
         nn.init.zeros_(self.details.bias)  # type: ignore[arg-type]
         with torch.no_grad():
-            self.details.weight.mul_(FAINT)
+            self.details.weight.mul_(FIRST_SCALE)
 
     def forward(self, image: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.residual(self.enlarge(hidden))
@@ -125,7 +125,7 @@ class Generator(nn.Module):
         for last_layer in (self.details, self.smooth):  # it starts at grey
             nn.init.zeros_(last_layer.bias)  # type: ignore[arg-type]
             with torch.no_grad():
-                last_layer.weight.mul_(FAINT)
+                last_layer.weight.mul_(FIRST_SCALE)
         self.levels = nn.ModuleList()
         for sides in self.sides[-2::-1]:
             finer = max(LAST, LEVEL // math.isqrt(math.prod(sides)))

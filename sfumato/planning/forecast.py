@@ -12,7 +12,7 @@ from typing import Any
 
 from scipy.special import expit, logit
 
-from sfumato.evaluation.verdict import LEVELS, level_of
+from sfumato.evaluation.verdict import VERDICT_LEVELS, level_of
 from sfumato.privacy.accountant import round_up
 from sfumato.storage.documents import read_yaml
 
@@ -45,10 +45,10 @@ def advice(kind: str, units: int, epsilon: float, what: str) -> str:
     product = units * epsilon
     other = 10 if epsilon < 4 else 1
     same = f"{units:,} {what} at ε = {epsilon:g} behave as {max(1, round(product / other)):,} at ε = {other}"
-    better = [name for name, (least, _) in LEVELS.items() if least > expected_part(kind, product)]
+    better = [name for name, (least, _) in VERDICT_LEVELS.items() if least > expected_part(kind, product)]
     if not better:
         return same
-    needed = 10 ** ((logit(LEVELS[better[-1]][0]) - LINE["offsets"][kind]) / LINE["slope"])
+    needed = 10 ** ((logit(VERDICT_LEVELS[better[-1]][0]) - LINE["offsets"][kind]) / LINE["slope"])
     more = f"{int(round_up(needed / epsilon, 1)):,} {what}, or ε = {round_up(needed / units, 2):g}"
     return f"{same}; {more}, would make it {better[-1]}"
 
@@ -62,4 +62,4 @@ def curve(kind: str, product: float) -> dict[str, Any]:
     low, line, high = ([(x, expected_part(kind, 10**x, sure=sure)) for x in powers] for sure in (-1, 0, 1))
     here = (math.log10(product), expected_part(kind, product))
     runs = [(run["name"], (math.log10(run["product"]), run["learned"])) for run in LINE["runs"] if run["kind"] == kind]
-    return {"line": line, "band": high + low[::-1], "runs": runs, "here": here, "levels": LEVELS}
+    return {"line": line, "band": high + low[::-1], "runs": runs, "here": here, "levels": VERDICT_LEVELS}

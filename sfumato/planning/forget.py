@@ -14,7 +14,7 @@ from sfumato.data.sources.packed import remove_unpacked
 from sfumato.data.survey import LOOKED
 from sfumato.errors import BudgetError, explained
 from sfumato.evaluation.comparison import EVALUATIONS
-from sfumato.privacy.odometer import LOCAL, Odometer
+from sfumato.privacy.odometer import LOCAL_USE, Odometer
 
 FORGOTTEN = "forget"  # purpose of the entry in the journal
 STAYS = (ORIGIN, UNNAMED)  # against a second name of the same folder, and a second version of the same images
@@ -54,7 +54,7 @@ def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> None:
         for paths in private_files(state, dataset_id).values():
             delete(paths)
         remove_unpacked(state)
-        odometer.append(LOCAL, purpose=FORGOTTEN)
+        odometer.append(LOCAL_USE, purpose=FORGOTTEN)
     delete(here)
 
 

@@ -34,7 +34,7 @@ from sfumato.privacy.decision import RELEASED as RELEASED
 from sfumato.privacy.decision import Decision, Work, decide
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.noise import NoiseSource
-from sfumato.privacy.odometer import CLOSE, LOCAL, OPEN, RESUME, Odometer, Run
+from sfumato.privacy.odometer import CLOSE, LOCAL_USE, OPEN, RESUME, Odometer, Run
 from sfumato.privacy.processes import SharedCharge, WorkerCharge
 from sfumato.privacy.profile import bound_text
 from sfumato.runtime import distributed
@@ -259,7 +259,7 @@ def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = Fals
     sensitive = load_prepared(state, card, SENSITIVE)
     holdout = load_prepared(state, card, "holdout")
     if not everywhere or distributed.is_main():
-        Odometer(state, card.dataset_id).append(LOCAL, purpose=purpose)
+        Odometer(state, card.dataset_id).append(LOCAL_USE, purpose=purpose)
     if everywhere:
         distributed.broadcast_object(None)
     return sensitive, holdout

@@ -18,7 +18,7 @@ from sfumato.settings.data import GROUP
 from sfumato.storage.journal import GENESIS, REGROUP, Journal
 
 OPEN, RESUME, PROGRESS, CLOSE, ABANDON = "open", "resume", "progress", "close", "abandon"
-LOCAL = "local"
+LOCAL_USE = "local"
 ADOPT = "adopt"  # records and heads of a ledger, which the journal lacks
 
 

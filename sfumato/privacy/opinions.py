@@ -35,7 +35,7 @@ OPACUS_ORDERS = (2, 1024)
 LARGEST_GRID = 2**20  # points of a discretized privacy loss: about a second for each mechanism
 LARGEST_ERROR = 0.1  # of epsilon: a grid that is coarser has no opinion
 GRID_ERROR = 2e-3  # of epsilon by our own distribution
-KINDS = {"pld": ("pld",), EXACT: (EXACT, "rdp")}  # that bear on a ledger's accountant; else Rényi's
+OPINIONS_ON = {"pld": ("pld",), EXACT: (EXACT, "rdp")}  # that bear on a ledger's accountant; else Rényi's
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def kept_opinions(records: Sequence[Mapping], delta: float, accountant: str, sta
 
 def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]:
     """What refutes the bound of a ledger's declared accountant, one sentence each. rdp_classic rests on rdp's curve."""
-    kinds = KINDS.get(accountant, ("rdp",))
+    kinds = OPINIONS_ON.get(accountant, ("rdp",))
     return [
         f"{name} comes to epsilon={opinion}, where {opinion.kind} comes to {opinion.ours:.4f}: one of the two is wrong"
         for name, opinion in opinions.items()

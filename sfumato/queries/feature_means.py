@@ -42,7 +42,7 @@ COSINE = {"frequencies": 64, "contrasts": 16, "bound": 0.3, "products": 0.7}  # 
 LENGTH_SCALES = (1.22, 0.63)  # of `embedding`, in units of √d
 TEACHER = 0.5  # the teacher's share of the squared norm in `embedding`
 LEARNED = Classifier(network="whitened", width=32, batch=128, learning_rate=0.1)  # the network of `embedding`
-DIMENSION = 512  # principal directions of its features
+EMBEDDING_DIMENSION = 512  # principal directions of its features
 POWER = 0.5  # they are scaled by variance^(−power/2)
 
 Features = FourierFeatures | CosineMoments  # φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most
@@ -115,7 +115,7 @@ def train_feature_network(
     """The feature map of a network trained on the generator's `images`, labelled by the teacher. Free."""
     how = LEARNED.model_copy(update={"steps": steps})
     network, _ = train_public_classifier(relabelled(teacher, images), how, seed, report)
-    features = ProjectedFeatures(CELLS, images.shape, DIMENSION, network)
+    features = ProjectedFeatures(CELLS, images.shape, EMBEDDING_DIMENSION, network)
     features.fit(images.some(FITTED, seed), POWER, seed)
     return features
 
@@ -201,7 +201,7 @@ class Kind(NamedTuple):
     form: type[About]  # of `features.json`
 
 
-KINDS = {  # by stage
+KIND_OF = {  # by stage
     "frequency": Kind("embedding", AboutFourier),
     "moments": Kind("moments", AboutMoments),
     "covariance": Kind("covariance", AboutCosine),
@@ -217,7 +217,7 @@ def save_means(
     network: PublicNetwork | ProjectedFeatures | None = None,
 ) -> None:
     """Write the release and what rebuilds its features. about: JSON; network: the one that they look through."""
-    tensor = KINDS[stage].tensor
+    tensor = KIND_OF[stage].tensor
     save_tensors({tensor: means.table.contiguous()}, folder / f"{tensor}.safetensors")
     write_json(folder / "features.json", {**about, "deviation": means.deviation})
     if isinstance(network, ProjectedFeatures):
@@ -233,7 +233,7 @@ def load_means(
 
     Raises DataError if files are missing, of another form, or do not fit together or `plan`.
     """
-    kind = KINDS[stage]
+    kind = KIND_OF[stage]
     with explained(DataError, lambda error: f"{folder} holds no {kind.tensor} ({error!r}): run `stage {stage}` again"):
         about = validated(kind.form, read_json(folder / "features.json"))
         table = load_tensors(folder / f"{kind.tensor}.safetensors")[kind.tensor]

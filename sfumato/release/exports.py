@@ -32,7 +32,7 @@ SOURCE_TYPE = "Iptc4xmpExt:DigitalSourceType"
 PUBLIC_SOURCE = "select"  # the source whose images are public ones
 VOCABULARY = "http://cv.iptc.org/newscodes/digitalsourcetype/"
 XMP = Path(__file__).with_name("mark.xmp").read_text(encoding="utf-8").strip("\n")
-GROUP = 1000  # rows per group: in memory at a time here, and read at a time by others
+ROWS_PER_GROUP = 1000  # in memory at a time here, and read at a time by others
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,9 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
         path = directory / TABLES.replace("*", f"train-{shard:05d}-of-{len(files):05d}")
         # without compression: PNGs are already compressed
         with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="none") as writer:
-            for start in range(places.start, places.stop, GROUP):
+            for start in range(places.start, places.stop, ROWS_PER_GROUP):
                 rows = []
-                for i in range(start, min(start + GROUP, places.stop)):
+                for i in range(start, min(start + ROWS_PER_GROUP, places.stop)):
                     picture = {"bytes": png_bytes(image_set.images[i], mark.xmp), "path": None}
                     rows.append({"image": picture, name: labels[i], "kind": str(kinds[i])})
                 writer.write_table(pyarrow.Table.from_pylist(rows, schema))

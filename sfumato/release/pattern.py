@@ -1,8 +1,8 @@
 """A keyed pattern in released pictures, by which a program finds that they were generated, also after JPEG.
 
 In each block of 8×8 pixels, a coefficient of the middle frequencies becomes an even or an odd multiple of STEP, as the
-key says for each place and each LEVELS grey levels of the block's mean. The key depends on no image: the pattern costs
-no privacy. It is public: anybody can check the pattern, or remove it. Source: Chen and Wornell 2001.
+key says for each place and each GREY_LEVELS of the block's mean. The key depends on no image: the pattern costs no
+privacy. It is public: anybody can check the pattern, or remove it. Source: Chen and Wornell 2001.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import hashlib
 import numpy as np
 
 BLOCK = 8  # pixels of a side, as JPEG cuts pictures
-LEVELS = 16  # grey levels of a mean that share a sign
+GREY_LEVELS = 16  # of a mean, that share a sign
 STEP = 3.0  # of the coefficient, as JPEG rounds it at quality 90
 WAVE = np.cos((2 * np.arange(BLOCK) + 1) * np.pi / BLOCK) / 2
 BASIS = np.outer(WAVE, WAVE).ravel()  # (64,), of norm 1: two half waves down and two across
@@ -35,8 +35,8 @@ def coefficients(images: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray, 
     weights = {1: [1.0], 3: [0.299, 0.587, 0.114]}  # as JPEG makes colours grey
     grey = blocks_of(images @ np.array(weights[images.shape[3]]))
     places = np.arange(grey[0, ..., 0].size).reshape(grey.shape[1:3])
-    drawn = hashlib.shake_256(f"{key} {places.shape}".encode()).digest(places.size * LEVELS)
-    cells = places * LEVELS + grey.mean(axis=3).astype(np.int64) // LEVELS
+    drawn = hashlib.shake_256(f"{key} {places.shape}".encode()).digest(places.size * GREY_LEVELS)
+    cells = places * GREY_LEVELS + grey.mean(axis=3).astype(np.int64) // GREY_LEVELS
     return grey @ BASIS, cells, 1 - 2.0 * (np.frombuffer(drawn, np.uint8) & 1)
 
 

@@ -15,14 +15,14 @@ from sfumato.release.exports import CLASSES, FORMS, PUBLIC_SOURCE, folder_names,
 from sfumato.release.loading import KINDS_FILE
 from sfumato.release.pattern import add_pattern, pattern_key
 from sfumato.release.synthesis import sorted_examples
-from sfumato.release.variation import BATCH, KINDS, PLAIN, PUBLIC, Varied
+from sfumato.release.variation import BATCH, FROM_PUBLIC, KINDS, PLAIN, Varied
 from sfumato.settings.release import Synthesize
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, csv_text, write_json
 from sfumato.storage.png import named_grid, save_png, to_grid
 
 PRIVACY = "differentially private; privacy.json holds every mechanism that was paid for, ledger.json composes them"
 ENLARGED = 96  # pixels of a side that images are magnified to in the grid, and to twice as many in that of a class
-SHOWN = 10  # images of each class in the pictures
+SHOWN_PER_CLASS = 10  # images of each class in the pictures
 FIRST = 8  # pictures of a preview
 LOOKED_AT = 1000  # pictures among which they are chosen
 
@@ -55,11 +55,11 @@ def save_release(
         np.save(directory / ASKED_LABELS, varied.asked.numpy(), allow_pickle=False)
     number = Counter(varied.kinds.tolist())
     kinds = {name: number[name] for name in KINDS if number[name]}
-    unchanged = np.isin(varied.kinds, (PLAIN, PUBLIC))
-    shown = sorted_examples(varied.images, varied.labels, len(plan.classes), SHOWN, unchanged)
-    save_png(directory / "grid.png", named_grid(shown, plan.classes, SHOWN, ENLARGED), mark.xmp)
-    for name, part in zip(folder_names(plan.classes), shown.split(SHOWN), strict=True):
-        save_png(directory / CLASSES / f"{name}.png", to_grid(part, SHOWN // 2, 2 * ENLARGED), mark.xmp)
+    unchanged = np.isin(varied.kinds, (PLAIN, FROM_PUBLIC))
+    shown = sorted_examples(varied.images, varied.labels, len(plan.classes), SHOWN_PER_CLASS, unchanged)
+    save_png(directory / "grid.png", named_grid(shown, plan.classes, SHOWN_PER_CLASS, ENLARGED), mark.xmp)
+    for name, part in zip(folder_names(plan.classes), shown.split(SHOWN_PER_CLASS), strict=True):
+        save_png(directory / CLASSES / f"{name}.png", to_grid(part, SHOWN_PER_CLASS // 2, 2 * ENLARGED), mark.xmp)
     for form in plan.settings.export:
         FORMS[form](directory, released, varied.kinds, mark)
     card = {
@@ -102,7 +102,7 @@ def mark_pixels(released: ImageSet, kinds: np.ndarray, plan: StagePlan[Synthesiz
     if plan.settings.mark != "pixels":
         return {}
     key = pattern_key(plan.dataset_id, plan.seed)
-    drawn = np.flatnonzero(kinds != PUBLIC)
+    drawn = np.flatnonzero(kinds != FROM_PUBLIC)
     for start in range(0, len(drawn), BATCH):
         rows = drawn[start : start + BATCH]
         released.images[rows] = add_pattern(released.images[rows], key)
@@ -123,5 +123,5 @@ def generated_images(released: ImageSet, directory: Path) -> ImageSet | None:
     kinds = directory / KINDS_FILE
     if not kinds.exists():
         return released
-    drawn = np.flatnonzero(load_array(kinds) != PUBLIC)
+    drawn = np.flatnonzero(load_array(kinds) != FROM_PUBLIC)
     return released.take(drawn) if len(drawn) else None

@@ -28,7 +28,7 @@ STRIPES = (1.0, 7.0)  # half waves across the image
 SPOTS = (4, 14)  # across the image
 RELIT = 0.6  # the largest logarithm of an exponent of brightness
 KINDS = ("plain", "distorted", "blend", "public")  # of released images
-PLAIN, DISTORTED, BLENDED, PUBLIC = KINDS
+PLAIN, DISTORTED, BLENDED, FROM_PUBLIC = KINDS
 BATCH = 500  # images varied at a time, which bounds the memory
 
 
@@ -79,7 +79,7 @@ def vary(
         seen = torch.cat([seen[:plain], probabilities_of(teacher, images[plain:])])
         labels = at_shares(seen, offsets).argmax(dim=1)
     kinds = np.array([PLAIN, DISTORTED, BLENDED]).repeat([plain, distorted, blended])
-    kinds[np.logical_and(kinds == PLAIN, public)] = PUBLIC
+    kinds[np.logical_and(kinds == PLAIN, public)] = FROM_PUBLIC
     return Varied(images, labels, kinds, asked)
 
 
@@ -88,10 +88,10 @@ def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, se
 
     images: (B, C, H, W) uint8; labels: (B,) int64; every: of the drawn images and their variants, one in so many stays.
     """
-    kinds = np.concatenate([varied.kinds[::every], np.repeat(PUBLIC, len(images))])
-    drawn = torch.from_numpy(np.flatnonzero((kinds == PLAIN) | (kinds == PUBLIC)))
+    kinds = np.concatenate([varied.kinds[::every], np.repeat(FROM_PUBLIC, len(images))])
+    drawn = torch.from_numpy(np.flatnonzero((kinds == PLAIN) | (kinds == FROM_PUBLIC)))
     mixed = torch.randperm(len(drawn), generator=torch.Generator().manual_seed(seed))
-    order = torch.cat([drawn[mixed], torch.from_numpy(np.flatnonzero((kinds != PLAIN) & (kinds != PUBLIC)))])
+    order = torch.cat([drawn[mixed], torch.from_numpy(np.flatnonzero((kinds != PLAIN) & (kinds != FROM_PUBLIC)))])
     return Varied(
         torch.cat([varied.images[::every], images])[order],
         torch.cat([varied.labels[::every], labels])[order],

@@ -48,7 +48,7 @@ Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
 # name -> images; labels (N,) int64, rows of the model's label table, or (N, classes) of 0 and 1
 Sources = Mapping[str, tuple[Images, Tensor]]
 
-GROUP = 2  # images that share a draw of RandAugment operations: one draw per image would cost a tenth of a step
+IMAGES_PER_DRAW = 2  # of RandAugment operations: one draw for each image would cost a tenth of a step
 REPORT_EVERY = 20  # steps between two reports of progress
 
 
@@ -139,7 +139,7 @@ def mixed_batch(phase: Phase, sources: Sources, generator: torch.Generator) -> t
 
 
 def rand_augment(images: Tensor, operations: int, generator: torch.Generator) -> Tensor:
-    """`operations` of the 14 RandAugment operations on each image, drawn again for every GROUP images.
+    """`operations` of the 14 RandAugment operations on each image, drawn again for every IMAGES_PER_DRAW images.
 
     images: (N, C, H, W) float32 in [0, 1], rounded to 8 bits. Returns the same shape and range, in the same order.
     Source: Cubuk et al. 2019, with torchvision's bag and its default magnitude.
@@ -152,6 +152,6 @@ def rand_augment(images: Tensor, operations: int, generator: torch.Generator) ->
     pixels = (images * 255).round().clamp(0, 255).to(torch.uint8)
     with torch.random.fork_rng(devices=[]):  # torchvision draws from the global generator
         torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
-        for group in order.split(GROUP):
+        for group in order.split(IMAGES_PER_DRAW):
             pixels[group] = augment(pixels[group])
     return pixels.float() / 255

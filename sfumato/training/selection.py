@@ -18,7 +18,7 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, write_json
 from sfumato.storage.png import save_png, to_grid
 
-SHOWN = 60  # classes in the picture, at most
+SHOWN_CLASSES = 60  # in the picture, at most
 EXAMPLES = 6  # images of each
 SUREST = 12  # images of each class in the picture of those that a teacher chose
 
@@ -198,10 +198,10 @@ def selection_rows(
 
 
 def example_grid(images: ImageSet, kept: Sequence[Kept]) -> np.ndarray:
-    """A row of EXAMPLES images, perhaps white ones, for each of the first SHOWN kept classes: (H', W', C) uint8."""
+    """A row of EXAMPLES images, perhaps white, for each of the first SHOWN_CLASSES kept classes: (H', W', C) uint8."""
     channels, height, width = images.shape
-    cells = np.ones((len(kept[:SHOWN]) * EXAMPLES, channels, height, width), dtype=np.float32)
-    for place, choice in enumerate(kept[:SHOWN]):
+    cells = np.ones((len(kept[:SHOWN_CLASSES]) * EXAMPLES, channels, height, width), dtype=np.float32)
+    for place, choice in enumerate(kept[:SHOWN_CLASSES]):
         members = np.flatnonzero(images.labels == choice.public)
         some = members[np.linspace(0, len(members) - 1, min(EXAMPLES, len(members))).astype(np.int64)]
         cells[place * EXAMPLES : place * EXAMPLES + len(some)] = images.batch(some)[0].numpy()

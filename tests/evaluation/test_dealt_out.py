@@ -9,7 +9,7 @@ from joined_processes import run_joined
 
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.evaluation import scores
-from sfumato.privacy.odometer import LOCAL, Odometer
+from sfumato.privacy.odometer import LOCAL_USE, Odometer
 from sfumato.runtime.distributed import map_sharded
 from sfumato.settings.data import Data
 
@@ -22,7 +22,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def opened(folder: Path) -> int:
-    return sum(entry["kind"] == LOCAL for entry in Odometer(folder / "state", "digits").entries())
+    return sum(entry["kind"] == LOCAL_USE for entry in Odometer(folder / "state", "digits").entries())
 
 
 def test_two_processes_find_what_one_finds_and_train_each_classifier_once(folder, monkeypatch):

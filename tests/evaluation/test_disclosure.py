@@ -136,7 +136,7 @@ def test_equal_images_count_once(pool):
 
 
 def test_a_large_set_is_thinned_by_units(pool, monkeypatch):
-    monkeypatch.setattr(disclosed, "MOST", 1000)
+    monkeypatch.setattr(disclosed, "MOST_REAL", 1000)
     monkeypatch.setattr(disclosed, "MOST_RELEASED", 1000)
     release, train, holdout = split(pool, 0, 1000)
     found = disclosure(release, train, holdout, PIXELS)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sfumato.evaluation.verdict import LEVELS, verdict
+from sfumato.evaluation.verdict import VERDICT_LEVELS, verdict
 
 LABELS = np.repeat(np.arange(4), 250)
 
@@ -29,7 +29,7 @@ def test_the_level_is_the_part_of_what_there_is_to_learn(release, level):
     """Chance is 25 %, the real images teach 95 %: the thresholds lie at 32, 60 and 88 %."""
     found = judged(release)
     assert found["level"] == level and found["learned"] == pytest.approx((release - 0.25) / 0.7)
-    assert LEVELS[level][1] in found["sentence"] and f"{100 * found['learned']:.0f} %" in found["sentence"]
+    assert VERDICT_LEVELS[level][1] in found["sentence"] and f"{100 * found['learned']:.0f} %" in found["sentence"]
 
 
 def test_on_few_images_an_accuracy_near_chance_is_useless_however_the_scale_reads():
@@ -56,7 +56,7 @@ def test_the_teacher_is_recommended_where_it_is_better():
 
 
 def test_without_the_bound_the_verdict_is_never_kinder():
-    order = list(LEVELS)
+    order = list(VERDICT_LEVELS)
     for release in (0.3, 0.5, 0.7, 0.9):
         assert order.index(judged(release, real=None)["level"]) >= order.index(judged(release)["level"])
 

@@ -6,7 +6,7 @@ import forecast as fit
 import pytest
 from scipy.special import logit
 
-from sfumato.evaluation.verdict import LEVELS, level_of
+from sfumato.evaluation.verdict import VERDICT_LEVELS, level_of
 from sfumato.planning.forecast import LINE, advice, curve, expected_part, forecast
 
 KINDS = tuple(LINE["offsets"])
@@ -25,7 +25,7 @@ def test_more_units_a_larger_epsilon_and_longer_fits_never_lower_the_forecast(ki
 
 @pytest.mark.parametrize("units", [30, 300, 3000, 30_000])
 def test_what_the_advice_asks_for_is_the_next_level(units):
-    order, level = list(LEVELS), level_of(expected_part("grey", units))
+    order, level = list(VERDICT_LEVELS), level_of(expected_part("grey", units))
     said = advice("grey", units, 1.0, "persons")
     assert f"{units:,} persons at ε = 1 behave as {units // 10:,} at ε = 10" in said
     assert "as 300 at ε = 1" in advice("grey", 30, 10.0, "persons")
@@ -44,7 +44,7 @@ def test_the_line_is_that_of_the_public_results():
 
 def test_public_sets_come_out_as_the_others_forecast_them():
     """Each set is left out in turn: two of three lie within the range, and none is two levels away."""
-    found, order = fit.left_out(fit.runs()), list(LEVELS)
+    found, order = fit.left_out(fit.runs()), list(VERDICT_LEVELS)
     wrong = abs(found.height - logit(found.learned))
     assert len(found) >= 12 and (wrong <= LINE["spread"]).mean() >= 2 / 3
     away = [order.index(one) - order.index(other) for one, other in zip(found.expected, found.level, strict=True)]

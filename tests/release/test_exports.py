@@ -40,7 +40,7 @@ def release(digits, request) -> ImageSet:
 
 
 def test_pandas_gives_back_the_pixels_and_labels(release, tmp_path, monkeypatch):
-    monkeypatch.setattr(exports, "GROUP", 16)  # several row groups
+    monkeypatch.setattr(exports, "ROWS_PER_GROUP", 16)  # several row groups
     save_parquet(tmp_path, release, KINDS, MARK)
     table = pd.read_parquet(tmp_path / PARQUET)
     assert list(table.columns) == ["image", "label", "kind"] and table["label"].tolist() == release.labels.tolist()

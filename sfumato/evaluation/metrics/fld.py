@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MOST = 4000  # centres, and half the points they are fitted to, drawn with a fixed seed: bounds time and memory (0.3 GB)
+MOST_CENTRES = 4000  # and half the points they are fitted to, drawn with a fixed seed: bounds time and memory (0.3 GB)
 ROUNDS = 40  # of expectation-maximisation
 SETTLED = 1e-5  # stop when a round brings less log-likelihood per dimension
-FLOOR = 1e-4  # least variance of a Gaussian: a hundredth of a feature's standard deviation
+MIN_VARIANCE = 1e-4  # of a Gaussian: a hundredth of a feature's standard deviation
 SHRINK = 0.9  # of the background, towards the mean
 ROWS_AT_ONCE = 256
 
@@ -30,10 +30,10 @@ def feature_likelihood(synthetic: np.ndarray, train: np.ndarray, holdout: np.nda
     were memorised. The widths come from expectation-maximisation instead of the authors' 50 steps of Adam.
     """
     random = np.random.default_rng(0)
-    size = min(len(train) // 2, len(synthetic), MOST)  # as many centres for both: more centres look better
+    size = min(len(train) // 2, len(synthetic), MOST_CENTRES)  # as many centres for both: more centres look better
     centres, fitted, scored = (
         np.asarray(features[random.permutation(len(features))[:most]], dtype=np.float64)
-        for features, most in ((synthetic, size), (train, 2 * size), (holdout, MOST))
+        for features, most in ((synthetic, size), (train, 2 * size), (holdout, MOST_CENTRES))
     )
     mean, std = scored.mean(axis=0), scored.std(axis=0, ddof=1)
     varied = std > 1e-8 * max(float(std.max()), 1e-300)
@@ -58,7 +58,7 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
     dimension = points.shape[1]
     distances = squared(points, centres)  # (N, M)
     far = SHRINK**2 * squared(points, points.mean(dim=0, keepdim=True))  # (N, 1)
-    variances = ((distances.min(dim=0).values + 1e-3) / dimension).clamp_min(FLOOR)
+    variances = ((distances.min(dim=0).values + 1e-3) / dimension).clamp_min(MIN_VARIANCE)
     background = torch.ones(1, dtype=torch.float64)
     before = -math.inf
     for _ in range(ROUNDS):
@@ -76,9 +76,9 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
             broad_spread += float((broad * from_mean).sum())
             total += float(whole.sum())
         used = weight > 1e-12  # a centre that explains nothing keeps its width
-        variances = torch.where(used, spread / (dimension * weight.clamp_min(1e-12)), variances).clamp_min(FLOOR)
+        variances = torch.where(used, spread / (dimension * weight.clamp_min(1e-12)), variances).clamp_min(MIN_VARIANCE)
         if broad_weight > 1e-12:
-            background = torch.full_like(background, max(broad_spread / (dimension * broad_weight), FLOOR))
+            background = torch.full_like(background, max(broad_spread / (dimension * broad_weight), MIN_VARIANCE))
         if total - before < SETTLED * dimension * len(points):
             break
         before = total
