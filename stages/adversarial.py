@@ -9,7 +9,7 @@ from sfumato.dpsgd.run import epsilon_by_step, fine_tune, save_log
 from sfumato.generators.one_step import new_generator, save_drawing
 from sfumato.runtime.compute import device
 from sfumato.settings.baselines import Adversarial
-from stages.finetune import SENSITIVITY
+from stages.finetune import GRADIENT_NORM
 from stages.runner import QueryRun
 from stages.screen import progress, say
 
@@ -22,7 +22,7 @@ def adversarial(run: QueryRun, settings: Adversarial) -> None:
     judge = Discriminator(plan.shape[1:], plan.shape[0], len(plan.classes), DISCRIMINATOR_CHANNELS).to(device())
     public_batch = plan.mechanism.sample_rate * counts.total
     state = AdversarialState(judge, generator, settings, counts.priors, plan.seed, public_batch=public_batch)
-    open_charge = partial(run.open_charge, f"{settings.steps} steps of DP-SGD", SENSITIVITY, settings.max_grad_norm)
+    open_charge = partial(run.open_charge, f"{settings.steps} steps of DP-SGD", GRADIENT_NORM, settings.max_grad_norm)
     train = partial(fine_tune, stage="adversarial", one_step=AdversarialState.step)
     epsilon_after = epsilon_by_step(plan.mechanism, plan.delta)
     with progress("adversarial", clock=False) as report:

@@ -13,7 +13,7 @@ from sfumato.text_to_image.reference import load_codec
 from stages.runner import QueryRun
 from stages.screen import progress, say
 
-SENSITIVITY = "max_grad_norm: the clipped gradient of one image"
+GRADIENT_NORM = "max_grad_norm: the clipped gradient of one image"
 
 
 def finetune(run: QueryRun, settings: Finetune) -> None:
@@ -30,7 +30,7 @@ def finetune(run: QueryRun, settings: Finetune) -> None:
     state = State(model, settings, public_batch=public_batch, label_dropout=plan.network.label_dropout)
 
     released = f"{settings.steps} steps of DP-SGD"
-    open_charge = partial(run.open_charge, released, SENSITIVITY, settings.max_grad_norm, latents=latents)
+    open_charge = partial(run.open_charge, released, GRADIENT_NORM, settings.max_grad_norm, latents=latents)
     epsilon_after = epsilon_by_step(plan.mechanism, plan.delta)
     with progress("finetune", clock=False) as report:
         charge, log = fine_tune(state, open_charge, epsilon_after=epsilon_after, report=report, say=say)

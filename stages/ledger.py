@@ -18,7 +18,6 @@ from stages.state import CARD, LEDGER, read_policy, state_dir
 
 app = typer.Typer(no_args_is_help=True, help="Write, check and show the privacy ledger, and everything ever spent.")
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="The ledger file.")]
-DAY = 10  # characters of a date: exact times tell how long a query took, and so how many images it saw
 
 
 @app.command()
@@ -138,7 +137,7 @@ def history(
     for entry in entries:
         when = utc(entry["time"])
         if not sys.stdout.isatty():
-            when = when[:DAY]
+            when = when[:10]  # the date: exact times tell how long a query took, and so how many images it saw
         if entry["kind"] == OPEN:
             run = runs[entry["record"]["id"]]  # its record is the newest if it was resumed, which ledgers hold
             state = ends.get(run.end or "", f"open, {run.uses} uses on disk")

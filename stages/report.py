@@ -24,7 +24,7 @@ class Audience(StrEnum):
 
 AUDIENCE_HELP = "public: made of the release and the ledger only. owner: also numbers from real images."
 OUT_HELP = "HTML file. Default: artifacts/report/index.html; evaluation/report.html for the owner."
-METRICS = Path("metrics.json")  # of `stage evaluate`
+METRICS_FILE = Path("metrics.json")  # of `stage evaluate`
 PAGES = {Audience.public: ARTIFACTS / "report" / "index.html", Audience.owner: Path("evaluation/report.html")}
 
 
@@ -40,7 +40,7 @@ def report(
     reads = [release, LEDGER]
     sharing = "may be shared with the release"
     if not public:
-        reads += [METRICS, EVALUATION, ARTIFACTS]
+        reads += [METRICS_FILE, EVALUATION, ARTIFACTS]
         sharing = "local: not to be shared"
     if dry_run:
         for path in reads:
@@ -63,7 +63,7 @@ def report(
             say(f"no entry for the Deployments Registry: params.yaml does not say {', '.join(unsaid)}")
     else:
         check_local("--out", page)
-        local = read_local(METRICS, EVALUATION, ARTIFACTS)._replace(curve=curve)
+        local = read_local(METRICS_FILE, EVALUATION, ARTIFACTS)._replace(curve=curve)
         write_local(page, report_page(release, LEDGER, local).encode())
     typer.echo(f"{page}: {sharing}")
     if not public:  # the last command of `dvc repro`
@@ -72,7 +72,7 @@ def report(
 
         verdict = local.verdict or "none: `stage evaluate` gives one"
         if local.verdict and not sys.stdout.isatty():
-            verdict = f"local, so only a terminal shows it: see {METRICS} or {page}"
+            verdict = f"local, so only a terminal shows it: see {METRICS_FILE} or {page}"
         tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())  # git adds nothing if one is not
         for line in summary_lines(release, LEDGER, PAGES[Audience.public].parent, verdict, tracked):
             typer.echo(line)

@@ -17,7 +17,7 @@ from sfumato.settings.stages import PROPOSAL, RECIPES, STAGES
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import is_running
 from stages.dvc_lock import RUNNING
-from stages.report import METRICS, PAGES
+from stages.report import METRICS_FILE, PAGES
 from stages.runner import standing
 from stages.screen import tell
 from stages.state import ARTIFACTS, CARD, LEDGER, PLAN, PREVIEW, state_dir
@@ -168,5 +168,5 @@ def page(server: Server) -> str:
         minutes={name: (value or 0) / 60 for name, value in seconds.items()},
         release=content_of(ARTIFACTS / "synthesize" / "card.json"),
         ledger=content_of(LEDGER),
-        metrics=content_of(METRICS),
+        metrics=content_of(METRICS_FILE),
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
 from sfumato.data.rendered import DRAWN
 from sfumato.data.rendered.genes import Genes
-from sfumato.features.projection import BATCH, ProjectedFeatures
+from sfumato.features.projection import FEATURE_BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
 from sfumato.generators.one_step import balanced_labels
 from sfumato.privacy.checkpoint import make_durable, resume
@@ -221,7 +221,7 @@ def query_evolve(
         population = Population(**state)
 
     def embed(images: Tensor) -> Tensor:
-        return torch.cat([embedding(part.to(embedding.mean.device)).cpu() for part in images.split(BATCH)])
+        return torch.cat([embedding(part.to(embedding.mean.device)).cpu() for part in images.split(FEATURE_BATCH)])
 
     report(charge.used, charge.uses)
     while charge.used < charge.uses:

@@ -15,11 +15,11 @@ from sfumato.errors import DataError
 from sfumato.settings.data import OUTER, Groups
 
 # what tables hold where nothing is known, in several languages, as `plain` has it
-UNKNOWN = (
+UNKNOWN_WORDS = (
     "na nan nat none null nil unknown unk missing anonymous notavailable undefined unbekannt inconnu inconnue "
     "desconocido desconocida desconhecido sconosciuto onbekend okand ukjent ukendt nieznany неизвестно 不明 未知"
 )
-NO_ID = {"", *UNKNOWN.split()}
+NO_ID = {"", *UNKNOWN_WORDS.split()}
 # ids in some data, and in others what stands for none, as in DICOM whose persons were taken out
 ANONYMOUS = (
     "0 -1 -9 -99 -999 anon anonym anonymised anonymized anonymise anonymize anonymisiert anonimo anoniem pseudonym "
@@ -29,12 +29,12 @@ ANONYMOUS = (
 UNCLEAR = {*ANONYMOUS.split()}
 NINES = {"99", "999", "9999", "99999"}  # unclear too, unless the number before is an id
 CROWD = 10  # an id is asked about if it has more than so many times the images that nine in ten have at most,
-FEW = 30  # and more than these
+CROWD_IMAGES = 30  # and more than these
 # what is not seen, besides the categories C
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 # small letters that look like digits or like Latin ones, in small or capital letters
 LOOK_ALIKE = str.maketrans("авекмнорстухіјѕαβεηικμνορτυχζoilıøłđ", "abekmh0pctyx1jsabeh1kmn0ptyxz011101d")
-COLUMNS = ("file", "group")
+GROUP_COLUMNS = ("file", "group")
 
 Ids = list[str | None]
 
@@ -90,7 +90,7 @@ def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequen
         ids = given or ()
     else:
         table = Path(str(groups.csv)).expanduser()
-        rows = rows_by_file(table, f"data.groups.csv={groups.csv}", COLUMNS, files, root)
+        rows = rows_by_file(table, f"data.groups.csv={groups.csv}", GROUP_COLUMNS, files, root)
         ids = [rows[file][0] for file in files]
     return checked(ids, groups)
 
@@ -170,7 +170,7 @@ def refuse_crowd(sizes: np.ndarray, groups: Groups) -> None:
     """Raise DataError if one id has far more images than others. sizes: (G,), images of each id."""
     usual = np.quantile(sizes, 0.9)
     most = sizes.max()
-    if most > max(CROWD * usual, groups.largest or FEW):
+    if most > max(CROWD * usual, groups.largest or CROWD_IMAGES):
         raise DataError(
             f"data.groups gives {most} images to one id, and at most {usual:g} to nine in ten: does it stand for "
             f"unknown persons? Leave it empty then; if it is one person, say data.groups.largest: {most}"

@@ -30,7 +30,7 @@ PERSONS = re.compile(
     r"(ids?|uid|no|nr|num|number|code|key|name|identifier|pseudonym)?"
     r"|groups?(ids?)?|mrns?|pids?|(medicalrecord|hospital|nhs|mrn)(id|no|nr|number)|ssn"
 )
-LABELS = re.compile(r"(label|class|classname|category|target|diagnosis|dx|disease|pathology|finding|findinglabel)s?")
+LABELLED = re.compile(r"(label|class|classname|category|target|diagnosis|dx|disease|pathology|finding|findinglabel)s?")
 FILING = re.compile("|".join([*PARTS, "(image|img|picture|photo|scan|mask|label|annotation|segmentation)s?|data|raw"]))
 # in ids (long, zeros in front, hexadecimal), dates and names of persons ("Smith, John", Smith^John of DICOM)
 PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,]", re.IGNORECASE)
@@ -82,7 +82,7 @@ def layout_of(
     several = several_in(table, columns, label) if table.parent == path else None
     if several and (label is not None or len(folders) < 2 or table.name == TABLES[0]):
         return several | named, groups
-    meant = [name for name in columns if LABELS.fullmatch(meaning(name))]
+    meant = [name for name in columns if LABELLED.fullmatch(meaning(name))]
     if label is None and len(folders) > 1:
         alike = any({*cells_in(table, name)} == folders for name in meant)
         if classes is None and not alike and (meant or several):

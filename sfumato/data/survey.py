@@ -37,7 +37,7 @@ PATTERNS = (
 )
 MOST_MATCH = 0.9  # of the names, for a pattern to be proposed
 LOOKED = "looked.json"  # in the state directory: what the last folder's pictures looked like
-SEEN: dict[str, type] = {"side": int, "longer": int, "proportion": float, "colour": bool}  # fields of a survey there
+SURVEY_FIELDS: dict[str, type] = {"side": int, "longer": int, "proportion": float, "colour": bool}  # kept there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: 
     if state is not None:
         with suppress(*UNREADABLE):
             seen = read_json(state / LOOKED)[key]
-            return {name: kind(seen[name]) for name, kind in SEEN.items()}
+            return {name: kind(seen[name]) for name, kind in SURVEY_FIELDS.items()}
     sides = []
     coloured = 0
     for image, _ in progress(chain(source.train, source.test or ()), source.size, "looking"):

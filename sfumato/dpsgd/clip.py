@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 RUN = 64  # squares added up in float32
-SLACK = 2.0**-18  # of a clipped norm: more than a sum of so many float32 squares, and its root, may understate one
+FLOAT32_SLACK = 2.0**-18  # of a clipped norm: more than a sum of so many float32 squares, and its root, may understate
 NUMBERS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}  # numbers added up in float64 at a time: a copy of them is made
 
 
@@ -19,14 +19,14 @@ def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
     rows: (B, *shape) float32 by name; row i is all that belongs to image i. Rows that are not finite are overwritten.
     Returns (P,) float64: a float32 sum would round by more than one image may change it. It does not wait for a GPU.
     Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2, whatever its row holds, and
-    however long it is: C is lowered by SLACK, which covers the rounding of the norm.
+    however long it is: C is lowered by FLOAT32_SLACK, which covers the rounding of the norm.
     """
     parts = [part.flatten(1) for part in rows.values()]
     if fused := one_matrix(parts[0].device):
         parts = [torch.cat(parts, dim=1)]  # (B, P): ten kernels instead of ten for each parameter
     norms = torch.stack([squared_norms(part) for part in parts]).sum(0).sqrt()  # (B,)
     finite = norms.isfinite()  # the norm is finite only if all entries are
-    scale = torch.where(finite, ((1 - SLACK) * max_grad_norm / (norms + 1e-6)).clamp(max=1), 0)
+    scale = torch.where(finite, ((1 - FLOAT32_SLACK) * max_grad_norm / (norms + 1e-6)).clamp(max=1), 0)
     if fused:
         parts[0].masked_fill_(~finite[:, None], 0)
     else:

@@ -12,7 +12,7 @@ from sfumato.dpsgd.gradients import Draws, losses_at, per_image_gradients
 from sfumato.runtime import compute, distributed
 
 CPU_BYTES = 2**30  # for per-image gradients, and as many for activations: more at a time is not faster
-FREE = 0.4  # the same of a GPU: this part of its free memory
+FREE_PART = 0.4  # the same of a GPU: this part of its free memory
 COPIES = 8  # float32 copies of the trained parameters beside the model: average, moments, sums, noise
 SMALL = 64  # images on a CPU
 LARGE = 128  # for a batch that fills so many microbatches: FILLED
@@ -110,7 +110,7 @@ def room_on(device: torch.device, parameters: Mapping[str, Tensor]) -> float:
         return CPU_BYTES
     free, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # free for PyTorch
-    return FREE * (free + cached - 4 * COPIES * sum(value.numel() for value in parameters.values()))
+    return FREE_PART * (free + cached - 4 * COPIES * sum(value.numel() for value in parameters.values()))
 
 
 def activation_bytes(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:

@@ -27,7 +27,7 @@ from sfumato.settings.queries import OwnNetwork
 from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.training.supervised import apply
 
-PUBLISHED = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"  # sha256 of pytorch-fid's weights
+INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"  # of pytorch-fid's weights
 EPOCHS = 4  # over the drawn images; at least downstream.MIN_STEPS steps
 DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}  # what the embedded feature network is trained on
 
@@ -132,12 +132,12 @@ def inception_extractor(path: Path | None = None) -> Extractor:
             failed = "the Inception weights could not be downloaded"
             remedy = f"fetch {inception.FID_WEIGHTS_URL} elsewhere and name it in evaluate.weights."
             with explained(DataError, lambda e: f"{failed} ({e}): {remedy}", causes=(OSError, RuntimeError)):
-                torch.hub.download_url_to_file(inception.FID_WEIGHTS_URL, str(path), hash_prefix=PUBLISHED)
+                torch.hub.download_url_to_file(inception.FID_WEIGHTS_URL, str(path), hash_prefix=INCEPTION_SHA256)
     if not path.is_file():
         raise DataError(f"evaluate.weights={path} does not exist: name a local weights file.")
     digest = digest_of_file(path)
-    if digest != PUBLISHED:
-        expected = f"expected {PUBLISHED}, the weights at {inception.FID_WEIGHTS_URL}"
+    if digest != INCEPTION_SHA256:
+        expected = f"expected {INCEPTION_SHA256}, the weights at {inception.FID_WEIGHTS_URL}"
         raise DataError(f"{path} has sha256 {digest}, {expected}: it is another file, or damaged.")
     state = torch.load(path, map_location="cpu", weights_only=True)
     # pytorch-fid loads weights only through its own download

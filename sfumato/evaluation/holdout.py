@@ -9,7 +9,7 @@ from sfumato.runtime import distributed
 from sfumato.training.supervised import apply
 
 COMPARED_SIDE = 16  # pixels
-ROWS = 4096  # pictures of training at a time
+TRAINING_AT_ONCE = 4096  # pictures
 # of resized copies, nearly all correlate by more than COPY_CORRELATION; of other pictures, three in a thousand at most
 COPY_CORRELATION = 0.9975
 LOOK_ALIKES = 0.01
@@ -38,8 +38,8 @@ def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
     copied = np.array([value in of_training for value in digests(holdout.images)], dtype=bool)
     alike = copied.copy()
     sought = small(holdout.images)
-    for start in range(0, len(train), ROWS):
-        alike |= (sought @ small(train.images[start : start + ROWS]).T).max(axis=1) > COPY_CORRELATION
+    for start in range(0, len(train), TRAINING_AT_ONCE):
+        alike |= (sought @ small(train.images[start : start + TRAINING_AT_ONCE]).T).max(axis=1) > COPY_CORRELATION
     return alike if (alike & ~copied).sum() > LOOK_ALIKES * len(holdout) else copied
 
 

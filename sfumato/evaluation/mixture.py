@@ -17,7 +17,7 @@ from sfumato.training.supervised import logits
 STUDENT = "cnn"  # the classifier that learns from each mixture
 STEPS = 200  # of its training
 JUDGES = 2000  # images of each kind that the students are compared on
-CLOSE = 0.02  # of the agreement on drawn images, that public images may cost: two standard errors of so many
+AGREEMENT_COST = 0.02  # on drawn images, that public images may have: two standard errors of so many
 WITH = "with public images"
 WITHOUT = "without public images"
 Judges = Mapping[str, tuple[np.ndarray, np.ndarray]]  # (N, H, W, C) uint8 images and the teacher's labels, by domain
@@ -46,7 +46,7 @@ def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict
 
 
 def chosen_mixture(agreements: Mapping[str, Mapping[str, float]]) -> str:
-    """WITH, if its student is CLOSE on drawn images to that of WITHOUT, and not behind it on public ones."""
+    """WITH, if its student agrees at most AGREEMENT_COST less on drawn images than WITHOUT's, and no less on public."""
     gained = {judge: agreements[WITH][judge] - agreements[WITHOUT][judge] for judge in ("drawn", "public")}
-    good = gained["drawn"] >= -CLOSE and gained["public"] >= 0
+    good = gained["drawn"] >= -AGREEMENT_COST and gained["public"] >= 0
     return WITH if good else WITHOUT

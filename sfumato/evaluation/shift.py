@@ -17,12 +17,12 @@ GAIN = 1.2  # of a brighter image
 OFFSET = 0.1
 MOVED_PART = 1 / 14  # of the side by which an image moves, right and down
 ANGLE = 10.0  # degrees by which it turns
-FINE = 28  # pixels of a side for each two by which the window of the blur grows
+BLUR_SIDE = 28  # pixels of a side for each two by which the window of the blur grows
 
 
 def blurred(images: Tensor) -> Tensor:
     """The mean of 3×3 pixels of images below 56 a side, 5×5 below 84 and so on, edges repeated: (B, C, H, W)."""
-    reach = max(1, min(images.shape[2:]) // FINE)
+    reach = max(1, min(images.shape[2:]) // BLUR_SIDE)
     return F.avg_pool2d(F.pad(images, (reach,) * 4, mode="replicate"), 2 * reach + 1, stride=1)
 
 

@@ -14,7 +14,7 @@ from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text
 
-SEEN = {  # stages whose pictures the owner's report shows
+PICTURED_STAGES = {  # stages whose pictures the owner's report shows
     "auxiliary": "drawn by the generator",
     "refine": "drawn by the generator, fitted further",
     "adversarial": "drawn by the generator that a discriminator taught",
@@ -108,7 +108,7 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
             numbers = Local(found["verdict"]["sentence"], tuple(tables_of(found)), warnings)
     plots = tuple(picture(path, path.stem, "rests on real images") for path in sorted(evaluation.glob("*.png")))
     pictures: list[Picture] = []
-    for stage, what in SEEN.items():
+    for stage, what in PICTURED_STAGES.items():
         try:
             files = sorted((artifacts / stage).glob("*.png"))
             if files:

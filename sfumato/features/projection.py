@@ -20,7 +20,7 @@ CLASSIFIER = "classifier"
 CELLS = "cells"
 FLOOR = 1e-3  # of the mean variance: added to each, so that flat directions are not blown up
 LARGEST_SIDE = 2048  # pixels of an image, or channels
-BATCH = 250  # public or released images at a time
+FEATURE_BATCH = 250  # public or released images at a time
 
 
 class ClassifierFeatures(nn.Module):
@@ -128,9 +128,9 @@ class ProjectedFeatures(nn.Module):
         """
         device = self.mean.device
         if isinstance(self.map, SideBySide):
-            blocks = self.map.blocks(as_floats(images[:BATCH].to(device)))
+            blocks = self.map.blocks(as_floats(images[:FEATURE_BATCH].to(device)))
             self.map.centre.copy_(torch.cat(blocks, dim=1).mean(0))
-        seen = torch.cat([self.mapped(as_floats(part.to(device))) for part in images.split(BATCH)]).cpu()
+        seen = torch.cat([self.mapped(as_floats(part.to(device))) for part in images.split(FEATURE_BATCH)]).cpu()
         mean = seen.mean(0)
         spread = torch.ones_like(mean)
         if isinstance(self.map, (ClassifierFeatures, OwnFeatures)):
@@ -144,7 +144,7 @@ class ProjectedFeatures(nn.Module):
         self.mean.copy_(mean)
         scaled = vectors[:, : self.dimension] * (variances + floor) ** (-power / 2) / spread[:, None]
         self.directions.zero_()[:, : scaled.shape[1]] = scaled
-        return torch.cat([self.projected(part.to(device)) for part in seen.split(BATCH)])
+        return torch.cat([self.projected(part.to(device)) for part in seen.split(FEATURE_BATCH)])
 
     def config(self) -> dict:
         """The arguments that rebuild this map."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sfumato.data.images import ImageSet, Shape, as_floats
 from sfumato.diffusion.denoiser import Guide
 from sfumato.features.own_network import OWN
-from sfumato.features.projection import BATCH, ProjectedFeatures
+from sfumato.features.projection import FEATURE_BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
 from sfumato.settings.queries import Teacher
 from sfumato.storage.weights import load_network, save_network
@@ -75,7 +75,7 @@ def fit_features(
 
 def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:
     """Class probabilities of public or released images, possibly memory-mapped: (N, classes) float32."""
-    parts = torch.arange(len(images)).split(BATCH)
+    parts = torch.arange(len(images)).split(FEATURE_BATCH)
     return torch.cat([probabilities_of(teacher, images.batch(part.numpy())[0]) for part in parts])
 
 
@@ -83,7 +83,7 @@ def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:
 def probabilities_of(teacher: TeacherNetwork, images: Tensor) -> Tensor:
     """The same of (N, C, H, W) uint8, or float32 in [0, 1]. Of several labels, the probability of each."""
     shares = torch.sigmoid if teacher.several else partial(torch.softmax, dim=1)
-    parts = (as_floats(part).to(teacher.weights.device) for part in images.split(BATCH) if len(part))
+    parts = (as_floats(part).to(teacher.weights.device) for part in images.split(FEATURE_BATCH) if len(part))
     return torch.cat([torch.zeros(0, teacher.classes), *(shares(teacher(part)).cpu() for part in parts)])
 
 

@@ -25,11 +25,11 @@ from sfumato.settings.training import Fit
 from sfumato.storage.png import save_png, to_grid
 from sfumato.storage.weights import load_network, save_network
 
-WEIGHTS = "generator.safetensors"  # beside config.json
+GENERATOR_WEIGHTS = "generator.safetensors"  # beside config.json
 OneStep = Generator | GaussianGenerator  # (z, labels) -> images
-RISE = 0.1  # part of the steps in which the learning rate rises
+FIT_RISE = 0.1  # part of the steps in which the learning rate rises
 RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
-DRAWN = 1000  # images of COARSE pixels a side at a time
+DRAWING_BATCH = 1000  # images of COARSE pixels a side at a time
 COARSE_PART = 0.5  # of the steps, for the coarse image; the finer levels share the others
 HELD_OUT = 0.2  # of the cells of a release
 PATIENCE = 100  # steps without progress on these
@@ -131,7 +131,7 @@ def pace(done: float) -> float:
 
     Without the rise, the first steps may drive all pixels to black, without a gradient.
     """
-    return min(1.0, (done + 0.01) / RISE) * (1 + math.cos(math.pi * done)) / 2
+    return min(1.0, (done + 0.01) / FIT_RISE) * (1 + math.cos(math.pi * done)) / 2
 
 
 def embedding_of(match: Match, images: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
@@ -299,7 +299,7 @@ def drawing(
         return generator(z.to(device), part.to(device)).clamp(0, 1).cpu()  # type: ignore[no-any-return]
 
     larger = max(1, math.isqrt(math.prod(generator.shape[1:])) // COARSE)
-    return map(draw, labels.split(DRAWN // larger**2)), labels
+    return map(draw, labels.split(DRAWING_BATCH // larger**2)), labels
 
 
 def save_drawing(
@@ -325,7 +325,7 @@ def save_drawing(
 
 
 def save_generator(generator: OneStep, directory: Path) -> None:
-    save_network(generator, generator.config(), directory, WEIGHTS)
+    save_network(generator, generator.config(), directory, GENERATOR_WEIGHTS)
 
 
 def built(**arguments: Any) -> OneStep:
@@ -337,4 +337,4 @@ def built(**arguments: Any) -> OneStep:
 
 def load_generator(directory: Path) -> OneStep:
     """The generator that `save_generator` wrote, in eval mode. Raises DataError if files are missing or damaged."""
-    return load_network(directory, built, "auxiliary", WEIGHTS).to(memory_format=torch.channels_last).eval()
+    return load_network(directory, built, "auxiliary", GENERATOR_WEIGHTS).to(memory_format=torch.channels_last).eval()

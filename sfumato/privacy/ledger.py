@@ -16,7 +16,7 @@ from sfumato.settings.stages import QUERIES
 from sfumato.storage.digest import canonical, digest_of
 from sfumato.storage.documents import Exact, read_json, validated
 
-SCHEMA = 5
+LEDGER_SCHEMA = 5
 READABLE = (4, 5)  # schema 4 had digests of code for the revisions
 
 
@@ -164,7 +164,7 @@ def build_ledger(
     if dataset_id is None:
         dataset_id = next((record["dataset_id"] for record in (*rows, *journal)), "")
     ledger = {
-        "schema": SCHEMA,
+        "schema": LEDGER_SCHEMA,
         **{key: budget[key] for key in ("recipe", "accountant", "delta", "size_hint", "target")},
         **compose(rows, delta, apart, accountant),
         "records": rows,
@@ -194,7 +194,7 @@ def read_ledger(path: Path) -> dict:
     if found != KEYS:
         raise BudgetError(f"{path} is not a ledger: missing {sorted(KEYS - found)}, unknown {sorted(found - KEYS)}")
     if ledger["schema"] not in READABLE or not isinstance(ledger["records"], list):
-        raise BudgetError(f"{path} has schema {ledger['schema']!r}, this version reads {SCHEMA}: {write}")
+        raise BudgetError(f"{path} has schema {ledger['schema']!r}, this version reads {LEDGER_SCHEMA}: {write}")
     return ledger
 
 

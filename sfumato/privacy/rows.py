@@ -10,7 +10,7 @@ from torch import Tensor
 from sfumato.errors import ConfigError
 from sfumato.privacy.events import HIGHEST, LOWEST
 
-SLACK = 1e-12  # of a clipped row's norm: what the rounding of float64 may add to it
+FLOAT64_SLACK = 1e-12  # of a clipped row's norm: what the rounding of float64 may add to it
 
 
 class Rows(NamedTuple):
@@ -93,7 +93,7 @@ def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> T
             part.masked_fill_(part.abs() < LOWEST, 0)
         part.index_fill_(0, broken, 0)  # not by the scale: infinity times zero is NaN
     norms = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts]).prod(dim=0)
-    scale = torch.where(norms > max_norm, (1 - SLACK) * max_norm / norms.clamp(min=max_norm), 1.0)
+    scale = torch.where(norms > max_norm, (1 - FLOAT64_SLACK) * max_norm / norms.clamp(min=max_norm), 1.0)
     if weights is not None:
         scale = scale * weights.to(scale)
     # the scale goes to the narrower part, one number an image to no part at all

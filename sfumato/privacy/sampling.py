@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sfumato.privacy.rows import SLACK
+from sfumato.privacy.rows import FLOAT64_SLACK
 
 SEGMENT = 2**16  # units whose part of a draw is in memory at a time
 
@@ -51,7 +51,7 @@ def group_weights(sizes: np.ndarray, cap: int) -> np.ndarray:
     With cap = 1, a group counts as the mean of its images; with m, one of fewer than m counts less: n/m of it.
     Guarantee: the weights of a group's images add up to at most 1, rounding included.
     """
-    return np.where(sizes > 1, (1 - SLACK) / np.maximum(sizes, cap), 1 / cap)
+    return np.where(sizes > 1, (1 - FLOAT64_SLACK) / np.maximum(sizes, cap), 1 / cap)
 
 
 def group_picks(generator: np.random.Generator, sizes: np.ndarray, draws: int) -> np.ndarray:

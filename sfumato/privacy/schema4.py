@@ -14,13 +14,11 @@ from pydantic import BaseModel
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Model
 
-TABLE = Path(__file__).with_suffix(".yaml")
-
 
 @functools.cache
 def table() -> dict[str, Any]:
     """The defaults of schema 4: `settings` by stage, `models` within them, `model`, and `public_model`."""
-    return yaml.safe_load(TABLE.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 def as_now(content: Mapping[str, Any]) -> dict[str, Any]:

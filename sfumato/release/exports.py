@@ -21,10 +21,10 @@ from sfumato.storage.png import png_bytes, save_png
 
 NPZ = "images.npz"
 PNG = "png"
-METADATA = "metadata.csv"
+METADATA_CSV = "metadata.csv"
 CLASSES = "classes"  # pictures of ten images of each class
 PARQUET = "parquet/train-00000-of-00001.parquet"  # dataset hubs name the parts of a split so
-TABLES = "parquet/*.parquet"
+PARQUET_FILES = "parquet/*.parquet"
 SAMPLES = "webdataset"
 SHARD = 2**30  # bytes of pixels in a Parquet or tar file, at most
 SOURCE_TYPE = "Iptc4xmpExt:DigitalSourceType"
@@ -139,7 +139,7 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
     (directory / PARQUET).parent.mkdir(parents=True, exist_ok=True)
     files = shards(image_set)
     for shard, places in enumerate(files):
-        path = directory / TABLES.replace("*", f"train-{shard:05d}-of-{len(files):05d}")
+        path = directory / PARQUET_FILES.replace("*", f"train-{shard:05d}-of-{len(files):05d}")
         # without compression: PNGs are already compressed
         with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="none") as writer:
             for start in range(places.start, places.stop, ROWS_PER_GROUP):
@@ -171,7 +171,7 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
             row = {"label": label, "class": classes[label]}
         save_png(directory / PNG / name, image, mark.xmp)
         rows.append(row | {"file_name": name, "kind": str(kinds[i])})
-    replace_file(directory / PNG / METADATA, csv_text(rows, dict.fromkeys(columns, "")).encode())
+    replace_file(directory / PNG / METADATA_CSV, csv_text(rows, dict.fromkeys(columns, "")).encode())
 
 
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
@@ -186,7 +186,7 @@ def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 # the further forms of a release, by their names in the parameters: each has files of its own in the directory
-FORMS: dict[str, Callable[[Path, ImageSet, np.ndarray, Mark], None]] = {
+EXPORTS: dict[str, Callable[[Path, ImageSet, np.ndarray, Mark], None]] = {
     "png": save_png_folders,
     "npz": save_npz,
     "parquet": save_parquet,

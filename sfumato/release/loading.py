@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from sfumato.release.torch_dataset import ReleaseDataset
 
-RELEASE = Path("artifacts/synthesize")  # in a project
+RELEASE_FOLDER = Path("artifacts/synthesize")  # in a project
 NEEDED = ("images.npy", "labels.npy", "card.json")
 KINDS_FILE = "kinds.npy"
 
@@ -89,7 +89,7 @@ class Release:
         import yaml
 
         from sfumato.data.images import ImageSet
-        from sfumato.release.exports import PNG, TABLES, mark_of, save_parquet, save_png_folders
+        from sfumato.release.exports import PARQUET_FILES, PNG, mark_of, save_parquet, save_png_folders
 
         folder = Path(path)
         if folder.exists() and any(folder.iterdir()):
@@ -101,7 +101,7 @@ class Release:
             place = {"data_dir": PNG}
         else:
             save_parquet(folder, images, self.kinds, mark)
-            place = {"data_files": TABLES}
+            place = {"data_files": PARQUET_FILES}
         for name in ("card.json", "privacy.json"):
             shutil.copyfile(self.path / name, folder / name)
         _, front, text = (self.path / "README.md").read_text(encoding="utf-8").split("---\n", 2)
@@ -145,7 +145,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
     folder = Path(path)
     file = folder / "privacy.json"
     if not file.is_file():
-        inside = folder / RELEASE
+        inside = folder / RELEASE_FOLDER
         if inside.is_dir():
             raise DataError(f"{folder} is a project: name its release, {inside}")
         raise DataError(f"{folder} is not a release: {file.name} is missing. Name the folder that holds it")

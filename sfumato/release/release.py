@@ -11,16 +11,16 @@ import torch
 from sfumato.data.images import IMAGES, ImageSet, load_array, per_class, save_images
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.card import ASKED_LABELS, LABEL_TABLE, PREPARED, cost_of, dataset_card
-from sfumato.release.exports import CLASSES, FORMS, PUBLIC_SOURCE, folder_names, mark_of
+from sfumato.release.exports import CLASSES, EXPORTS, PUBLIC_SOURCE, folder_names, mark_of
 from sfumato.release.loading import KINDS_FILE
 from sfumato.release.pattern import add_pattern, pattern_key
 from sfumato.release.synthesis import sorted_examples
-from sfumato.release.variation import BATCH, FROM_PUBLIC, KINDS, PLAIN, Varied
+from sfumato.release.variation import FROM_PUBLIC, KINDS, PLAIN, VARIED_BATCH, Varied
 from sfumato.settings.release import Synthesize
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, csv_text, write_json
 from sfumato.storage.png import named_grid, save_png, to_grid
 
-PRIVACY = "differentially private; privacy.json holds every mechanism that was paid for, ledger.json composes them"
+PRIVACY_NOTE = "differentially private; privacy.json holds every mechanism that was paid for, ledger.json composes them"
 ENLARGED = 96  # pixels of a side that images are magnified to in the grid, and to twice as many in that of a class
 SHOWN_PER_CLASS = 10  # images of each class in the pictures
 FIRST = 8  # pictures of a preview
@@ -61,7 +61,7 @@ def save_release(
     for name, part in zip(folder_names(plan.classes), shown.split(SHOWN_PER_CLASS), strict=True):
         save_png(directory / CLASSES / f"{name}.png", to_grid(part, SHOWN_PER_CLASS // 2, 2 * ENLARGED), mark.xmp)
     for form in plan.settings.export:
-        FORMS[form](directory, released, varied.kinds, mark)
+        EXPORTS[form](directory, released, varied.kinds, mark)
     card = {
         "images": len(released),
         "shape": list(plan.shape),
@@ -78,7 +78,7 @@ def save_release(
         **cost_of(plan, records, apart),
         **({"apart": sorted(apart)} if apart else {}),
         "about": dict(plan.about),
-        "privacy": PRIVACY,
+        "privacy": PRIVACY_NOTE,
     }
     write_json(directory / "card.json", card, ensure_ascii=False)
     counts = per_class(released.labels, len(plan.classes)).tolist()
@@ -103,8 +103,8 @@ def mark_pixels(released: ImageSet, kinds: np.ndarray, plan: StagePlan[Synthesiz
         return {}
     key = pattern_key(plan.dataset_id, plan.seed)
     drawn = np.flatnonzero(kinds != FROM_PUBLIC)
-    for start in range(0, len(drawn), BATCH):
-        rows = drawn[start : start + BATCH]
+    for start in range(0, len(drawn), VARIED_BATCH):
+        rows = drawn[start : start + VARIED_BATCH]
         released.images[rows] = add_pattern(released.images[rows], key)
     return {"pattern": key}
 

@@ -11,7 +11,7 @@ from sfumato.data.images import LABELS, as_bytes, as_floats, having, load_array,
 from sfumato.data.store import load_public
 from sfumato.diffusion.denoiser import Guide, Progress
 from sfumato.errors import DataError
-from sfumato.generators.one_step import DRAWN, balanced_labels, drawing, labels_to_draw, load_generator
+from sfumato.generators.one_step import DRAWING_BATCH, balanced_labels, drawing, labels_to_draw, load_generator
 from sfumato.release.synthesizer import load_start, load_synthesizer
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
@@ -71,7 +71,7 @@ def kept_images(
         wanted = labels == label
         rows[wanted] = order[torch.arange(int(wanted.sum())) % len(order)]
     images = MappedImages(population.images)
-    return (as_floats(images[part]) for part in rows.split(DRAWN)), labels
+    return (as_floats(images[part]) for part in rows.split(DRAWING_BATCH)), labels
 
 
 def chosen_images(
@@ -91,7 +91,7 @@ def chosen_images(
             )
         rows.append(of_class[:number])
     chosen = torch.cat(rows)
-    return (as_floats(images[part]) for part in chosen.split(DRAWN)), labels[chosen]
+    return (as_floats(images[part]) for part in chosen.split(DRAWING_BATCH)), labels[chosen]
 
 
 def draw_mixture(

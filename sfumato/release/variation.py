@@ -29,7 +29,7 @@ SPOTS = (4, 14)  # across the image
 RELIT = 0.6  # the largest logarithm of an exponent of brightness
 KINDS = ("plain", "distorted", "blend", "public")  # of released images
 PLAIN, DISTORTED, BLENDED, FROM_PUBLIC = KINDS
-BATCH = 500  # images varied at a time, which bounds the memory
+VARIED_BATCH = 500  # images varied at a time, which bounds the memory
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,11 @@ def vary_parts(
     end = plain + distorted
     if probabilities is not None and end < len(images):
         weights, partners = blend_partners(probabilities, end, random)
-        for rows in torch.arange(end, len(images)).split(BATCH):
+        for rows in torch.arange(end, len(images)).split(VARIED_BATCH):
             weight = weights[rows - end, None, None, None]
             mixed = weight * as_floats(images[rows]) + (1 - weight) * as_floats(images[partners[rows - end]])
             images[rows] = as_bytes(mixed)
-    for rows in torch.arange(plain, end).split(BATCH):
+    for rows in torch.arange(plain, end).split(VARIED_BATCH):
         images[rows] = as_bytes(distort(as_floats(images[rows]), random))
 
 

@@ -17,7 +17,7 @@ from sfumato.errors import ConfigError
 LARGE_NETWORK = 300_000  # weights; a smaller one loses more by conversion to bfloat16 than it gains
 THREADS = torch.get_num_threads()  # as many as there are cores, or as OMP_NUM_THREADS says
 WINDOW = 0.1  # seconds in which a number of threads is tried
-GAIN = 1.15  # more threads must be at least this many times as fast
+LEAST_SPEEDUP = 1.15  # more threads must be at least this many times as fast
 # glibc's M_TRIM_THRESHOLD, in bytes, at its largest, and M_MMAP_MAX: the kernel zeroes a block mapped by itself
 MALLOC_OPTIONS = ((-1, 2**31 - 1), (-4, 0))
 
@@ -80,7 +80,7 @@ def configure_processor() -> int:
     chosen = 1
     fastest = 0.0
     for threads in [*(2**i for i in range(every.bit_length()) if 2**i < every), every]:
-        if (speed := passes_per_second(threads)) < GAIN * fastest:
+        if (speed := passes_per_second(threads)) < LEAST_SPEEDUP * fastest:
             break
         chosen = threads
         fastest = speed

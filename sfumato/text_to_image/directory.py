@@ -21,7 +21,7 @@ KNOWN = {  # the classes that this package can load, by part
     "unet": ("UNet2DConditionModel",),
     "transformer": ("PixArtTransformer2DModel",),
 }
-PARTS = (*KNOWN, "scheduler")
+MODEL_PARTS = (*KNOWN, "scheduler")
 CONFIG_OF = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_config.json"}  # the others: config.json
 WEIGHTS_OF = {"text_encoder": "model"} | dict.fromkeys(("vae", "unet", "transformer"), "diffusion_pytorch_model")
 VARIANTS = ("", ".fp16")  # half-precision files only if there are no others
@@ -99,7 +99,7 @@ def locate(directory: str) -> Path:
     from huggingface_hub import snapshot_download
 
     parts = [INDEX, "tokenizer/*.txt", "tokenizer/*.model"]
-    parts += [f"{part}/*.json" for part in PARTS]
+    parts += [f"{part}/*.json" for part in MODEL_PARTS]
     parts += [f"{part}/*.safetensors" for part in WEIGHTS_OF]
     failed = f"model.directory={directory} cannot be downloaded from the hub"
     fix = "download it elsewhere and name the directory"
@@ -119,10 +119,10 @@ def read_model_directory(directory: str) -> ModelDirectory:
     Raises ConfigError if there is no directory, DataError if a part is missing or not supported.
     """
     path = locate(directory)
-    named = {part: value for part, value in read_json(path / INDEX).items() if part in PARTS}
+    named = {part: value for part, value in read_json(path / INDEX).items() if part in MODEL_PARTS}
     classes = {k: str(v[1]) for k, v in named.items() if isinstance(v, list) and len(v) == 2 and v[1]}
     others = classes.keys() - {"unet", "transformer"}
-    if len(others) < len(PARTS) - 2 or len(classes) - len(others) != 1:
+    if len(others) < len(MODEL_PARTS) - 2 or len(classes) - len(others) != 1:
         raise DataError(f"{path / INDEX} names {', '.join(classes) or 'no part'}: {LAYOUT}")
     for part, name in classes.items():
         if not (name in KNOWN[part] if part in KNOWN else name.endswith("Scheduler")):  # others may run programs

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from sfumato.data.layout import FILING, LABELS, PERSONS, Unclear, check_names, layout_of, likeness, meaning
+from sfumato.data.layout import FILING, LABELLED, PERSONS, Unclear, check_names, layout_of, likeness, meaning
 from sfumato.data.survey import pattern_in
 
 OF_PERSONS = (
@@ -17,7 +17,7 @@ OF_OTHERS = "patient age, sex, finding, file, study date, label, personality, pi
 @pytest.mark.parametrize("name", (OF_PERSONS + ", " + OF_OTHERS).split(", "))
 def test_columns_of_persons_are_known_by_their_meaning(name):
     assert bool(PERSONS.fullmatch(meaning(name))) == (name in OF_PERSONS.split(", "))
-    assert not (PERSONS.fullmatch(meaning(name)) and LABELS.fullmatch(meaning(name)))
+    assert not (PERSONS.fullmatch(meaning(name)) and LABELLED.fullmatch(meaning(name)))
 
 
 @pytest.mark.parametrize(

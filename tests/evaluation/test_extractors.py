@@ -33,7 +33,7 @@ def inception_file(tmp_path_factory):
 @pytest.fixture
 def published(inception_file, monkeypatch):
     """That file, taken for the published one."""
-    monkeypatch.setattr(extractors, "PUBLISHED", hashlib.sha256(inception_file.read_bytes()).hexdigest())
+    monkeypatch.setattr(extractors, "INCEPTION_SHA256", hashlib.sha256(inception_file.read_bytes()).hexdigest())
     return inception_file
 
 
@@ -64,11 +64,11 @@ def test_only_the_published_weights_are_taken(tmp_path, inception_file):
 def test_another_file_whose_digest_begins_as_that_of_the_published_one_is_not_unpickled(inception_file, monkeypatch):
     """A few digits are soon met by trying: an unpickler's faults would be open to whoever chose the file."""
     begins = hashlib.sha256(inception_file.read_bytes()).hexdigest()[:8]
-    monkeypatch.setattr(extractors, "PUBLISHED", begins + extractors.PUBLISHED[8:])
+    monkeypatch.setattr(extractors, "INCEPTION_SHA256", begins + extractors.INCEPTION_SHA256[8:])
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was read"))
     with pytest.raises(DataError, match="it is another file, or damaged"):
         inception_extractor(inception_file)
-    assert len(extractors.PUBLISHED) == 64
+    assert len(extractors.INCEPTION_SHA256) == 64
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from pyarrow import parquet
 from sfumato.data.images import ImageSet
 from sfumato.release import exports
 from sfumato.release.exports import (
-    METADATA,
+    METADATA_CSV,
     PARQUET,
     PNG,
     SAMPLES,
@@ -93,7 +93,7 @@ def test_large_releases_are_parted_and_read_as_one(release, tmp_path, monkeypatc
 def test_a_spreadsheet_computes_no_name(tmp_path, name):
     images = ImageSet(np.zeros((2, 4, 4, 1), np.uint8), np.array([0, 1]), (name, "b"))
     save_png_folders(tmp_path, images, np.full(2, "plain"), mark_of(["finetune"]))
-    with (tmp_path / PNG / METADATA).open(newline="") as file:
+    with (tmp_path / PNG / METADATA_CSV).open(newline="") as file:
         heads, *rows = csv.reader(file)
     assert not any(cell.startswith(("=", "+", "-", "@")) for row in (heads, *rows) for cell in row)
     assert all((tmp_path / PNG / row[0]).is_file() for row in rows)

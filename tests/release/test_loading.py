@@ -20,7 +20,7 @@ import sfumato
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.sources import read_source
 from sfumato.errors import DataError
-from sfumato.release.exports import PARQUET, TABLES
+from sfumato.release.exports import PARQUET, PARQUET_FILES
 from sfumato.release.release import plain_images
 from sfumato.settings.data import Data
 from sfumato.storage.artifacts import write_empty, writing
@@ -188,7 +188,7 @@ def test_a_table_has_a_row_for_each_image(release):
 def test_a_hub_finds_the_parquet_file_by_the_readme(release, tmp_path):
     folder = release.to_huggingface(tmp_path / "hub")
     front = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
-    assert front["configs"] == [{"config_name": "default", "data_files": TABLES}] and front["tags"]
+    assert front["configs"] == [{"config_name": "default", "data_files": PARQUET_FILES}] and front["tags"]
     table = parquet.read_table(folder / PARQUET)
     assert table["label"].to_pylist() == list(release.labels) and len(table["image"][0].as_py()["bytes"]) > 50
     with pytest.raises(DataError, match="not empty"):

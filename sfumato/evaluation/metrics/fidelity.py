@@ -14,7 +14,7 @@ from sfumato.settings.evaluate import Evaluate
 
 FEWEST_OF_A_KIND = 4  # images of each kind, for the likelihood
 MEMORISED = -20.0  # a generalisation gap below this looks like copies
-PUBLISHED = {"frechet": "fid", "mmd": "kid", "mmd_std": "kid_std"}  # what numbers are called in Inception's space only
+INCEPTION_NAMES = {"frechet": "fid", "mmd": "kid", "mmd_std": "kid_std"}  # of numbers in its space
 
 
 class Metric(NamedTuple):
@@ -130,5 +130,5 @@ def fidelity(
         "reference_images": len(reference),
     }
     if extractor.head is not None:
-        numbers = {PUBLISHED.get(key, key): value for key, value in numbers.items()}
+        numbers = {INCEPTION_NAMES.get(key, key): value for key, value in numbers.items()}
     return about | numbers
