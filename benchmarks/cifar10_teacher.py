@@ -29,8 +29,9 @@ from sfumato.privacy.authorize import open_local
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE
 from sfumato.privacy.ledger import spent_on_one
 from sfumato.runtime.compute import configure_processor
+from sfumato.settings.stages import ARTIFACTS, CARD_PATH
 from sfumato.storage.artifacts import read_artifact
-from stages.state import ARTIFACTS, CARD, state_dir
+from stages.state import state_dir
 
 RESULTS = ROOT / "benchmarks" / "results" / "cifar10-teacher.csv"
 DELTA = 1e-5
@@ -70,7 +71,7 @@ def measure(folder: Path | None, epsilon: float, seed: int) -> dict:
         for command in STAGES:
             stage(*command.split())
         minutes = (time.perf_counter() - start) / 60
-        holdout = open_local(state_dir(), read_card(CARD), "accuracy of the teacher")[1]
+        holdout = open_local(state_dir(), read_card(CARD_PATH), "accuracy of the teacher")[1]
         found = teacher_accuracy(load_teacher(ARTIFACTS / "teacher"), holdout)
         records = list(read_artifact(ARTIFACTS / "teacher", "teacher").records.values())
         spent = spent_on_one(records, DELTA, "exact", ADD_OR_REMOVE_ONE)

@@ -18,8 +18,9 @@ from sfumato.data.images import ImageSet, as_uint8, load_images
 from sfumato.data.store import read_card
 from sfumato.evaluation.scores import subsample
 from sfumato.privacy.authorize import open_local
+from sfumato.settings.stages import ARTIFACTS, CARD_PATH
 from sfumato.storage.artifacts import Artifact, read_artifact
-from stages.state import ARTIFACTS, CARD, state_dir
+from stages.state import state_dir
 
 CIRCLE = ((-1, -1), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1))  # the eight neighbours, in a circle
 
@@ -88,7 +89,7 @@ def main() -> None:
     central, auxiliary, synthesize = (
         read_artifact(ARTIFACTS / name, name) for name in ("central", "auxiliary", "synthesize")
     )
-    real, _ = open_local(state_dir(), read_card(CARD), "complexity")
+    real, _ = open_local(state_dir(), read_card(CARD_PATH), "complexity")
     found = complexity_by_step(load_images(synthesize.path, real.classes), real, central, auxiliary)
     table = Table("images", "entropy", "texture complexity", title="Complexity, nats (local)")
     for name, row in found.items():

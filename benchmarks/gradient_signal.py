@@ -27,7 +27,8 @@ from sfumato.dpsgd.gradients import draw, per_image_gradients
 from sfumato.dpsgd.run import step_noise
 from sfumato.privacy.authorize import open_local
 from sfumato.privacy.resolved import QueryPlan, read_stage_plan
-from stages.state import ARTIFACTS, CARD, state_dir
+from sfumato.settings.stages import ARTIFACTS, CARD_PATH
+from stages.state import state_dir
 
 PIECE = 32  # images whose gradients are held at once
 CLIPS = (0.1, 0.3, 1.0, 3.0, 10.0)  # times `max_grad_norm`
@@ -68,7 +69,7 @@ def main() -> None:
 
 def gradients(plan, clips: list[float], count: int) -> tuple[np.ndarray, torch.Tensor]:
     """(norms of the images' gradients (n,), mean clipped gradient by clip and half of the images (clips, 2, P))."""
-    sensitive, _ = open_local(state_dir(), read_card(CARD), "gradient signal")
+    sensitive, _ = open_local(state_dir(), read_card(CARD_PATH), "gradient signal")
     model = load_model(ARTIFACTS / "pretrain").eval()
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     chosen = np.random.default_rng(0).permutation(len(sensitive))[:count]

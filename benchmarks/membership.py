@@ -17,7 +17,8 @@ from sfumato.data.images import ImageSet, load_images, strata
 from sfumato.data.store import read_card
 from sfumato.evaluation.metrics.neighbours import nearest
 from sfumato.privacy.authorize import open_local
-from stages.state import ARTIFACTS, CARD, state_dir
+from sfumato.settings.stages import ARTIFACTS, CARD_PATH
+from stages.state import state_dir
 
 MOST = 5000  # images of each kind
 TRAINED = 20_000  # released images that the attacker's classifier learns from, at most
@@ -100,7 +101,7 @@ def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> lis
 
 def main() -> None:
     """Attack the release of the project in the current folder, and print each attack."""
-    card = read_card(CARD)
+    card = read_card(CARD_PATH)
     release = load_images(ARTIFACTS / "synthesize", card.classes, shape=card.shape)
     for one in membership(release, *open_local(state_dir(), card, "membership attack")):
         interval = f"{one.low:.3f} to {one.high:.3f} at 95 %"

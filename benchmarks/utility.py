@@ -25,10 +25,11 @@ from sfumato.evaluation.scores import check_fits
 from sfumato.evaluation.tables import csv_of
 from sfumato.privacy.authorize import open_local
 from sfumato.runtime.compute import configure_processor
+from sfumato.settings.stages import ARTIFACTS, CARD_PATH
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.files import write_local
 from stages.runner import load_plan
-from stages.state import ARTIFACTS, CARD, EVALUATION, check_local, state_dir
+from stages.state import EVALUATION, check_local, state_dir
 
 PARTS = ("sizes", "ensemble", "selection")
 SIZES = (1000, 5000, 20_000, 60_000)
@@ -60,10 +61,10 @@ def main(
     epochs, asked = plan.settings.epochs, steps or plan.settings.steps
     schedules = {name: schedule_of(name, counts[-1], epochs, asked) for name in dict.fromkeys([*names, *gridded])}
 
-    train, holdout = open_local(state_dir(), read_card(CARD), "utility")
+    train, holdout = open_local(state_dir(), read_card(CARD_PATH), "utility")
     for name, image_set in {"release": release, "real training": train, "hold-out": holdout}.items():
         check_fits(name, image_set, train)
-    key, version = secret_key(state_dir(), plan.dataset_id), read_card(CARD).version
+    key, version = secret_key(state_dir(), plan.dataset_id), read_card(CARD_PATH).version
     found: dict = {"scope": "local", "identity": identity(plan, key, version, train, holdout, None, synthesize)}
     found["steps"] = {name: schedule.steps for name, schedule in schedules.items()}
     largest = subset(release, counts[-1])

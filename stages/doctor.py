@@ -11,12 +11,12 @@ from rich.table import Table
 
 from sfumato.errors import DataError, SfumatoError
 from sfumato.privacy.resolved import read_lineage
-from sfumato.settings.stages import QUERIES, STAGES
+from sfumato.settings.stages import CARD_PATH, PLAN, PUBLIC, QUERIES, STAGES
 from sfumato.storage.artifacts import read_artifact
 from stages.dvc_lock import lock_in_words, rwlock_in_words
 from stages.runner import load_plan
 from stages.screen import table_console, tell
-from stages.state import CARD, PLAN, PUBLIC, read_policy, state_dir
+from stages.state import read_policy, state_dir
 
 OVERLAP_HELP = "Local: look for public images among the sensitive and hold-out ones instead."
 
@@ -59,10 +59,10 @@ def doctor(overlap: Annotated[bool, typer.Option("--overlap", help=OVERLAP_HELP)
 def card_in_words() -> str:
     from sfumato.data.store import read_card
 
-    if not CARD.is_file():
-        return f"no {CARD}"
+    if not CARD_PATH.is_file():
+        return f"no {CARD_PATH}"
     try:
-        return read_card(CARD).dataset_id
+        return read_card(CARD_PATH).dataset_id
     except DataError as error:
         return str(error)
 
@@ -75,7 +75,7 @@ def queries_in_words() -> dict[str, str]:
     words = {}
     try:
         declared = read_policy().declared_size
-        past = known_past(state_dir(), read_card(CARD), Path(), declared_size=declared)
+        past = known_past(state_dir(), read_card(CARD_PATH), Path(), declared_size=declared)
         for plan in filter(lambda plan: plan.enabled, map(load_plan, QUERIES)):
             inputs = [*filter(plan.settings.reads, STAGES[plan.stage].inputs)]
             decision = past.decide(plan.stage, read_lineage(PLAN, plan.stage), plan.digest, inputs)
@@ -91,7 +91,7 @@ def check_overlap() -> None:
     from sfumato.data.store import load_public, read_card, read_public_card
     from sfumato.privacy.authorize import open_local
 
-    about = read_card(CARD)
+    about = read_card(CARD_PATH)
     read_artifact(PUBLIC, "public")
     if not read_public_card(PUBLIC / "card.json").enabled:
         tell(f"{PUBLIC} holds no public images (no stage in run reads any): nothing to compare")

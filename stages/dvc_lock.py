@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.errors import UNREADABLE
+from sfumato.settings.stages import LOCK
 from sfumato.storage.documents import read_json, read_yaml
 from sfumato.storage.files import replace_file
 
-LOCK = Path("dvc.lock")
 COPY = Path(".dvc/tmp/whole.lock")
 RUNNING = Path(".dvc/tmp/rwlock")
 

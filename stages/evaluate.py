@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from sfumato.errors import BudgetError
+from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER
 from sfumato.storage.files import write_local
 from stages import launch
 from stages.runner import DryRun, describe, load_plan, ready_processor, show_standing
 from stages.screen import say, show_local
-from stages.state import ARTIFACTS, CARD, EVALUATION, LEDGER, check_local, state_dir
+from stages.state import EVALUATION, check_local, state_dir
 
 
 def evaluate(
@@ -27,7 +28,7 @@ def evaluate(
     synthesize = ARTIFACTS / "synthesize"
     teacher = ARTIFACTS / "teacher"
     if dry_run:
-        reads = {"card": CARD, "synthesize": synthesize}
+        reads = {"card": CARD_PATH, "synthesize": synthesize}
         if teacher.exists():
             reads["teacher"] = teacher
         real = {"real images": state_dir() / "data" / plan.dataset_id, "ledger": LEDGER}
@@ -50,7 +51,7 @@ def evaluate(
 
     join()
     ready_processor("evaluate")
-    numbers = evaluate_folder(plan, synthesize, teacher, state_dir(), read_card(CARD), out, log)
+    numbers = evaluate_folder(plan, synthesize, teacher, state_dir(), read_card(CARD_PATH), out, log)
     if numbers is None:  # another process has it
         return
     write_local(metrics, (json.dumps(numbers, indent=1) + "\n").encode())

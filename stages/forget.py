@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from sfumato.settings.stages import CARD_PATH
 from stages.screen import tell
-from stages.state import CARD, EVALUATION, state_dir
+from stages.state import EVALUATION, state_dir
 
 
 def forget(
@@ -21,7 +22,7 @@ def forget(
     from sfumato.planning import forget as library
 
     state = state_dir()
-    mine = read_card(CARD).dataset_id if CARD.exists() or dataset is None else ""
+    mine = read_card(CARD_PATH).dataset_id if CARD_PATH.exists() or dataset is None else ""
     name = dataset or mine
     here = [path for path in local_files() if name == mine]
     show(name, library.private_files(state, name) | {"of this project": here})
@@ -45,7 +46,7 @@ def local_files() -> list[Path]:
     """What this project holds of its sensitive images, also where DVC tries experiments. DVC's cache holds none."""
     numbers = (str(EVALUATION), "metrics.json")
     tried = [path for name in numbers for path in Path(".dvc/tmp/exps").rglob(name)]
-    return [path for path in (*map(Path, numbers), *tried, CARD.parent) if path.exists()]
+    return [path for path in (*map(Path, numbers), *tried, CARD_PATH.parent) if path.exists()]
 
 
 def show(title: str, found: Mapping[str, Sequence[Path]]) -> None:

@@ -11,10 +11,11 @@ import typer
 from rich.table import Table
 
 from sfumato.errors import ConfigError
+from sfumato.settings.stages import CARD_PATH, LEDGER, LOCK
 from sfumato.storage.journal import GENESIS
 from stages.dvc_lock import keep_copy
 from stages.screen import charges, delta_text, say, table_console, tell
-from stages.state import CARD, LEDGER, read_policy, state_dir
+from stages.state import read_policy, state_dir
 
 app = typer.Typer(no_args_is_help=True, help="Write, check and show the privacy ledger, and everything ever spent.")
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="The ledger file.")]
@@ -40,7 +41,7 @@ def check(
     artifacts: Annotated[bool, typer.Option("--artifacts", help="Also verify the files and their records.")] = False,
 ) -> None:
     """Recompute epsilon from the records only; exit 3 if anything does not hold. Needs no data and no GPU."""
-    from sfumato.privacy.check import LOCK, verify
+    from sfumato.privacy.check import verify
     from sfumato.privacy.events import PROTECTED
 
     lock = ledger.parent / LOCK
@@ -116,7 +117,7 @@ def history(
     from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL_USE, OPEN, Odometer
     from sfumato.privacy.project_ledger import seen_in_ledgers
 
-    odometer = Odometer(state_dir(), dataset or read_card(CARD).dataset_id)
+    odometer = Odometer(state_dir(), dataset or read_card(CARD_PATH).dataset_id)
     entries = odometer.entries()
     unknown = seen_in_ledgers(odometer.dataset_id) - odometer.known()
     if unknown:

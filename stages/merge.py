@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sfumato.settings.stages import ARTIFACTS
 from stages.screen import say, tell
-from stages.state import ARTIFACTS
 
 FOLDERS_HELP = "Projects of the owners, or copies of them: artifacts/ with the plan, and data/public if it is used."
 PEOPLE_HELP = "Your confirmation that no person is among the images of two owners; ledger, card and report quote it."

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sfumato.settings.params import Params
-from sfumato.settings.recipes import RECIPES, read_yaml
-from sfumato.settings.stages import STAGES
+from sfumato.settings.recipes import read_yaml
+from sfumato.settings.stages import RECIPES, STAGES
 from stages.runner import memory_line
 from stages.screen import delta_text, say, show_numbers, tell
 from stages.state import state_dir

@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from sfumato.settings.recipes import load_params
+from sfumato.settings.stages import CARD_PATH, PUBLIC
 from stages.plan import RECIPES, ParamsPath, RecipesPath
 from stages.runner import CardPath
 from stages.screen import tell
-from stages.state import CARD, PUBLIC, state_dir
+from stages.state import state_dir
 
 Raw = Annotated[Path, typer.Option("--raw", help="Where downloads are looked for and kept.")]
 RAW = Path("data/raw")
@@ -20,7 +21,7 @@ app = typer.Typer(no_args_is_help=True, help="Take images from their source; no 
 
 @app.command()
 def sensitive(
-    params: ParamsPath = Path("params.yaml"), recipes: RecipesPath = RECIPES, card: CardPath = CARD, raw: Raw = RAW
+    params: ParamsPath = Path("params.yaml"), recipes: RecipesPath = RECIPES, card: CardPath = CARD_PATH, raw: Raw = RAW
 ) -> None:
     """Local: store sensitive and hold-out images under $SFUMATO_STATE, and write the public card."""
     from sfumato.data.prepare import prepare_sensitive
@@ -34,7 +35,7 @@ def sensitive(
 def public(
     params: ParamsPath = Path("params.yaml"),
     recipes: RecipesPath = RECIPES,
-    card: CardPath = CARD,
+    card: CardPath = CARD_PATH,
     raw: Raw = RAW,
     out: Annotated[Path, typer.Option(help="Directory to write.")] = PUBLIC,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sfumato.errors import ConfigError, DataError, explained
-from stages.state import ARTIFACTS
+from sfumato.settings.stages import ARTIFACTS
 
 app = typer.Typer(no_args_is_help=True, help="What was released, looked at again.")
 

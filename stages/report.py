@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from sfumato.errors import ConfigError
+from sfumato.settings.stages import ARTIFACTS, LEDGER
 from sfumato.storage.artifacts import check_out, read_artifact, writing
 from sfumato.storage.files import write_local
 from stages.runner import DryRun
 from stages.screen import say
-from stages.state import ARTIFACTS, EVALUATION, LEDGER, check_local
+from stages.state import EVALUATION, check_local
 
 
 class Audience(StrEnum):

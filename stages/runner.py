@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from sfumato.errors import ConfigError, SfumatoError
 from sfumato.privacy.resolved import QueryPlan, StagePlan, read_lineage, read_stage_plan
-from sfumato.settings.stages import Kind, Stage
+from sfumato.settings.stages import ARTIFACTS, CARD_PATH, PLAN, PUBLIC, Kind, Stage
 from sfumato.storage.artifacts import (
     PRIVACY,
     Artifact,
@@ -38,7 +38,7 @@ from sfumato.storage.files import check_writable, copy_directory
 from stages import launch
 from stages.dvc_lock import keep_copy
 from stages.screen import progress, say
-from stages.state import ARTIFACTS, CARD, PLAN, PREVIEW, PUBLIC, read_policy, state_dir
+from stages.state import PREVIEW, read_policy, state_dir
 
 if TYPE_CHECKING:
     from sfumato.data.store import Encode
@@ -72,7 +72,7 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
     places = {name: ARTIFACTS / name for name in stage.inputs} | {"public": PUBLIC}
     used = {name: places[name] for name in stage.inputs if plan.settings.reads(name)}
     if dry_run:
-        card = {"card": CARD} if stage.kind is Kind.QUERY else {}
+        card = {"card": CARD_PATH} if stage.kind is Kind.QUERY else {}
         return describe(plan, card | used, out)
 
     show_standing(stage.name, plan.enabled)
@@ -140,8 +140,8 @@ def standing(name: str) -> str:
     from sfumato.settings.stages import QUERIES, RECIPES, STAGES
     from sfumato.storage.documents import read_json
 
-    params = load_params(Path("params.yaml"), Path(RECIPES))
-    card = read_card(CARD)
+    params = load_params(Path("params.yaml"), RECIPES)
+    card = read_card(CARD_PATH)
     budget: Any = read_json(PLAN / "budget.json")
     names = [one for one in STAGES if params.runs(one)]
     before = names[: names.index(name)]
@@ -284,10 +284,10 @@ class QueryRun(StageRun):
         from sfumato.privacy.checkpoint import drop_checkpoints
 
         plan = self.plan
-        card = read_card(CARD)
+        card = read_card(CARD_PATH)
         images = attrgetter("dataset_id", "shape", "classes", "labels")
         if images(card) != images(plan):
-            raise ConfigError(f"the plan of {plan.stage} is for another card than {CARD}: run `stage plan` again")
+            raise ConfigError(f"the plan of {plan.stage} is for another card than {CARD_PATH}: run `stage plan` again")
         lineage = read_lineage(PLAN, plan.stage)
         request = authorize.ChargeRequest(
             stage=plan.stage,
@@ -335,7 +335,7 @@ class QueryRun(StageRun):
         from sfumato.privacy.authorize import ensure_latents
 
         bar = partial(progress, f"{purpose} of the images, once", clock=False, log=False)
-        return ensure_latents(state_dir(), read_card(CARD), encoder, purpose, load, bar)
+        return ensure_latents(state_dir(), read_card(CARD_PATH), encoder, purpose, load, bar)
 
     def seen(self) -> set[str]:
         """The charges and heads that the ledgers and the inputs name: the journal must hold all of them."""

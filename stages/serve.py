@@ -13,14 +13,14 @@ import typer
 
 from sfumato.errors import UNREADABLE, ConfigError, SfumatoError, explained
 from sfumato.settings.recipes import load_params
-from sfumato.settings.stages import PROPOSAL, RECIPES, STAGES
+from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER, PLAN, PROPOSAL, RECIPES, STAGES
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import is_running
 from stages.dvc_lock import RUNNING
 from stages.report import METRICS_FILE, PAGES
 from stages.runner import standing
 from stages.screen import tell
-from stages.state import ARTIFACTS, CARD, LEDGER, PLAN, PREVIEW, state_dir
+from stages.state import PREVIEW, state_dir
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'; "
@@ -148,11 +148,11 @@ def page(server: Server) -> str:
     from sfumato.privacy.profile import bound_text
     from sfumato.release import card
 
-    params = load_params(Path("params.yaml"), Path(RECIPES))
+    params = load_params(Path("params.yaml"), RECIPES)
     steps = {name: stage.summary for name, stage in STAGES.items() if params.runs(name)}
     proposal = content_of(Path(PROPOSAL), {})
     seconds = proposal.get("seconds", {})
-    if card_content := content_of(CARD):
+    if card_content := content_of(CARD_PATH):
         seconds = expected_seconds(params, tuple(card_content["shape"]), len(card_content["classes"]), state_dir())
     report = Path(card.__file__).with_name("report.html").read_text(encoding="utf-8")
     return card.template("serve.html", autoescape=True, bound=bound_text).render(

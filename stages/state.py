@@ -4,16 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.errors import ConfigError, explained
-from sfumato.settings import stages
+from sfumato.settings.stages import ARTIFACTS, PLAN, PUBLIC
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.state_directory import in_git
 from sfumato.storage.state_directory import state_dir as state_dir  # for the commands
 
-ARTIFACTS = Path(stages.ARTIFACTS)
-PLAN = Path(stages.PLAN)
-CARD = Path(stages.CARD)
-PUBLIC = Path(stages.PUBLIC)
-LEDGER = Path(stages.LEDGER)
 PREVIEW = ARTIFACTS / "preview.png"  # no stage's output: nothing depends on it
 EVALUATION = Path("evaluation")  # numbers from real images, which neither DVC nor git tracks
 

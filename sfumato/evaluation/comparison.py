@@ -19,11 +19,11 @@ from sfumato.privacy.check import check_ledger, folder_md5, md5_of
 from sfumato.privacy.ledger import KEYS, read_ledger
 from sfumato.privacy.resolved import StagePlan
 from sfumato.settings.evaluate import Evaluate
+from sfumato.settings.stages import LEDGER
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
 
 EVALUATIONS = "evaluations"  # in the state directory
-LEDGER = "ledger.json"
 IDENTITY_COLUMNS = {  # entries of an evaluation's identity, and the columns that hold them
     "dataset": "data set",
     "data": "data",

@@ -36,8 +36,8 @@ from sfumato.settings.dpsgd import SALIENT
 from sfumato.settings.fields import REST
 from sfumato.settings.params import Params
 from sfumato.settings.privacy import UNLIMITED
-from sfumato.settings.recipes import RECIPES, load_params
-from sfumato.settings.stages import CARD, PLAN, PUBLIC, QUERIES, STAGES
+from sfumato.settings.recipes import load_params
+from sfumato.settings.stages import CARD_PATH, PLAN, PUBLIC, QUERIES, RECIPES, STAGES
 from sfumato.storage.artifacts import Artifact, merge_records, read_artifact
 from sfumato.storage.files import replace_file
 
@@ -121,8 +121,8 @@ def resolve_project(
     loaded = load_params(folder / params, folder / recipes)
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # before anything is spent
-    prepared = (folder / CARD).exists()
-    card = read_card(folder / CARD) if prepared or not dry_run else unprepared(folder, loaded, say)
+    prepared = (folder / CARD_PATH).exists()
+    card = read_card(folder / CARD_PATH) if prepared or not dry_run else unprepared(folder, loaded, say)
     version = card.version
     if dry_run:
         version = loaded.data.version or unnamed_version(dataset_directory(state, card.dataset_id)) or version
@@ -173,7 +173,7 @@ def unprepared(folder: Path, params: Params, say: Say) -> Card:
     reading_sensitive()
     data = params.data
     if data.source != "imagefolder" or data.path is None or data.size is None or data.channels is None:
-        return read_card(folder / CARD)
+        return read_card(folder / CARD_PATH)
     path = folder / Path(data.path).expanduser()
     classes = data.classes or list_folder(path).classes
     say("the images are not prepared yet: what follows is for those in the folder")
@@ -197,7 +197,7 @@ def prepare_images(folder: Path, state: Path) -> None:
     data = load_params(folder / "params.yaml", folder / RECIPES).data
     if data.path is not None:
         data = data.model_copy(update={"path": str(folder / Path(data.path).expanduser())})
-    prepare_sensitive(data, state, folder / CARD, folder / "data/raw")
+    prepare_sensitive(data, state, folder / CARD_PATH, folder / "data/raw")
 
 
 def write_texts(out: Path, texts: Mapping[str, str]) -> None:

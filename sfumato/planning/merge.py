@@ -33,7 +33,7 @@ def merge_projects(
         raise ConfigError(f"name the projects of two owners or more; --out {out} must be a folder of none of them")
     for folder in folders:
         refuse_links(folder / ARTIFACTS)
-        refuse_links(folder / Path(PUBLIC).parts[0], folder / PUBLIC)
+        refuse_links(folder / PUBLIC.parts[0], folder / PUBLIC)
     plans = [plans_of(folder / PLAN) for folder in folders]
     first = plans[0]
     queries = same_settings(folders, plans)
@@ -66,9 +66,9 @@ def merge_projects(
             merge_means(name, releases_of[name], sizes, total, directory, plan)
     for name in [name for name in QUERIES if name not in queries]:
         write_empty(out / ARTIFACTS / name, name)
-    for path in (*(f"{ARTIFACTS}/{name}" for name in shared), PUBLIC):  # those that the features rest on are of all
+    for path in (*(ARTIFACTS / name for name in shared), PUBLIC):  # those that the features rest on are of all
         if (folders[0] / path).is_dir():
-            read_artifact(folders[0] / path, Path(path).name)
+            read_artifact(folders[0] / path, path.name)
             copy_directory(folders[0] / path, out / path)
     free = [name for name, stage in STAGES.items() if stage.kind is Kind.FREE and name not in shared]
     limit = {"epsilon": budget["target"], "delta": budget["delta"], "unit": first["count"].get("unit", IMAGE)}
@@ -102,7 +102,7 @@ def write_pipeline(out: Path, free: Sequence[str], say: Say, **limit: Any) -> No
     """`dvc.yaml` of the stages that are free: all else came from the owners. limit: of the check of the ledger."""
     entries = dvc_content()["stages"]
     stages = {name: entries[name] for name in (*free, "ledger", "report")}
-    made = {f"{ARTIFACTS}/{name}" for name in stages} | {LEDGER}
+    made = {f"{ARTIFACTS}/{name}" for name in stages} | {str(LEDGER)}
     for entry in stages.values():
         entry["deps"] = [path for path in entry["deps"] if path in made or (out / path).exists()]
     text = "# Written by `stage merge`: what is free, from the noisy sums of all owners.\n"

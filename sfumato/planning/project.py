@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import LAST_ERROR, ConfigError, DataError, SfumatoError, error_from
-from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER
+from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER
 from sfumato.storage.documents import read_json
 from sfumato.storage.state_directory import state_dir
 
@@ -89,7 +89,7 @@ class Project:
 
         from sfumato.planning.make import prepare_images, resolve_project
 
-        if not (self.folder / CARD).is_file():
+        if not (self.folder / CARD_PATH).is_file():
             prepare_images(self.folder, state_dir())
         resolved = resolve_project(self.folder, state_dir(), dry_run=True)
         resolved.check_lifetime(resolved.spending()[0])

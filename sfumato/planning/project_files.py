@@ -14,7 +14,7 @@ import yaml
 from sfumato.errors import ConfigError, explained
 from sfumato.settings.data import IMAGE
 from sfumato.settings.recipes import as_yaml
-from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER, PLAN, RECIPES, dvc_stages
+from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER, PLAN, RECIPES, dvc_stages
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, replace_file
 from sfumato.storage.state_directory import git
 
@@ -26,7 +26,7 @@ def unsaid(text: str) -> None:
 
 
 # DVC's run cache must bring back neither an old card, nor an old plan (it depends on the odometer), nor an old total.
-PERSISTENT = (CARD, PLAN)
+PERSISTENT = (str(CARD_PATH), str(PLAN))
 SHARES = {"template": "bar_horizontal", "x": "share", "y": "stage", "title": "Share of the privacy budget"}
 PLOTS: list[Any] = [
     {f"{PLAN}/budget.csv": SHARES},
@@ -64,12 +64,12 @@ def dvc_content(*, clone: bool = False) -> dict[str, Any]:
         entry: dict[str, Any] = {"cmd": commands[0] if len(commands) == 1 else commands}
         if name == "prepare-sensitive":
             entry["params"] = ["profile", "data"]
-        if deps := sorted(path for path in {*reads} if clone or path != RECIPES):
+        if deps := sorted(path for path in {*reads} if clone or path != str(RECIPES)):
             entry["deps"] = deps
         if name == "plan" and not clone:
             entry["always_changed"] = True
         for path in sorted(writes):
-            if path == LEDGER:
+            if path == str(LEDGER):
                 entry["metrics"] = [{path: {"cache": False, "persist": True}}]
             else:
                 entry.setdefault("outs", []).append({path: {"persist": True}} if path in PERSISTENT else path)

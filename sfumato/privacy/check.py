@@ -20,7 +20,7 @@ from sfumato.privacy.events import UNITS
 from sfumato.privacy.ledger import Ledger, by_id, compose, odometer_line, of_one_person, read_ledger, spent_on_one
 from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import read_stage_plan
-from sfumato.settings.stages import ARTIFACTS, PLAN, PUBLIC, QUERIES, STAGES
+from sfumato.settings.stages import ARTIFACTS, LOCK, PLAN, PUBLIC, QUERIES, STAGES
 from sfumato.storage.artifacts import Artifact, as_text, declared_apart, empty_content, read_artifact
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_yaml, validated
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 HEAD = re.compile("[0-9a-f]{64}")  # of a journal
 TOLERANCE = 1e-6  # relative, between stored and recomputed epsilon
-LOCK = "dvc.lock"
 
 
 class LedgerError(BudgetError):
@@ -230,7 +229,7 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
         except (OSError, ValueError):
             return []  # `lock_problems` says so
         # DVC keeps the entries of stages that an earlier version had
-        paths |= {project / path for path in outs if path.parent == Path(ARTIFACTS) and path.name in STAGES}
+        paths |= {project / path for path in outs if path.parent == ARTIFACTS and path.name in STAGES}
     if (project / PUBLIC / "privacy.json").is_file():
         paths.add(project / PUBLIC)  # an earlier release may be among the public images
     problems = []

@@ -11,7 +11,7 @@ from sfumato.privacy.check import LedgerError, check_ledger
 from sfumato.privacy.ledger import build_ledger, by_id, ledger_text, read_budget, seen_of
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.record import record_problems
-from sfumato.settings.stages import ARTIFACTS, CARD, LEDGER, PLAN, PUBLIC, QUERIES
+from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER, PLAN, PUBLIC, QUERIES
 from sfumato.storage.artifacts import Artifact, declared_apart, merge_records, read_artifact
 from sfumato.storage.documents import parse_json, read_text
 from sfumato.storage.files import replace_file
@@ -49,11 +49,11 @@ def write_ledger(folder: Path, state: Path, out: Path, say: Say) -> tuple[dict, 
     artifacts = [read_artifact(folder / ARTIFACTS / stage, stage) for stage in ("synthesize", *QUERIES)]
     records = merge_records(artifacts)
     apart = declared_apart(artifacts)
-    if apart and not (folder / CARD).exists():  # what `stage merge` made
+    if apart and not (folder / CARD_PATH).exists():  # what `stage merge` made
         say(f"note: the journals of {', '.join(apart)} are their owners': what else was ever opened is not known here")
         ledger = build_ledger(budget, records, [], apart=apart)
         return ledger, save_ledger(ledger, artifacts, folder, state, out)
-    odometer = Odometer(state, read_card(folder / CARD).dataset_id)
+    odometer = Odometer(state, read_card(folder / CARD_PATH).dataset_id)
     journal = list[dict]()
     earlier = set[str]()
     head = None
@@ -109,7 +109,7 @@ def adopt_charges(folder: Path, state: Path, say: Say) -> tuple[Odometer, int, i
 
     Returns the odometer, how many charges are new, and how many entries of the old journal cannot be read.
     """
-    odometer = Odometer(state, read_card(folder / CARD).dataset_id)
+    odometer = Odometer(state, read_card(folder / CARD_PATH).dataset_id)
     mine = odometer.dataset_id
     records = dict[str, dict]()
     for ledger in ledgers(folder):

@@ -12,9 +12,9 @@ from sfumato.errors import ConfigError, explained, nearest
 from sfumato.settings.fields import MACHINE, REST
 from sfumato.settings.params import Params
 from sfumato.settings.privacy import UNLIMITED
+from sfumato.settings.stages import RECIPES
 from sfumato.storage import documents
 
-RECIPES = Path("pipelines")
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
 REMOVED = {"central.pool": 1, "saliency.candidates": "qkv"}  # settings that nothing set, with the value that holds now
 

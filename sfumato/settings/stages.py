@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sfumato.settings.fields import Settings
 
-ARTIFACTS = "artifacts"
-PLAN = "artifacts/plan"
-CARD = "data/sensitive/card.json"  # the public card of the sensitive set
-PUBLIC = "data/public"  # the public image set, which stages name "public" among their inputs
-LEDGER = "ledger.json"
-RECIPES = "pipelines"
+ARTIFACTS = Path("artifacts")
+PLAN = ARTIFACTS / "plan"
+CARD_PATH = Path("data/sensitive/card.json")  # the public card of the sensitive set
+PUBLIC = Path("data/public")  # the public image set, which stages name "public" among their inputs
+LEDGER = Path("ledger.json")
+LOCK = Path("dvc.lock")
+RECIPES = Path("pipelines")
 PROPOSAL = "evaluation/proposal.json"  # what `stage init` understood and proposed: local
 
 
@@ -55,7 +57,7 @@ class Stage:
     owned: bool = False  # it depends on the section `release`
     shared: bool = False  # many processes share its work, as that of every query that does not run in one
     one_process: bool = False  # a query that refuses more than one process
-    beside: tuple[str, ...] = ()  # more files it reads
+    beside: tuple[Path, ...] = ()  # more files it reads
     gives: str = ""  # what `synthesize` may draw from in its artifact: a "generator", or "images" to choose from
 
     @property
@@ -155,25 +157,23 @@ def dvc_stages() -> dict[str, tuple[list[str], list[str], list[str]]]:
     Guarantee: sensitive, hold-out or latent bytes, or numbers measured on them, are neither dependencies nor outputs,
     whose hashes DVC would write into git.
     """
-    cards = [f"{PUBLIC}/card.json", f"{PUBLIC}/privacy.json"]
-    charged = [f"{ARTIFACTS}/{name}" for name in (*QUERIES, "synthesize")]
-    frame = {
-        "prepare-sensitive": (["stage prepare sensitive"], [RECIPES], [CARD]),
-        "prepare-public": (["stage prepare public"], ["params.yaml", RECIPES, CARD], [PUBLIC]),
-        "plan": (["stage plan"], ["params.yaml", RECIPES, CARD, *cards], [PLAN]),
+    params = Path("params.yaml")
+    cards = [PUBLIC / "card.json", PUBLIC / "privacy.json"]
+    charged = [ARTIFACTS / name for name in (*QUERIES, "synthesize")]
+    stages = {
+        "prepare-sensitive": (["stage prepare sensitive"], [RECIPES], [CARD_PATH]),
+        "prepare-public": (["stage prepare public"], [params, RECIPES, CARD_PATH], [PUBLIC]),
+        "plan": (["stage plan"], [params, RECIPES, CARD_PATH, *cards], [PLAN]),
     }
-    closing = {
-        "ledger": (["stage ledger write"], [f"{PLAN}/budget.json", CARD, *charged], [LEDGER]),
-        "report": (["stage report"], [f"{ARTIFACTS}/synthesize", LEDGER], [f"{ARTIFACTS}/report"]),
-    }
-    resolved = {}
     for name, stage in STAGES.items():
-        reads = [f"{PLAN}/{name}.yaml", *stage.beside]
-        reads += [PUBLIC if other == "public" else f"{ARTIFACTS}/{other}" for other in stage.inputs]
+        reads = [PLAN / f"{name}.yaml", *stage.beside]
+        reads += [PUBLIC if other == "public" else ARTIFACTS / other for other in stage.inputs]
         if stage.kind is not FREE:
-            reads.append(CARD)
+            reads.append(CARD_PATH)
         if stage.kind is LOCAL:
-            resolved[name] = ([f"stage {name}", "stage report --audience owner"], reads, list[str]())
+            stages[name] = ([f"stage {name}", "stage report --audience owner"], reads, [])
         else:
-            resolved[name] = ([f"stage {name}"], reads, [f"{ARTIFACTS}/{name}"])
-    return {**frame, **resolved, **closing}
+            stages[name] = ([f"stage {name}"], reads, [ARTIFACTS / name])
+    stages["ledger"] = (["stage ledger write"], [PLAN / "budget.json", CARD_PATH, *charged], [LEDGER])
+    stages["report"] = (["stage report"], [ARTIFACTS / "synthesize", LEDGER], [ARTIFACTS / "report"])
+    return {name: (lines, [*map(str, reads)], [*map(str, writes)]) for name, (lines, reads, writes) in stages.items()}

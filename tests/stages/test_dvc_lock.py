@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from stages.dvc_lock import COPY, LOCK, damage, keep_copy, lock_in_words
+from sfumato.settings.stages import LOCK
+from stages.dvc_lock import COPY, damage, keep_copy, lock_in_words
 
 
 def test_the_doctor_names_the_lock_that_a_kill_left_empty_and_the_cure(desk):
