@@ -26,7 +26,7 @@ CONFIG_OF = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_confi
 WEIGHTS_OF = {"text_encoder": "model"} | dict.fromkeys(("vae", "unet", "transformer"), "diffusion_pytorch_model")
 VARIANTS = ("", ".fp16")  # half-precision files only if there are no others
 HUB = "hub:"
-DOWNLOAD_AGAIN = "download the model again"
+AGAIN = "download the model again"
 EXTRA = "pip install 'sfumato[diffusers]'"
 LAYOUT = (
     "expected a directory as diffusers saves it, with model_index.json, tokenizer, text_encoder, vae, scheduler, "
@@ -135,7 +135,7 @@ def read_model_directory(directory: str) -> ModelDirectory:
             raise DataError(f"{path / part} names code or adapters beside its weights: expected plain weights")
     model = ModelDirectory(path=path, classes=classes, configs=configs)
     lacking = f"{path}: the config.json of vae and {model.denoiser} lack"
-    with explained(DataError, lambda error: f"{lacking} {error}: {DOWNLOAD_AGAIN}"):
+    with explained(DataError, lambda error: f"{lacking} {error}: {AGAIN}"):
         _ = model.factor, model.multiple, model.image_size
     if model.prediction not in ("epsilon", "v_prediction"):
         raise DataError(f"{path}: prediction_type is {model.prediction!r}, expected epsilon or v_prediction")
@@ -155,11 +155,11 @@ def names_code(config: Any) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    missing = f"{path} is missing: {LAYOUT}; {DOWNLOAD_AGAIN}"
-    with explained(DataError, lambda error: f"{path} cannot be read ({error}): {DOWNLOAD_AGAIN}", missing=missing):
+    missing = f"{path} is missing: {LAYOUT}; {AGAIN}"
+    with explained(DataError, lambda error: f"{path} cannot be read ({error}): {AGAIN}", missing=missing):
         content = documents.read_json(path, infinite=True)
     if not isinstance(content, dict):
-        raise DataError(f"{path} must hold a JSON object: {DOWNLOAD_AGAIN}")
+        raise DataError(f"{path} must hold a JSON object: {AGAIN}")
     return content
 
 
@@ -190,11 +190,11 @@ def part_files(path: Path, part: str) -> list[Path]:
         shards = read_json(weights).get("weight_map") if weights.suffix == ".json" else None
         for name in map(str, shards.values()) if isinstance(shards, dict) else ():
             if not re.fullmatch(r"[\w.-]+\.safetensors", name):
-                raise DataError(f"{weights} names {name!r}, which is no safetensors file beside it: {DOWNLOAD_AGAIN}")
+                raise DataError(f"{weights} names {name!r}, which is no safetensors file beside it: {AGAIN}")
             files.add(directory / name)
     for file in sorted(files):
         if not file.is_file():
-            raise DataError(f"{file} is missing: {DOWNLOAD_AGAIN}")
+            raise DataError(f"{file} is missing: {AGAIN}")
     return sorted(files)
 
 

@@ -8,14 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.errors import DataError, explained
-from sfumato.text_to_image.directory import (
-    DOWNLOAD_AGAIN,
-    WEIGHTS_OF,
-    ModelDirectory,
-    reason_of,
-    require_library,
-    weights_of,
-)
+from sfumato.text_to_image.directory import AGAIN, WEIGHTS_OF, ModelDirectory, reason_of, require_library, weights_of
 from sfumato.text_to_image.prompts import NO_LABEL
 
 # attributes of an attention
@@ -47,11 +40,11 @@ def load_part(model: ModelDirectory, part: str) -> Any:
         options |= {"use_safetensors": True, "torch_dtype": torch.float32, "variant": variant}
     failed = f"{model.path / part} cannot be loaded as {model.classes[part]}"
     # the type of the error depends on what is wrong with the files
-    with explained(DataError, lambda error: f"{failed} ({reason_of(error)}): {DOWNLOAD_AGAIN}", causes=(Exception,)):
+    with explained(DataError, lambda error: f"{failed} ({reason_of(error)}): {AGAIN}", causes=(Exception,)):
         loaded = kind.from_pretrained(str(model.path / part), **options)
     if isinstance(loaded, nn.Module):
         if odd := [name for name, value in loaded.named_parameters() if value.device.type == "meta"]:
-            raise DataError(f"{model.path / part} lacks the weights of {odd[0]}: {DOWNLOAD_AGAIN}")
+            raise DataError(f"{model.path / part} lacks the weights of {odd[0]}: {AGAIN}")
         loaded.eval().requires_grad_(False)
     return loaded
 
@@ -142,7 +135,7 @@ def build_network(model: ModelDirectory) -> nn.Module:
     """The U-Net or the transformer with untrained weights, on the current device."""
     kind = class_named(model.classes[model.denoiser])
     what = f"{model.path / model.denoiser}: config.json does not describe a {kind.__name__}"
-    with explained(DataError, lambda error: f"{what} ({error}): {DOWNLOAD_AGAIN}", causes=(Exception,)):
+    with explained(DataError, lambda error: f"{what} ({error}): {AGAIN}", causes=(Exception,)):
         return kind.from_config(model.configs[model.denoiser])
 
 
