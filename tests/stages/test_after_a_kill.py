@@ -28,7 +28,8 @@ DP_SGD = {  # the call that dies, and which of them
 DP_SGD_RELEASED = {
     "before it is journalled": ("sfumato.privacy.charge.Charge.close", 1),
     "before it is taken over": ("stages.runner.copy_directory", 1),
-    "before its checkpoint is dropped": ("sfumato.privacy.checkpoint.drop_checkpoints", 4),  # after those of three steps
+    # after those of three steps
+    "before its checkpoint is dropped": ("sfumato.privacy.checkpoint.drop_checkpoints", 4),
 }
 
 
