@@ -36,6 +36,8 @@ class GroupNorm(nn.Module):
     def __init__(self, channels: int, affine: bool = True) -> None:
         super().__init__()
         self.groups = math.gcd(channels // 4, 32)  # at least 4 channels each
+        self.channels = channels
+        self.affine = affine
         if affine:
             self.weight = nn.Parameter(torch.ones(channels))
             self.bias = nn.Parameter(torch.zeros(channels))

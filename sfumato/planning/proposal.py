@@ -238,8 +238,7 @@ def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:
             sections[name] = {"noise": noise_at(epsilon, noise)}
     if "teacher" not in content:
         return sections
-    teacher = content["teacher"]
-    rules = Teacher.constants(str(teacher.get("fitted_on", "public")), epsilon)
+    rules = Teacher.constants(str(content["teacher"].get("fitted_on", "public")), epsilon)
     rules["learning_rate"] *= min(epsilon, 1.0) ** SLOWER
     plain = {key: float(f"{value:.3g}") for key, value in rules.items() if key in ("learning_rate", "max_norm")}
     return {**sections, "teacher": {**plain, "steps": rules["steps"]}}
