@@ -322,10 +322,10 @@ CASES: dict[str, Case] = {
     "frequency of blocks": case(
         "frequency", size=24, features=[*maps("pixels"), {"map": "deep-scattering", "block": 2}], tolerance=FEATURE
     ),
-    "frequency of colours": case(
+    "frequency of colour-histogram": case(
         "frequency",
         size=24,
-        features=[*maps("colours"), {"map": "colours", "block": 2}],
+        features=[*maps("colour-histogram"), {"map": "colour-histogram", "block": 2}],
         colour=True,
         tolerance=FEATURE,
     ),
@@ -352,8 +352,8 @@ CASES: dict[str, Case] = {
     "teacher of patches, mirrored": case(
         "teacher", feature="patches", flip=True, dimension=6, steps=3, colour=True, tolerance=DIRECTIONS
     ),
-    "teacher of patches beside colours": case(
-        "teacher", features=maps("patches", "colours"), dimension=6, steps=3, colour=True, tolerance=DIRECTIONS
+    "teacher of patches beside colour-histogram": case(
+        "teacher", features=maps("patches", "colour-histogram"), dimension=6, steps=3, colour=True, tolerance=DIRECTIONS
     ),
     "embedding": case("embedding", size=20, learned={"steps": 2}, tolerance=DIRECTIONS),
     "saliency": case("saliency", microbatch_size=8, tolerance=GRADIENT),

@@ -47,8 +47,8 @@ class GroupNorm(nn.Module):
         if scale is None or shift is None:
             scale = self.weight.expand(len(x), -1)
             shift = self.bias.expand(len(x), -1)
-        most = MOST_GROUPS // self.groups if x.is_cuda else len(x)
-        if len(x) <= most:
+        most = MOST_GROUPS // self.groups
+        if len(x) <= most or not x.is_cuda:
             return normalised(x, self.groups, scale, shift)
         parts = zip(x.split(most), scale.split(most), shift.split(most), strict=True)
         return torch.cat([normalised(part, self.groups, *own) for part, *own in parts])

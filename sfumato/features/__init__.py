@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sfumato.data.images import Shape
-from sfumato.features.colours import Colours
+from sfumato.features.colour_histogram import ColourHistogram
 from sfumato.features.efficientnet_lite import imagenet_network
 from sfumato.features.own_network import OwnFeatures
 from sfumato.features.patches import Patches
@@ -24,7 +24,7 @@ FEATURES: dict[str, Callable[[Shape], nn.Module]] = {  # name -> what makes the 
     "moduli": Moduli,
     "tangent": Tangent,
     "patches": Patches,
-    "colours": Colours,
+    "colour-histogram": ColourHistogram,
     "imagenet": lambda _: OwnFeatures(imagenet_network()),
 }
 

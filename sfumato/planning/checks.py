@@ -27,8 +27,9 @@ def check_consistent(params: Params, card: Card, public: PublicCard | None = Non
         from sfumato.release.synthesizer import outline
 
         outline(params.model, card.shape, len(card.classes))  # raises ConfigError if widths and levels do not fit
-    for problem in public_problems(params, public, len(card.classes)) if public else ():
-        raise ConfigError(problem)
+    if public is not None:
+        for problem in public_problems(params, public, len(card.classes)):
+            raise ConfigError(problem)
 
 
 def reads_public(params: Params) -> bool:
@@ -147,7 +148,8 @@ def name_problems(params: Params) -> Iterator[str]:
             if name == "imagenet" and find_spec(PACKAGE) is None:
                 yield f"{key} names imagenet, whose weights are not installed: {INSTALL}"
     needs = {f"fidelity: {key}": METRICS[key].needs for key in params.evaluate.fidelity or () if key in METRICS}
-    needs |= {"weights": "inception"} if params.evaluate.weights else {}
+    if params.evaluate.weights:
+        needs["weights"] = "inception"
     for key, extractor in needs.items():
         if extractor not in ("", params.evaluate.extractor):
             yield f"evaluate.{key} needs evaluate.extractor: {extractor}, not {params.evaluate.extractor}"

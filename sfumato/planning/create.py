@@ -178,14 +178,11 @@ def propose_for(
     from sfumato.planning.resolve import make_plan
 
     sides = (asked,) if asked else sizes_of(seen.side, seen.longer, seen.proportion)
-    known = Known(
-        side=max(sides, key=both_sides),
-        channels=3 if seen.colour else 1,
-        groups=seen.groups.model_dump(exclude_defaults=True) if seen.groups else None,
-        public=str(public) if public else None,
-        public_images=len(list_folder(public, "--public").train) if public else 0,
-        **wanted,
-    )
+    if seen.groups is not None:
+        wanted["groups"] = seen.groups.model_dump(exclude_defaults=True)
+    if public is not None:
+        wanted |= {"public": str(public), "public_images": len(list_folder(public, "--public").train)}
+    known = Known(side=max(sides, key=both_sides), channels=3 if seen.colour else 1, **wanted)
 
     def seconds_of(params: Params) -> dict[str, float | None]:
         shape = (known.channels, *both_sides(params.data.size or known.side))
@@ -261,7 +258,9 @@ def look_for_persons(
         one_image_each = owner.ask is not None
     if seen.groups is not None:
         return seen, GROUP
-    return seen, IMAGE if one_image_each else None
+    if one_image_each:
+        return seen, IMAGE
+    return seen, None
 
 
 def ask_for_groups(seen: Survey, owner: Owner) -> str | None:
@@ -291,8 +290,10 @@ def groups_of(text: str | None) -> Groups | None:
     """Which images are whose, as `--groups` says: a CSV file, a column, the order of folders, or a pattern."""
     if text is None:
         return None
-    if text in ("class/person", "person/class"):
-        return Groups(folder=OUTER if text == "person/class" else True)
+    if text == "class/person":
+        return Groups(folder=True)
+    if text == "person/class":
+        return Groups(folder=OUTER)
     if Path(text).expanduser().is_file() or text.lower().endswith(".csv"):
         return Groups(csv=str(Path(text).expanduser().resolve()))
     if "(" not in text:  # it is no pattern around an id

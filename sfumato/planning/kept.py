@@ -97,7 +97,7 @@ def records_in(file: Path) -> list[dict]:
     return []
 
 
-def repeat_counts(params: Params, plans: Mapping[str, tuple[str, ...]], runs: Sequence[Run]) -> dict[str, int]:
+def repeat_counts(params: Params, plans: Mapping[str, Sequence[str]], runs: Sequence[Run]) -> dict[str, int]:
     """How often each query was, or will be, paid for again under its plan.
 
     The number in privacy.spend_again is compared with what was released, or else left open, so a wish is granted once.
@@ -109,7 +109,8 @@ def repeat_counts(params: Params, plans: Mapping[str, tuple[str, ...]], runs: Se
         mine = [run for run in runs if run.opened.get("plan") in same and run.end != ABANDON]
         done = [run.record.get("again", 0) for run in [run for run in mine if run.end == CLOSE] or mine]
         wished = sum(wishes.get(other, 0) for other in (name, *stages_before(name, params)))
-        repeats[name] = max(done) + (wished > max(done)) if done else wished  # a first release fulfils the wish
+        last = max(done, default=wished)  # a first release fulfils the wish
+        repeats[name] = last + (wished > last)
     return repeats
 
 

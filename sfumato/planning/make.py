@@ -183,7 +183,9 @@ def unprepared(folder: Path, params: Params, say: Say) -> Card:
 def changed_pictures(params: Params, state: Path) -> str | None:
     """A note if pictures were added to the source, or removed, after they were prepared: DVC does not see them."""
     file = dataset_directory(state, params.data.name) / LISTING
-    listing = listing_of(params.data, secret_key(state, params.data.name)) if file.is_file() else None
+    if not file.is_file():
+        return None
+    listing = listing_of(params.data, secret_key(state, params.data.name))
     if listing is None or listing == file.read_text(encoding="utf-8"):
         return None
     return (

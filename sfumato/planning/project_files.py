@@ -82,7 +82,9 @@ def renew(file: Path) -> bool:
 
     Returns whether it was rewritten.
     """
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    if not file.is_file():
+        return False
+    text = file.read_text(encoding="utf-8")
     if not text.startswith("# Written by `stage init`"):
         return False
     stages = yaml.safe_load(text).get("stages") or {}

@@ -80,7 +80,9 @@ class Proposal:
         """Its pixels, its minutes, up to how many more help, and its usefulness."""
         size = self.params.data.size or 0
         privacy = self.params.privacy
-        minutes = f"{self.seconds / 60:.0f}" + ("" if self.enough else " at least")
+        minutes = f"{self.seconds / 60:.0f}"
+        if not self.enough:
+            minutes += " at least"
         useful = forecast(self.kind, privacy.size * privacy.epsilon, self.grown) if self.kind else "unknown"
         return f"{size}" if isinstance(size, int) else by(size), minutes, f"{math.ceil(self.whole)}", useful
 
@@ -103,22 +105,17 @@ def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> C
 def sizes_of(side: int, longer: int, proportion: float) -> tuple[Size, ...]:
     """The sizes that images may be resized to, the largest first: never enlarged but to the least.
 
-    side, longer: the medians of their sides; proportion: rows over columns, of which a quarter is taken.
+    side, longer: the medians of their sides; proportion: rows over columns. The longer side of a size is in the table,
+    and the shorter one is a multiple of 4 pixels, 8 or more.
     """
-    most = min(side / quarter(proportion), longer)
+    quarter = max(1, round(4 * min(proportion, 1 / proportion))) / 4  # shorter over longer: 1 for what is nearly square
+    most = min(side / quarter, longer)
     sides = [each for each in PROPOSALS["sides"] if each <= most] or [min(PROPOSALS["sides"])]
-    return tuple(in_proportion(each, proportion) for each in sorted(sides, reverse=True))
-
-
-def quarter(proportion: float) -> float:
-    """The shorter side over the longer one, to a quarter: 1 for what is nearly square."""
-    return max(1, round(4 * min(proportion, 1 / proportion))) / 4
-
-
-def in_proportion(side: int, proportion: float) -> Size:
-    """A size whose longer side is `side`, itself a multiple of 4 pixels as the shorter one, which has 8 or more."""
-    shorter = max(8, 4 * round(side * quarter(proportion) / 4))
-    return size_of(sorted((shorter, side), reverse=proportion > 1))
+    sizes = []
+    for each in sorted(sides, reverse=True):
+        shorter = max(8, 4 * round(each * quarter / 4))
+        sizes.append(size_of(sorted((shorter, each), reverse=proportion > 1)))
+    return tuple(sizes)
 
 
 def rounded_size(count: int) -> int:
@@ -195,7 +192,7 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
     for overlay in overlays:
         own = overlaid(own, overlay)
     beside = known.public is not None and row["when"].get("public") == "beside"
-    runs = own.get("run", known_recipe(own["recipe"])["run"])
+    runs = own.get("run", read_overlay(recipes_at(RECIPES), own["recipe"], "recipe")["run"])
     if beside:
         runs = [*runs, "select"]
         own = overlaid(own, PROPOSALS["beside"])
@@ -233,21 +230,16 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
     return Proposal(own, params, row["name"], part, total, expected.get("evaluate", 0.0), total <= 60 * known.minutes)
 
 
-def known_recipe(name: str) -> dict[str, Any]:
-    return read_overlay(recipes_at(RECIPES), name, "recipe")
-
-
 def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:
     """The shares and the teacher's constants of a recipe as they are at `epsilon`, below 1 with a slower teacher."""
-    content = known_recipe(recipe)
+    content = read_overlay(recipes_at(RECIPES), recipe, "recipe")
     sections: dict[str, Any] = {}
     for name, section in content.items():
         if isinstance(section, dict) and isinstance(noise := section.get("noise"), dict):
             sections[name] = {"noise": noise_at(epsilon, noise)}
     if "teacher" not in content:
         return sections
-    teacher = content["teacher"]
-    rules = Teacher.constants(str(teacher.get("fitted_on", "public")), epsilon)
+    rules = Teacher.constants(str(content["teacher"].get("fitted_on", "public")), epsilon)
     rules["learning_rate"] *= min(epsilon, 1.0) ** SLOWER
     plain = {key: float(f"{value:.3g}") for key, value in rules.items() if key in ("learning_rate", "max_norm")}
     return {**sections, "teacher": {**plain, "steps": rules["steps"]}}

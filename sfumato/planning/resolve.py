@@ -82,10 +82,10 @@ def make_plan(
     check_consistent(params, card, public)
     privacy = params.privacy
     delta = checked_delta(privacy.delta, privacy.size, "privacy.")
-    adjacency = ZERO_OUT_ONE if privacy.declared_size else ADD_OR_REMOVE_ONE
     brought = inherited_events(inherited, privacy.epsilon, delta, privacy.protected, privacy.accountant)
-    if any(record["adjacency"] == ADD_OR_REMOVE_ONE for record in inherited):
-        adjacency = ADD_OR_REMOVE_ONE
+    adjacency = ADD_OR_REMOVE_ONE
+    if privacy.declared_size and not any(record["adjacency"] == ADD_OR_REMOVE_ONE for record in inherited):
+        adjacency = ZERO_OUT_ONE
     mechanisms = calibrate(noise_requests(params), privacy.epsilon, delta, privacy.accountant, adjacency, brought)
     shares = shares_of_rdp({name: [m.event] for name, m in mechanisms.items()}, delta)
     every = [*brought, *(m.event for m in mechanisms.values())]
@@ -105,7 +105,9 @@ def make_plan(
     files = {name: stage_file(stage, params, card, mechanisms.get(name)) for name, stage in STAGES.items()}
     today = {name: plan_digest(name, params, files, public) for name in mechanisms}
     earlier = schema4_digests(params, files, public)
-    plans = {name: (today[name], *([earlier[name]["plan"]] if name in earlier else [])) for name in mechanisms}
+    plans = {name: [today[name]] for name in mechanisms}
+    for name, digests in earlier.items():
+        plans[name].append(digests["plan"])
     repeats = repeat_counts(params, plans, runs)
     for name in mechanisms:
         if repeats[name]:
@@ -121,8 +123,8 @@ def plan_digest(name: str, params: Params, files: Mapping[str, dict], public: Pu
     """
     stages = (*stages_before(name, params), name)
     reads = any("public" in params.inputs_of(n) for n in stages)
-    first = {n: {"revision": 1} if n != name and STAGES[n].free and "revision" in files[n] else {} for n in stages}
-    settings = {n: settings_digest({**files[n], **first[n]}) for n in stages}
+    first = {n: {**files[n], "revision": 1} for n in stages if n != name and STAGES[n].free and "revision" in files[n]}
+    settings = {n: settings_digest(first.get(n, files[n])) for n in stages}
     return digest_of({"settings": settings, "public": asdict(public) if reads and public is not None else None})
 
 

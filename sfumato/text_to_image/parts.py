@@ -76,10 +76,13 @@ class PlainAttention:
         bias = None if attention_mask is None else attention_mask[:, None]  # (B, 1, 1, m)
         if torch.is_grad_enabled():
             scores = q @ k.transpose(-2, -1) * attn.scale
-            weights = (scores if bias is None else scores + bias).softmax(dim=-1)
+            if bias is not None:
+                scores = scores + bias
+            weights = scores.softmax(dim=-1)
             mixed = weights.to(v.dtype) @ v
         else:
-            bias = None if bias is None else bias.to(q.dtype)
+            if bias is not None:
+                bias = bias.to(q.dtype)
             mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=attn.scale)
         return attn.to_out[1](attn.to_out[0](mixed.transpose(1, 2).flatten(2))) / attn.rescale_output_factor
 

@@ -7,13 +7,12 @@ from sfumato.errors import ConfigError, nearest
 from sfumato.settings.training import Model
 
 TEMPLATE = "An image of {article} {class}"
-# By data.dataset_id: a template, or the whole prompt of each class. Source: DP-SAPF Table 14.
-OF_DATASET: dict[str, str | dict[str, str]] = {
-    "cifar10": TEMPLATE,
+# By data.dataset_id: another template, or the whole prompt of each class. Source: DP-SAPF Table 14.
+TEMPLATE_OF = {
     "celeba": "An image of {article} {class} face",
-    "camelyon": {"normal": "A normal lymph node image", "tumor": "A lymph node histopathology image"},
     "octmnist": "An optical coherence tomography (OCT) image for retinal disease {number}",
 }
+PROMPTS_OF = {"camelyon": {"normal": "A normal lymph node image", "tumor": "A lymph node histopathology image"}}
 FIELDS = ("{class}", "{article}", "{number}")
 NO_LABEL = ""  # the prompt for guidance and for dropped labels
 
@@ -28,9 +27,10 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
         if name not in classes:
             hint = nearest(name, classes, f"the classes are {', '.join(classes)}")
             raise ConfigError(f"model.prompts names {name!r}, which is not a class: {hint}")
-    usual = OF_DATASET.get(dataset_id, TEMPLATE)
-    whole = usual if isinstance(usual, dict) and model.prompt is None else {}
-    template = model.prompt or (usual if isinstance(usual, str) else TEMPLATE)
+    whole: dict[str, str] = {}
+    if model.prompt is None:
+        whole = PROMPTS_OF.get(dataset_id, {})
+    template = model.prompt or TEMPLATE_OF.get(dataset_id, TEMPLATE)
     for field in re.findall(r"\{[^{}]*\}", template):
         if field not in FIELDS:
             raise ConfigError(f"model.prompt={template!r} has the field {field}: known are {', '.join(FIELDS)}")

@@ -83,7 +83,8 @@ def referred(reference: Mapping[str, Any], *parts: str) -> ModelDirectory:
     """The model that a reference names, after a check of the bytes of `parts`; "denoiser": U-Net or transformer."""
     model = read_model_directory(reference["directory"])
     for part in parts:
-        part = model.denoiser if part == "denoiser" else part
+        if part == "denoiser":
+            part = model.denoiser
         if part_digest(model.path, part) != reference["parts"].get(part, {}).get("sha256"):
             fix = "put that model back, or run `stage pretrain` on this one"
             raise DataError(f"{model.path / part} no longer has the bytes that `stage pretrain` saw: {fix}")

@@ -14,10 +14,10 @@ from sfumato.settings.queries import Teacher
 from sfumato.settings.training import Classifier
 from sfumato.training.public_classifier import train_public_classifier
 
-MAPS = ["classifier", "deep-scattering", "scattering", "pixels", "patches", "colours"]
+MAPS = ["classifier", "deep-scattering", "scattering", "pixels", "patches", "colour-histogram"]
 
 
-@pytest.fixture(scope="module", params=[*MAPS, "classifier beside patches", "patches beside colours"])
+@pytest.fixture(scope="module", params=[*MAPS, "classifier beside patches", "patches beside colour-histogram"])
 def features(request, digits):
     maps = [{"map": name} for name in request.param.split(" beside ")]
     settings = Teacher(features=maps, dimension=32, flip="patches" in request.param)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sfumato.data.sources.packed import remove_unpacked
 from sfumato.settings.stages import QUERIES
 
 ARRAY = {"data": {"groups": {"array": True}}, "privacy": {"unit": "group"}}
@@ -53,6 +54,7 @@ def test_a_release_for_patients_says_so_everywhere_and_names_nobody(clinic):
     assert "for any single person, with all their images" in page and "several images of one person" not in page
     assert "differ in all images of one person with their labels, added" in card
     assert "several images of one person" not in card
+    remove_unpacked(Path("state"))  # as the end of the process does
     files = [path.read_bytes() for path in Path().rglob("*") if path.is_file() and path.name != "set.npz"]
     assert not any(name in content for content in files for name in (b"Q7734", "Q7734".encode("utf-32-le")))
     assert "Q7734" not in said and "frequency: a draw expects 100 of 100 groups" in said

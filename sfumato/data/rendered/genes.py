@@ -18,20 +18,20 @@ class Genes:
         self.read = 0
         self.beyond = np.random.default_rng(0)
 
-    def random(self, size: int | Sequence[int] | None = None) -> np.ndarray:
-        shape = () if size is None else size
-        number = int(np.prod(shape))
+    def random(self, size: int | Sequence[int] = ()) -> np.ndarray:
+        number = int(np.prod(size))
         genes = self.values[self.read : self.read + number]
         self.read += number
         drawn = np.concatenate([genes, self.beyond.random(number - len(genes))])
-        return drawn.reshape(shape)[()]  # type: ignore[no-any-return]  # a number without a size
+        return drawn.reshape(size)[()]  # type: ignore[no-any-return]  # a number without a size
 
     def uniform(self, low=0.0, high=1.0, size: int | Sequence[int] | None = None) -> np.ndarray:
         shape = size or np.broadcast_shapes(np.shape(low), np.shape(high))
         return low + (np.asarray(high) - low) * self.random(shape)
 
     def integers(self, low: int, high: int | None = None) -> int:
-        low, high = (0, low) if high is None else (low, high)
+        if high is None:
+            return self.integers(0, low)
         return low + min(int(self.random() * (high - low)), high - low - 1)
 
     def choice(self, values: Sequence[float]) -> float:

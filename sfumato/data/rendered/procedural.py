@@ -99,7 +99,9 @@ def gratings(random: np.random.Generator, height: int, width: int, channels: int
         cycles = math.exp(random.uniform(math.log(1.5), math.log(9)))
         phase = random.uniform(0, 2 * math.pi)
         each = np.sin(2 * math.pi * cycles * (x * math.cos(angle) + y * math.sin(angle)) + phase)
-        wave += random.uniform(0.4, 1) * (np.tanh(sharpness * each) if sharpness else each)
+        if sharpness:
+            each = np.tanh(sharpness * each)
+        wave += random.uniform(0.4, 1) * each
     wave = 0.5 + 0.5 * wave[..., None] / (np.abs(wave).max() + 1e-12)
     low, high = apart(random, channels)
     return low + wave * (high - low)
@@ -141,7 +143,9 @@ def cells(random: np.random.Generator, height: int, width: int, channels: int) -
     if kind == 0:
         return random.random((count, channels))[square.argmin(axis=2)]
     nearest = np.sqrt(np.partition(square, 1, axis=2)[..., :2])
-    value = nearest[..., 0] if kind == 1 else np.minimum(nearest[..., 1] - nearest[..., 0], random.uniform(0.03, 0.15))
+    value = nearest[..., 0]
+    if kind == 2:
+        value = np.minimum(nearest[..., 1] - value, random.uniform(0.03, 0.15))
     low, high = apart(random, channels)
     return low + (value / value.max())[..., None] * (high - low)
 

@@ -11,7 +11,7 @@ ARCHIVES = {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.t
 
 def read_cifar(request: Request, raw: Path) -> Source:
     """The set whose archive is unpacked in `request.path` or in `raw`; without a path, it is downloaded if missing."""
-    place = raw if request.path is None else request.required_path()
+    place = request.path_or(raw)
     fix = f"Unpack {ARCHIVES[request.name]} into {place}"
     parts = download(request.name.upper(), place, fix, test=request.sensitive, download=request.path is None)
     train, *test = [examples(part.data, np.array(part.targets), request, request.name) for part in parts]

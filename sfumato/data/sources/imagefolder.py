@@ -47,10 +47,10 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     test = None if found.test is None else pictures_of(found.test, every, request, shapes, len(found.train))
     labels = [label for _, label in found.files]
     names = [file.name for file in files]
-    cells: dict[Any, list[str]] = {}
+    compared: list[str] = []
     if request.compare_by is not None:
-        cells.update(rows_of(path, (FILE, request.compare_by)))
-    compared = [cells[file][0] if file in cells else "" for file in files if cells]
+        cells: dict[Any, list[str]] = dict(rows_of(path, (FILE, request.compare_by)))
+        compared = [cells.get(file, [""])[0] for file in files]
     return Source(found.classes, train, test, len(files), ids, names, labels, compared, len(found.test or ()))
 
 
@@ -85,15 +85,17 @@ def list_folder(
     train = [place for part in trained for place in list_part(part, path, classes, groups, problems)]
     test = [place for part in held_out for place in list_part(part, path, classes, groups, problems)]
     if not classes:
-        has = "pictures, but no folder of a class: move each into a folder named after its class"
-        has = has if problems else "no pictures: expected one folder of pictures per class, or a table of labels"
-        hint = " For labels.csv, set data.labels: several." if (path / TABLES[0]).is_file() else ""
-        raise DataError(f"{option}={path} holds {has}.{hint}")
+        held = "no pictures: expected one folder of pictures per class, or a table of labels"
+        if problems:
+            held = "pictures, but no folder of a class: move each into a folder named after its class"
+        if (path / TABLES[0]).is_file():
+            held += ". For labels.csv, set data.labels: several"
+        raise DataError(f"{option}={path} holds {held}.")
     listing = Listing(tuple(classes), train, test if has_test else None, problems)
     if groups is None or groups.column is None or problems:
         return listing
     rows: dict[Any, list[str]] = dict(rows_of(path, (FILE, groups.column)))
-    return replace(listing, ids=[rows[file][0] if file in rows else "" for file, _ in listing.files])
+    return replace(listing, ids=[rows.get(file, [""])[0] for file, _ in listing.files])
 
 
 def list_part(
@@ -124,7 +126,8 @@ def list_part(
         for picture in chain.from_iterable(inner):
             if picture.is_dir():
                 fix = "pictures must lie directly in their class's folder"
-                fix += ", or, if it is one person's, set data.groups: {folder: true}" if groups is None else ""
+                if groups is None:
+                    fix += ", or, if it is one person's, set data.groups: {folder: true}"
                 problems.append(f"{picture} is a folder inside a class: {fix}.")
             elif wrong := misplaced(picture, root):
                 problems.append(wrong)

@@ -1,7 +1,7 @@
 """NumPy archives: a set of the owner, and the batches of the downsampled ImageNet. Pickles are refused."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,9 @@ def read_npz(request: Request, raw: Path) -> Source:
     if groups is not None and not (groups.array or groups.column):
         raise ConfigError("data.groups: an archive has no file names, so its ids are an array: set {array: true}")
     arrays = arrays_in(path, AS_PLAIN_ARRAYS)
-    parts = parts_of(arrays)
+    parts = [""]  # what the names of the arrays of each part begin with: nothing if there is one part
+    if "train_images" in arrays:
+        parts = [part for part in MEDMNIST if f"{part}images" in arrays]
     needed = [f"{part}{name}" for part in parts for name in ("images", "labels")]
     names: Any = request.classes
     if parts == [""] or not names:
@@ -48,8 +50,10 @@ def read_npz(request: Request, raw: Path) -> Source:
         owners = groups.column or "groups"
         ids_in = [owners] if owners in arrays else [f"{part}{owners}" for part in parts]
     if missing := [name for name in needed + ids_in if name not in arrays]:
-        hint = f" Name the classes in their order: {request.section}.classes: [a, b, …]." if parts != [""] else ""
-        raise DataError(f"{path} has no array named {', '.join(missing)}: {AS_PLAIN_ARRAYS}{hint}")
+        fix = AS_PLAIN_ARRAYS
+        if parts != [""]:
+            fix += f" Name the classes in their order: {request.section}.classes: [a, b, …]."
+        raise DataError(f"{path} has no array named {', '.join(missing)}: {fix}")
     if request.sensitive and "groups" in arrays and groups is None:
         raise DataError(f"{path}: `groups` {GROUPS_REFUSED}.")
     names = np.asarray(names)
@@ -72,13 +76,6 @@ def read_npz(request: Request, raw: Path) -> Source:
     return Source(classes, train, test, size, persons, labels=every, held_out=len(labels.get(TESTING, ())))
 
 
-def parts_of(arrays: Collection[str]) -> list[str]:
-    """What the names of the arrays of each part begin with: nothing if there is one part."""
-    if "train_images" in arrays:
-        return [part for part in MEDMNIST if f"{part}images" in arrays]
-    return [""]
-
-
 def labels_of(
     path: Path, arrays: dict[str, np.ndarray], part: str, classes: tuple[str, ...], several: bool
 ) -> np.ndarray:
@@ -89,9 +86,12 @@ def labels_of(
         held = f"{part}images are {images.dtype} {images.shape}"
         raise DataError(f"{path}: {held}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3")
     count = len(images)
-    wanted = [(count, len(classes))] if several else [(count,), (count, 1)]
+    wanted = [(count,), (count, 1)]
+    way = "; of several labels an image, set data.labels: several"
+    if several:
+        wanted = [(count, len(classes))]
+        way = ""
     if labels.dtype.kind not in "iu" or labels.shape not in wanted:
-        way = "" if several else "; of several labels an image, set data.labels: several"
         held = f"{part}labels are {labels.dtype} {labels.shape}"
         raise DataError(f"{path}: {held}, expected integers {wanted[0]}{way}.")
     if not several:
@@ -120,7 +120,7 @@ def read_imagenet32(request: Request, raw: Path) -> Source:
 
     Source: Chrabaszcz, Loshchilov, Hutter 2017.
     """
-    place = raw / "imagenet32" if request.path is None else request.required_path()
+    place = request.path_or(raw / "imagenet32")
     files = sorted(place.glob("train_data_batch_*.npz"), key=lambda path: (len(path.name), path.name))
     if not files:
         raise DataError(

@@ -25,7 +25,9 @@ def is_test(name: str) -> bool:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    return [entry for entry in visible(folder) if entry.is_dir()] if folder.is_dir() else []
+    if not folder.is_dir():
+        return []
+    return [entry for entry in visible(folder) if entry.is_dir()]
 
 
 def split_of(path: Path) -> tuple[list[Path], list[Path]]:

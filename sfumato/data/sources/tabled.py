@@ -32,7 +32,7 @@ def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[s
     """
     if not path.is_dir():
         raise DataError(f"data.path={path} is not a folder: expected pictures and {METADATA[0]}.")
-    columns = [FILE, label, group] if group else [FILE, label]
+    columns = [column for column in (FILE, label, group) if column]
     held_out = split_of(path)[1]
     train: list[Row] = []
     test: list[Row] = []

@@ -1,9 +1,9 @@
-"""Which colours an image has: the row does not mind where they are, and a surface counts by its size."""
+"""The histogram of colours: the row does not mind where they are, and a surface counts by its size."""
 
 import pytest
 import torch
 
-from sfumato.features.colours import LEVELS, Colours
+from sfumato.features.colour_histogram import LEVELS, ColourHistogram
 from sfumato.features.fourier import FourierFeatures
 from sfumato.settings.queries import FeatureMap
 
@@ -11,7 +11,7 @@ from sfumato.settings.queries import FeatureMap
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_places_of_pixels_do_not_matter_and_their_colours_do(channels):
     images = torch.rand(4, channels, 12, 16, generator=torch.Generator().manual_seed(0))
-    seen = Colours(images.shape[1:])
+    seen = ColourHistogram(images.shape[1:])
     moved = images.flatten(2)[..., torch.randperm(192)].view_as(images)
     torch.testing.assert_close(seen(moved), seen(images))
     assert seen(images).shape == (4, LEVELS**channels)
@@ -21,7 +21,7 @@ def test_the_places_of_pixels_do_not_matter_and_their_colours_do(channels):
 def test_a_colour_has_its_share_of_the_pixels_in_its_own_column():
     image = torch.zeros(1, 3, 8, 8)
     image[:, 0, :2] = 1.0  # a quarter is red, the rest is black
-    row = Colours((3, 8, 8))(image).square()[0]
+    row = ColourHistogram((3, 8, 8))(image).square()[0]
     red, black = (LEVELS - 1) * LEVELS**2, 0
     assert row.argsort(descending=True)[:2].tolist() == [black, red] and row[1:red].max() < 1e-6
     assert row[red] / row[black] == pytest.approx(1 / 3, abs=0.03)
@@ -31,7 +31,7 @@ def test_a_generator_s_pixels_have_a_finite_gradient_in_blocks_too():
     images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     images[0] = 0.0
     images.requires_grad_()
-    maps = [FeatureMap(map="colours", length_scales=(0.25,), block=block) for block in (1, 4)]
+    maps = [FeatureMap(map="colour-histogram", length_scales=(0.25,), block=block) for block in (1, 4)]
     features = FourierFeatures((3, 16, 16), maps, 40, seed=0)
     features(images).square()[:, ::3].sum().backward()
     assert images.grad.isfinite().all() and images.grad[1].abs().sum() > 0

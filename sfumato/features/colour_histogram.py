@@ -1,4 +1,4 @@
-"""Which colours an image has, wherever they are: a public map that nothing was learned for."""
+"""The histogram of an image's colours, wherever they are: a public map that nothing was learned for."""
 
 import torch
 from torch import Tensor, nn
@@ -6,11 +6,11 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.features.scattering import averaged, block_of
 
-LEVELS = 6  # of each channel
-FAINT = 1e-3  # share of the pixels below which a colour counts for little
+LEVELS = 8  # of each channel
+FAINT = 1e-4  # share of the pixels below which a colour counts for little
 
 
-class Colours(nn.Module):
+class ColourHistogram(nn.Module):
     """The roots of the shares that LEVELS^C colours have of an image, so that a small nucleus counts as its surface.
 
     (B, C, H, W) -> (B, LEVELS^C), of norm √LEVELS^C about: a pixel counts for the colours around its own, by how near
