@@ -22,7 +22,6 @@ VERDICT_LEVELS = {
     "poor": (0.1, "a classifier learns little from this release: do not rely on it without a test on real images"),
     "useless": (-math.inf, "a classifier learns almost nothing from this release: do not rely on it"),
 }
-NOTHING_LEARNED = "classifiers learn nothing from the real images either, so nothing can be said about the release"
 UNJUDGED = "cannot be judged"
 FEWEST_OF_A_CLASS = 10  # hold-out images of each class, below which nothing is judged
 ERRORS = 3.0  # standard errors by which an accuracy must exceed chance to be told from it
@@ -64,7 +63,7 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
         sentence += "Hold out more"
     elif above <= clear:
         level = "unknown"
-        sentence = NOTHING_LEARNED
+        sentence = "classifiers learn nothing from the real images either, so nothing can be said about the release"
     else:
         learned = (release - chance) / above
         level = level_of(learned) if release - chance > clear else "useless"
