@@ -1,13 +1,12 @@
 """A zip of any layout, an .npz, Parquet with pictures inside: unpacked into a private folder while the program runs."""
 
 import atexit
-import functools
 import json
 import os
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import mkdtemp
@@ -22,6 +21,7 @@ from sfumato.storage.files import sweep, temporary_name
 from sfumato.storage.state_directory import state_dir
 
 UNPACKED = "unpacked"  # below the state directory, with the number of the process
+FOLDERS: dict[tuple[Path, str, int], Path] = {}  # what this process has unpacked
 
 
 def unpacked(path: Path) -> Path:
@@ -34,17 +34,16 @@ def unpacked(path: Path) -> Path:
         tables = sorted([*path.glob("*.parquet"), *path.glob("data/*.parquet")])  # as hubs have them
     if not tables and not (path.suffix.lower() == ".zip" and path.is_file()):
         return path
-    return content_of(path, tuple(tables), max(file.stat().st_mtime_ns for file in tables or [path]))
+    return kept(path, "content", lambda: content_of(path, tables))
 
 
-@functools.cache
-def content_of(path: Path, tables: tuple[Path, ...], changed: int) -> Path:
+def content_of(path: Path, tables: Sequence[Path]) -> Path:
     if tables:
         folder = private_folder()
         unpack_tables(tables, folder)
     else:
         with readable_zip(path, "write it again"):
-            folder = extracted(path, changed)
+            folder = kept(path, "files", lambda: extracted(path))
     while folder.is_dir() and len(inside := visible(folder)) == 1:
         folder = inside[0]
     return unpacked(folder)
@@ -62,15 +61,22 @@ def private_folder() -> Path:
 
 def remove_unpacked(state: Path) -> None:
     """Delete what this process unpacked, and what killed ones left: a program may run on for long."""
-    extracted.cache_clear()
-    content_of.cache_clear()
+    FOLDERS.clear()
     sweep(state / UNPACKED)
     for ours in state.glob(f".{UNPACKED}.{os.getpid()}-*.tmp"):
         shutil.rmtree(ours, ignore_errors=True)
 
 
-@functools.cache
-def extracted(path: Path, changed: int) -> Path:
+def kept(path: Path, what: str, make: Callable[[], Path]) -> Path:
+    """What `make` unpacks of a file or folder, once for as long as neither changes nor goes."""
+    changed = max(part.stat().st_mtime_ns for part in [path, *path.glob("*.parquet"), *path.glob("data/*.parquet")])
+    key = path, what, changed
+    if key not in FOLDERS or not FOLDERS[key].exists():
+        FOLDERS[key] = make()
+    return FOLDERS[key]
+
+
+def extracted(path: Path) -> Path:
     """The files of a zip, or of an .npz."""
     folder = private_folder()
     with zipfile.ZipFile(path) as archive:
@@ -83,7 +89,7 @@ def extracted(path: Path, changed: int) -> Path:
 def arrays_in(path: Path, fix: str) -> dict[str, np.ndarray]:
     """The arrays of an .npz by name, memory-mapped. Raises DataError for pickles, or if it cannot be read."""
     with readable_zip(path, fix):
-        files = sorted(extracted(path, path.stat().st_mtime_ns).glob("*.npy"))
+        files = sorted(kept(path, "files", lambda: extracted(path)).glob("*.npy"))
         return {file.stem: np.asarray(np.load(file, mmap_mode="r", allow_pickle=False)) for file in files}
 
 
@@ -93,7 +99,7 @@ def readable_zip(path: Path, fix: str) -> AbstractContextManager[None]:
     return explained(DataError, lambda error: f"{path} cannot be read ({error}): {fix}", causes=causes)
 
 
-def unpack_tables(tables: tuple[Path, ...], folder: Path) -> None:
+def unpack_tables(tables: Sequence[Path], folder: Path) -> None:
     """Write pictures, with a table of the other columns; those of test and of training apart, if there are both."""
     check_parquet()
     import pyarrow
