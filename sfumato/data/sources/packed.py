@@ -21,7 +21,7 @@ from sfumato.storage.files import sweep, temporary_name
 from sfumato.storage.state_directory import state_dir
 
 UNPACKED = "unpacked"  # below the state directory, with the number of the process
-FOLDERS: dict[tuple[Path, str, int], Path] = {}  # what this process has unpacked
+MADE_HERE: dict[tuple[Path, str, int], Path] = {}  # what this process has unpacked
 
 
 def unpacked(path: Path) -> Path:
@@ -61,7 +61,7 @@ def private_folder() -> Path:
 
 def remove_unpacked(state: Path) -> None:
     """Delete what this process unpacked, and what killed ones left: a program may run on for long."""
-    FOLDERS.clear()
+    MADE_HERE.clear()
     sweep(state / UNPACKED)
     for ours in state.glob(f".{UNPACKED}.{os.getpid()}-*.tmp"):
         shutil.rmtree(ours, ignore_errors=True)
@@ -71,9 +71,9 @@ def kept(path: Path, what: str, make: Callable[[], Path]) -> Path:
     """What `make` unpacks of a file or folder, once for as long as neither changes nor goes."""
     changed = max(part.stat().st_mtime_ns for part in [path, *path.glob("*.parquet"), *path.glob("data/*.parquet")])
     key = path, what, changed
-    if key not in FOLDERS or not FOLDERS[key].exists():
-        FOLDERS[key] = make()
-    return FOLDERS[key]
+    if key not in MADE_HERE or not MADE_HERE[key].exists():
+        MADE_HERE[key] = make()
+    return MADE_HERE[key]
 
 
 def extracted(path: Path) -> Path:
