@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sfumato.data.images import ImageSet, load_array
 from sfumato.data.store import load_public
 from sfumato.data.tables import check_parquet
 from sfumato.evaluation.mixture import JUDGES, WITH, WITHOUT, agreement, chosen_mixture, judges
 from sfumato.features.teacher_network import TeacherNetwork, guide_by, load_teacher
+from sfumato.queries.feature_means import load_means
 from sfumato.release.exports import PUBLIC_SOURCE
+from sfumato.release.herding import draw_herded
 from sfumato.release.release import save_release
-from sfumato.release.synthesis import draw_mixture
+from sfumato.release.synthesis import Drawn, draw_mixture
 from sfumato.release.variation import Varied, beside_public, vary
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
@@ -37,6 +38,9 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
     with progress("synthesize") as report:
         given: dict[str, Any] = {"progress": report, "shape": plan.shape, "guide": guide, "folder": run.out.parent}
         drawn = partial(draw_mixture, paths, priors=priors, **given)
+        if settings.herding > 1:
+            means = load_means("frequency", run.path("frequency"), plan=plan)
+            drawn = partial(draw_herded, drawn, means, run.counts.priors, teacher)
         if settings.choose and teacher is not None:
             varied, sources = choose(run, settings, drawn, teacher)
         else:
@@ -48,10 +52,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
 
 
 def choose(
-    run: StageRun,
-    settings: Synthesize,
-    drawn: Callable[..., tuple[Tensor, Tensor, np.ndarray]],
-    teacher: TeacherNetwork,
+    run: StageRun, settings: Synthesize, drawn: Callable[..., Drawn], teacher: TeacherNetwork
 ) -> tuple[Varied, np.ndarray]:
     """The mixture that is released, and the source of each of its images in any order."""
     plan = run.plan

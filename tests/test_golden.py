@@ -409,6 +409,10 @@ CASES: dict[str, Case] = {
         "synthesize", **VARIED, count=30, sources={"auxiliary": 2.0, "refine": 1.0}, mixed=0.2, colour=True
     ),
     "synthesize variants in grey": case("synthesize", **VARIED, count=20, sources={"evolve": 1.0}, mixed=0.3),
+    "synthesize herded": case("synthesize", **DRAWN, herding=3, sources={"auxiliary": 1.0}),
+    "synthesize herded in colour": case(
+        "synthesize", **DRAWN, herding=4, relabel=True, sources={"refine": 1.0}, colour=True
+    ),
 }
 # of a stage that has none, its defaults
 PINNED = {case.stage for case in CASES.values()}

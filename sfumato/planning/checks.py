@@ -80,11 +80,11 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
     if card.labels != SEVERAL:
         return
     made = params.synthesize
-    varied = made.labels == "uniform" or made.distorted + made.mixed + made.teacher_guidance > 0
+    varied = made.labels == "uniform" or made.distorted + made.mixed + made.teacher_guidance > 0 or made.herding > 1
     options = (  # which take one label an image
         ("auxiliary", "auxiliary.target=covariance", params.auxiliary.target == "covariance"),
         ("pretrain", "model.directory", params.model.directory is not None),
-        ("synthesize", "synthesize.labels: uniform, distorted, mixed or teacher_guidance", varied),
+        ("synthesize", "synthesize.labels: uniform, distorted, mixed, herding or teacher_guidance", varied),
     )
     refused = [name for name in params.run if name not in SEVERAL_LABELS]
     refused += [option for stage, option, chosen in options if chosen and params.runs(stage)]
@@ -185,6 +185,8 @@ def release_problems(params: Params) -> Iterator[str]:
             yield "synthesize.teacher_guidance does not go with a public model, which draws latents: leave it out"
     if made.choose and not ("select" in made.sources and len(made.sources) > 1 and made.labels == "uniform"):
         yield "synthesize.choose compares sources with select and without: name both, and set labels: uniform"
+    if made.herding > 1 and "select" in made.sources and not made.choose:
+        yield "synthesize.herding chooses among images that models draw, which select does not: leave one of them out"
     labelled = params.select.by == "teacher" or (params.runs("histogram") and params.histogram.per_class)
     if params.runs("synthesize") and "select" in made.sources and not labelled:
         remedy = "set select.by: teacher, or histogram.per_class: true"

@@ -37,6 +37,7 @@ from sfumato.features.teacher_network import FITTED
 from sfumato.generators.one_step import block_of_steps, new_generator
 from sfumato.privacy.resolved import StagePlan
 from sfumato.queries.feature_means import LEARNED
+from sfumato.release.herding import COMPARED_CELLS
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import THREADS, device, fast_bfloat16
 from sfumato.settings.evaluate import Evaluate
@@ -56,6 +57,7 @@ MEASURED_IMAGES = 64  # in a pass that measures the speed
 MEASURED_PASSES = 20
 PARALLEL = 0.5  # n threads are about n to this power times as fast as one
 WRITTEN = 80  # operations that take as long as writing a number
+READ = 40  # and as reading one
 CALL = 40_000  # and as the call of an operator
 TRAINING = 3  # forward passes that take as long as a step of a training
 PER_IMAGE = 4  # and as a clipped per-image gradient
@@ -195,12 +197,15 @@ class Work:
         cost = 0.0
         if settings.reads("teacher"):
             cost += self.network("teacher") * (1 + settings.distorted + settings.mixed)
+        if settings.herding > 1:
+            seen = self.network("frequency") + self.network("teacher") * settings.relabel
+            cost += settings.herding * seen + READ * COMPARED_CELLS * settings.herding * settings.count / self.classes
         for source, weight in settings.sources.items():
             share = weight / sum(settings.sources.values())
             if source in ("auxiliary", "refine"):
-                cost += share * self.network("auxiliary")
+                cost += share * self.network("auxiliary") * settings.herding
             elif source in ("finetune", "pretrain"):
-                cost += share * self.network(source) * evaluations
+                cost += share * self.network(source) * evaluations * settings.herding
         return cost
 
     def evaluation(self, settings: Evaluate) -> int:

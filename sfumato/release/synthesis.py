@@ -19,6 +19,8 @@ from sfumato.settings.stages import STAGES
 from sfumato.training.curriculum import MappedImages
 from sfumato.training.training_sets import public_training_set
 
+Drawn = tuple[Tensor, Tensor, np.ndarray]  # images (N, C, H, W) uint8, labels, and the stage that drew each
+
 
 def draw_from(
     name: str,
@@ -103,7 +105,7 @@ def draw_mixture(
     shape: Sequence[int] | None = None,
     guide: Guide | None = None,
     folder: Path | None = None,
-) -> tuple[Tensor, Tensor, np.ndarray]:
+) -> Drawn:
     """The release: `settings.count` images, each source's part by weight, shuffled; and the source of each.
 
     Returns ((N, C, H, W) uint8, in a nameless file on the disk of `folder`; labels; names of stages).

@@ -52,6 +52,8 @@ class Synthesize(Settings):
     # all images of `select`, as it labels them, join those of the other sources, of which the weights' part then stays,
     # if a student of that mixture agrees with the teacher as well as one of the other sources alone
     choose: bool = False
+    # images drawn for each one that is kept: of each class those whose mean is nearest to that of `frequency`
+    herding: Positive = 1
     relabel: bool = False  # released with the teacher's labels, not with those asked of the models
     distorted: Fraction = 0.0  # part of the images that is warped, textured and relit; needs `relabel`
     mixed: Fraction = 0.0  # part that is blended with images of classes that the teacher confuses with their own
@@ -72,5 +74,7 @@ class Synthesize(Settings):
         """Whether it reads this input. LoRA adapters need `pretrain`; `select` needs the public set."""
         if name == "teacher":
             return self.relabel or self.choose or self.teacher_guidance > 0
+        if name == "frequency":
+            return self.herding > 1
         needs = {"pretrain": "finetune", "public": "select"}
         return name == "count" or name in self.sources or needs.get(name) in self.sources

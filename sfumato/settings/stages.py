@@ -141,7 +141,7 @@ TABLE = (
           inputs=("pretrain", "saliency", "count"), seeded=True, network=True, shows_epsilon=True),
     Stage("synthesize", FREE, "Draw the synthetic set. What this writes may be shared.",
           inputs=("finetune", "pretrain", "refine", "auxiliary", *(stage.name for stage in BASELINES), "select",
-          "public", "teacher", "count"), seeded=True, owned=True, shared=True, revision=3),
+          "public", "frequency", "teacher", "count"), seeded=True, owned=True, shared=True, revision=3),
     Stage("evaluate", LOCAL,
           "Train classifiers on synthetic images, test them on the real hold-out, compare features.",
           inputs=("synthesize", "teacher"), optional=("teacher",), beside=(LEDGER,)),

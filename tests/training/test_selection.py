@@ -239,7 +239,13 @@ def test_the_mixture_is_chosen_without_a_look_at_any_sensitive_image(desk, tmp_p
     desk("teacher", noise=1.0, uses=20, steps=20, dimension=32, learning_rate=30.0, feature="pixels")
     desk("select", by="teacher", images=200)
     sys.addaudithook(note_open)
-    mixed = {"sources": {"auxiliary": 1, "select": 1}, "labels": "uniform", "choose": True, "relabel": True}
+    mixed = {
+        "sources": {"auxiliary": 1, "select": 1},
+        "labels": "uniform",
+        "choose": True,
+        "relabel": True,
+        "herding": 2,
+    }
     try:
         opened = []
         out = desk("synthesize", **mixed, count=300)

@@ -1,0 +1,94 @@
+"""Kernel herding: of many drawn images, those whose mean comes nearest to the means that were released.
+
+A generator stops where the noise of a release hides what is left of its faults. Of its images, some have none of them.
+All of it works on what was released, so it is free.
+Source: Chen, Welling and Smola 2010, for random Fourier features of the kernel.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sfumato.data.images import ImageSet, as_floats
+from sfumato.features import FeatureMeans
+from sfumato.features.fourier import FourierFeatures
+from sfumato.features.teacher_network import TeacherNetwork, relabelled
+from sfumato.release.synthesis import Drawn
+from sfumato.runtime.compute import device
+from sfumato.settings.release import Synthesize
+
+COMPARED_CELLS = 4000  # of φ that are compared, at most
+HERDING_BATCH = 100  # images at a time
+
+
+def draw_herded(
+    drawn: Callable[..., Drawn],
+    means: FeatureMeans,
+    priors: Tensor,
+    teacher: TeacherNetwork | None,
+    settings: Synthesize,
+    seed: int,
+) -> Drawn:
+    """What `drawn` gives under the settings and the seed, kept from `settings.herding` times as much, in random order.
+
+    means, priors: as of `herded`; teacher: of images that it labels, only those of the class that was asked are kept.
+    """
+    more = settings.model_copy(update={"count": settings.count * settings.herding})
+    images, labels, sources = drawn(settings=more, seed=seed)
+    sure = torch.ones(len(labels), dtype=torch.bool)
+    if teacher is not None and settings.relabel:
+        classes = (*map(str, range(teacher.classes)),)
+        pictures = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), classes)
+        sure = torch.from_numpy(relabelled(teacher, pictures).labels) == labels
+    rows = herded(images, labels, means, priors, settings.herding, sure)
+    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
+    return images[rows], labels[rows], sources[rows.numpy()]
+
+
+def herded(images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, part: int, sure: Tensor) -> Tensor:
+    """The rows to keep, one of `part` of each class, class by class, those chosen first in front.
+
+    images: (N, C, H, W) uint8; labels: (N,) int64; means: of `frequency`; priors: (classes,) public label shares; sure:
+    (N,) bool, the images to choose among, if a class has enough of them. A class of prior 0 keeps its first images.
+    """
+    features = means.features.to(device())
+    random = torch.Generator().manual_seed(features.seed)
+    cells = torch.randperm(features.size, generator=random)[:COMPARED_CELLS]
+    kept = []
+    for label in labels.unique().tolist():
+        of_class = (labels == label).nonzero().flatten()
+        number = max(1, len(of_class) // part)
+        among = of_class[sure[of_class]]
+        if len(among) < number:
+            among = of_class
+        if priors[label] > 0:
+            target = (means.table[cells, label] / priors[label]).to(device())
+            among = among[nearest_mean(rows_of(features, images[among], cells), target, number)]
+        kept.append(among[:number])
+    return torch.cat(kept)
+
+
+@torch.no_grad()
+def rows_of(features: FourierFeatures, images: Tensor, cells: Tensor) -> Tensor:
+    """Some cells of φ of (N, C, H, W) uint8 images: (N, cells), where the features are."""
+    where = features.amplitude.device
+    chosen = cells.to(where)
+    return torch.cat([features(as_floats(part).to(where))[:, chosen] for part in images.split(HERDING_BATCH)])
+
+
+def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
+    """Places of `number` of the rows, (N, d) of one norm, whose mean comes near to the target, (d,): (number,) int64.
+
+    Each is the one that, beside those chosen before it, brings the mean nearest.
+    """
+    towards = rows @ target
+    beside = torch.zeros_like(towards)  # products with the sum of those chosen
+    free = torch.ones_like(towards, dtype=torch.bool)
+    places = []
+    for chosen in range(1, number + 1):
+        place = torch.where(free, chosen * towards - beside, -torch.inf).argmax()
+        free[place] = False
+        beside += rows @ rows[place]
+        places.append(place)
+    return torch.stack(places).cpu()

@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+import torch
+
+from sfumato.features import FeatureMeans
+from sfumato.features.fourier import FourierFeatures
+from sfumato.release.herding import herded, nearest_mean
+from sfumato.settings.queries import FeatureMap
+
+SURE = torch.ones(400, dtype=torch.bool)
+
+
+@pytest.fixture(scope="module")
+def features():
+    return FourierFeatures((1, 8, 8), [FeatureMap(map="pixels", length_scales=(0.5,))], 200, 0)
+
+
+@pytest.fixture(scope="module")
+def drawn(digits):
+    """400 images as a model draws them: those of the first class are half zeros and half ones."""
+    zeros = np.flatnonzero(digits.labels == 0)[:100]
+    ones = np.flatnonzero(digits.labels == 1)[:100]
+    twos = np.resize(np.flatnonzero(digits.labels == 2), 200)
+    images = torch.from_numpy(digits.images[np.concatenate([zeros, ones, twos])]).permute(0, 3, 1, 2)
+    return images, torch.tensor([0] * 200 + [1] * 200)
+
+
+@pytest.fixture(scope="module")
+def means(drawn, features):
+    """Of a set whose first class, a quarter of it, has nine zeros to one one, and whose second class has twos."""
+    rows = features(drawn[0] / 255)
+    first = 0.9 * rows[:100].mean(0) + 0.1 * rows[100:200].mean(0)
+    return FeatureMeans(torch.stack([0.25 * first, 0.75 * rows[200:].mean(0)], dim=1), features)
+
+
+def test_the_kept_images_have_the_proportions_of_the_release_and_not_those_drawn(drawn, means):
+    rows = herded(*drawn, means, torch.tensor([0.25, 0.75]), 4, SURE)
+    zeros = (rows < 100).sum()
+    ones = ((rows >= 100) & (rows < 200)).sum()
+    assert zeros + ones == 50 and 3 <= ones <= 8
+    assert len(rows) == len(rows.unique()) == 100
+
+
+def test_their_mean_is_nearer_than_that_of_as_many_at_random(drawn, means, features):
+    target = means.table[:, 1] / 0.75
+    rows = features(drawn[0][200:] / 255)
+    chosen = nearest_mean(rows, target, 50)
+    assert (rows[chosen].mean(0) - target).norm() < 0.5 * (rows[:50].mean(0) - target).norm()
+
+
+def test_the_first_is_the_nearest_and_the_others_make_up_for_it():
+    rows = torch.nn.functional.normalize(torch.tensor([[1.0, 0.1], [1.0, -0.1], [0.9, 0.2], [0.0, 1.0]]), dim=1)
+    assert nearest_mean(rows, torch.tensor([1.0, 0.05]), 3).tolist() == [0, 1, 2]
+
+
+def test_only_those_are_kept_that_are_sure_unless_a_class_has_too_few(drawn, means):
+    sure = torch.zeros(400, dtype=torch.bool)
+    sure[100:180] = True
+    sure[200:210] = True
+    rows = herded(*drawn, means, torch.tensor([0.25, 0.75]), 4, sure)
+    first, second = rows[drawn[1][rows] == 0], rows[drawn[1][rows] == 1]
+    assert sure[first].all() and len(first) == len(second) == 50
+
+
+def test_a_class_that_the_release_says_nothing_of_keeps_its_first_images(drawn, means):
+    rows = herded(*drawn, means, torch.tensor([0.0, 1.0]), 4, SURE)
+    assert rows[drawn[1][rows] == 0].tolist() == list(range(50))
