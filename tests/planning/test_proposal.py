@@ -100,7 +100,8 @@ def test_the_evaluation_takes_a_quarter_of_the_minutes_at_most_and_can_be_left_o
     judged, unjudged = (propose(replace(known, evaluate=some), seconds) for some in (True, False))
     assert 0 < judged.judging <= 60 * minutes / 4 and judged.params.evaluate.bound
     assert not unjudged.params.runs("evaluate") and unjudged.judging == 0
-    assert unjudged.grown >= judged.grown and unjudged.whole <= judged.whole
+    lighter = judged.params.frequency.size < unjudged.params.frequency.size  # so that the rest could grow further
+    assert (lighter or unjudged.grown >= judged.grown) and unjudged.whole <= judged.whole
 
 
 def test_a_release_has_pictures_in_folders_unless_they_are_very_many():
