@@ -37,7 +37,7 @@ from sfumato.features.teacher_network import FITTED
 from sfumato.generators.one_step import block_of_steps, new_generator
 from sfumato.privacy.resolved import StagePlan
 from sfumato.queries.feature_means import LEARNED
-from sfumato.release.herding import COMPARED_CELLS
+from sfumato.release.herding import COMPARED_CELLS, TOGETHER
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import THREADS, device, fast_bfloat16
 from sfumato.settings.evaluate import Evaluate
@@ -199,7 +199,9 @@ class Work:
             cost += self.network("teacher") * (1 + settings.distorted + settings.mixed)
         if settings.herding > 1:
             seen = self.network("frequency") + self.network("teacher") * settings.relabel
-            cost += settings.herding * seen + READ * COMPARED_CELLS * settings.herding * settings.count / self.classes
+            cost += settings.herding * seen + READ * COMPARED_CELLS * min(
+                settings.herding * settings.count / self.classes, TOGETHER
+            )
         for source, weight in settings.sources.items():
             share = weight / sum(settings.sources.values())
             if source in ("auxiliary", "refine"):

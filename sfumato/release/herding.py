@@ -7,6 +7,7 @@ Source: Chen, Welling and Smola 2010, for random Fourier features of the kernel.
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from sfumato.settings.release import Synthesize
 
 COMPARED_CELLS = 4000  # of φ that are compared, at most
 HERDING_BATCH = 100  # images at a time
+TOGETHER = 5000  # images of a class, of which some are kept, at most: more are taken in parts
 
 
 def draw_herded(
@@ -41,13 +43,13 @@ def draw_herded(
         classes = (*map(str, range(teacher.classes)),)
         pictures = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), classes)
         sure = torch.from_numpy(relabelled(teacher, pictures).labels) == labels
-    rows = herded(images, labels, means, priors, settings.herding, sure)
+    rows = herded(images, labels, means, priors, settings.count, sure)
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
     return images[rows], labels[rows], sources[rows.numpy()]
 
 
-def herded(images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, part: int, sure: Tensor) -> Tensor:
-    """The rows to keep, one of `part` of each class, class by class, those chosen first in front.
+def herded(images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, number: int, sure: Tensor) -> Tensor:
+    """The rows of the images to keep, (number,) int64, class by class: of each class the same part, within one image.
 
     images: (N, C, H, W) uint8; labels: (N,) int64; means: of `frequency`; priors: (classes,) public label shares; sure:
     (N,) bool, the images to choose among, if a class has enough of them. A class of prior 0 keeps its first images.
@@ -55,18 +57,25 @@ def herded(images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, 
     features = means.features.to(device())
     random = torch.Generator().manual_seed(features.seed)
     cells = torch.randperm(features.size, generator=random)[:COMPARED_CELLS]
+    ends = labels.bincount(minlength=len(priors)).cumsum(0) * number // len(labels)
     kept = []
-    for label in labels.unique().tolist():
-        of_class = (labels == label).nonzero().flatten()
-        number = max(1, len(of_class) // part)
-        among = of_class[sure[of_class]]
-        if len(among) < number:
-            among = of_class
-        if priors[label] > 0:
+    for label, wanted in enumerate(ends.diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()):
+        among = ((labels == label) & sure).nonzero().flatten()
+        if len(among) < wanted:
+            among = (labels == label).nonzero().flatten()
+        if wanted and priors[label] > 0:
             target = (means.table[cells, label] / priors[label]).to(device())
-            among = among[nearest_mean(rows_of(features, images[among], cells), target, number)]
-        kept.append(among[:number])
+            for part, share in zip(among.split(TOGETHER), shares(wanted, len(among)), strict=True):
+                kept.append(part[nearest_mean(rows_of(features, images[part], cells), target, share)])
+        else:
+            kept.append(among[:wanted])
     return torch.cat(kept)
+
+
+def shares(number: int, among: int) -> list[int]:
+    """How many of each part of TOGETHER images are kept, if `number` of all are."""
+    ends = [number * min(end, among) // among for end in range(0, among + TOGETHER, TOGETHER)]
+    return np.diff(ends).tolist()
 
 
 @torch.no_grad()
@@ -85,10 +94,10 @@ def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
     towards = rows @ target
     beside = torch.zeros_like(towards)  # products with the sum of those chosen
     free = torch.ones_like(towards, dtype=torch.bool)
-    places = []
-    for chosen in range(1, number + 1):
-        place = torch.where(free, chosen * towards - beside, -torch.inf).argmax()
+    places = torch.zeros(number, dtype=torch.int64)
+    for chosen in range(number):
+        place = torch.where(free, (chosen + 1) * towards - beside, -torch.inf).argmax()
         free[place] = False
         beside += rows @ rows[place]
-        places.append(place)
-    return torch.stack(places).cpu()
+        places[chosen] = place
+    return places
