@@ -318,10 +318,13 @@ class QueryRun(StageRun):
             # DVC has removed the artifact: what lies there again, a process put there that a kill of DVC left behind
             present = holds_release(self.out, plan.stage, refusal.record_id, refusal.digest)
             present = present and "DVC_STAGE" not in os.environ
-            if refusal.problem or present:
+            if refusal.problem:
                 raise
-            read_kept(kept, plan.stage, refusal.digest, refusal.pay)
-            drop_checkpoints(kept.parent)
+            if not present:
+                read_kept(kept, plan.stage, refusal.digest, refusal.pay)
+            drop_checkpoints(kept.parent)  # a kill may have come before
+            if present:
+                raise
             with FileLock(kept.with_name(COPYING)):
                 copy_directory(kept, self.out)
             done = f"already released as {refusal.record_id[:8]}: put back, nothing is charged"
