@@ -318,13 +318,12 @@ class QueryRun(StageRun):
             # DVC has removed the artifact: what lies there again, a process put there that a kill of DVC left behind
             present = holds_release(self.out, plan.stage, refusal.record_id, refusal.digest)
             present = present and "DVC_STAGE" not in os.environ
-            if refusal.problem:
-                raise
-            if not present:
-                read_kept(kept, plan.stage, refusal.digest, refusal.pay)
-            drop_checkpoints(kept.parent)  # a kill may have come before
             if present:
+                drop_checkpoints(kept.parent)  # a kill may have come before
+            if refusal.problem or present:
                 raise
+            read_kept(kept, plan.stage, refusal.digest, refusal.pay)
+            drop_checkpoints(kept.parent)
             with FileLock(kept.with_name(COPYING)):
                 copy_directory(kept, self.out)
             done = f"already released as {refusal.record_id[:8]}: put back, nothing is charged"

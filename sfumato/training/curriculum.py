@@ -5,6 +5,7 @@ Source: DP-FETA §3.1 and FETA-Pro §3.2 ("from easy to hard"), RPGen §Stage 2.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -48,7 +49,6 @@ class MappedImages:
 Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
 # name -> images; labels (N,) int64, rows of the model's label table, or (N, classes) of 0 and 1
 Sources = Mapping[str, tuple[Images, Tensor]]
-Batches = Iterator[tuple[Tensor, ...]]  # of images, labels, sigma, noise, as in `per_image_loss`, on the CPU
 
 IMAGES_PER_DRAW = 2  # of RandAugment operations
 REPORT_EVERY = 20  # steps between two reports of progress
@@ -85,12 +85,12 @@ def warm_up(
     fast = distributed.broadcast_object(prefers_bfloat16(model))
     for phase in phases:
         optimiser = torch.optim.Adam(parameters.values(), lr=phase.learning_rate, fused=True)
-        size = min(most, phase.batch)
         batches = drawn_batches(model, phase, sources, generator, label_dropout)
         for step, batch in enumerate(batches if device.type == "cpu" else ahead(batches), start=1):
             # a step of Adam, on the gradient here or at the worst weights nearby
-            own = [to_device(distributed.local_shard(tensor), device) for tensor in batch]
-            losses = functools.partial(losses_of_parts, model, own, fast, phase.batch, size)
+            own = (to_device(distributed.local_shard(tensor), device).split(most) for tensor in batch)
+            mean = functools.partial(mean_loss, model, autocast=fast, size=phase.batch)
+            losses = functools.partial(map, mean, [*zip(*own, strict=True)])  # of `most` images each
             amp_gradient(parameters.values(), losses, phase.amp)
             optimiser.step()
             ema.update(parameters)
@@ -102,8 +102,8 @@ def warm_up(
 
 def drawn_batches(
     model: UNet, phase: Phase, sources: Sources, generator: torch.Generator, label_dropout: float
-) -> Batches:
-    """The batches of a phase, drawn one by one."""
+) -> Iterator[tuple[Tensor, ...]]:
+    """The batches of a phase on the CPU, one by one: images, labels, sigma, noise, as in `per_image_loss`."""
     for _ in range(phase.steps):
         images, labels = mixed_batch(phase, sources, generator)
         if phase.augment:
@@ -113,21 +113,13 @@ def drawn_batches(
         yield images, labels, sigma, torch.randn(images.shape, generator=generator)
 
 
-def ahead(batches: Batches) -> Batches:
+def ahead(batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
     """The same, each made in a thread while the one before is in use, so that a GPU does not wait for it."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, batches, None)
         while (batch := coming.result()) is not None:
             coming = thread.submit(next, batches, None)
             yield batch
-
-
-def losses_of_parts(
-    model: UNet, batch: Sequence[Tensor], autocast: bool, size: int, microbatch_size: int
-) -> Iterator[Tensor]:
-    """The terms of `mean_loss`, `microbatch_size` images each; a zero without images."""
-    for part in zip(*(tensor.split(microbatch_size) for tensor in batch), strict=True):
-        yield mean_loss(model, part, autocast, size)
 
 
 def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool, size: int) -> Tensor:
@@ -173,13 +165,12 @@ def rand_augment(images: Tensor, operations: int, generator: torch.Generator) ->
 
     # the draws of `RandAugment.forward`, group by group; then each operation on all images that drew it
     rounds: list[dict[tuple[str, float], list[Tensor]]] = [{} for _ in range(operations)]
-    for group in order.split(IMAGES_PER_DRAW):
-        for groups_of in rounds:
-            name, (magnitudes, signed) = bag[int(torch.randint(len(bag), (1,), generator=drawn))]
-            magnitude = float(magnitudes[augment.magnitude]) if magnitudes.ndim else 0.0
-            if signed and torch.randint(2, (1,), generator=drawn):
-                magnitude = -magnitude
-            groups_of.setdefault((name, magnitude), []).append(group)
+    for group, groups_of in itertools.product(order.split(IMAGES_PER_DRAW), rounds):
+        name, (magnitudes, signed) = bag[int(torch.randint(len(bag), (1,), generator=drawn))]
+        magnitude = float(magnitudes[augment.magnitude]) if magnitudes.ndim else 0.0
+        if signed and torch.randint(2, (1,), generator=drawn):
+            magnitude = -magnitude
+        groups_of.setdefault((name, magnitude), []).append(group)
     for groups_of in rounds:
         for (name, magnitude), groups in groups_of.items():
             rows = torch.cat(groups)
