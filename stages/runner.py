@@ -318,6 +318,8 @@ class QueryRun(StageRun):
             # DVC has removed the artifact: what lies there again, a process put there that a kill of DVC left behind
             present = holds_release(self.out, plan.stage, refusal.record_id, refusal.digest)
             present = present and "DVC_STAGE" not in os.environ
+            if present:
+                drop_checkpoints(kept.parent)  # a kill may have come before
             if refusal.problem or present:
                 raise
             read_kept(kept, plan.stage, refusal.digest, refusal.pay)

@@ -363,6 +363,12 @@ def warm_up_in_phases() -> None:
     warm_up(unet(**ONE_LEVEL), [phase], {"central": known}, 0)
 
 
+def test_the_warm_up_copies_its_batches_from_pinned_memory():
+    with pretended_gpu() as card:
+        warm_up_in_phases()
+    assert not card.copying
+
+
 @part("diffusion/sampler.py sample")
 def samples_with_and_without_guidance() -> None:
     labels, random = torch.arange(20) % CLASSES, torch.Generator().manual_seed(0)

@@ -2,6 +2,7 @@
 
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from randomgen import AESCounter
 
 from sfumato.privacy.events import SECRET, SEEDED
 
+PIECE = 2**18  # numbers of noise that one source draws
 GRID_BITS = 20  # a release is rounded to about a millionth of its noise
 # The words of the Mersenne twister in the state of torch's CPU generator: 624 of 32 bits, each stored in 64
 TWISTER = slice(24, 24 + 8 * 624)
@@ -36,7 +38,12 @@ class NoiseSource:
         return self._generator
 
     def gaussian(self, shape: tuple[int, ...], std: float) -> torch.Tensor:
-        """N(0, std²), float64, on the CPU."""
+        """N(0, std²), float64, on the CPU. More than PIECE numbers are those of many new sources, drawn in threads."""
+        if self._seed is None and (count := math.prod(shape)) > PIECE:
+            sizes = [min(PIECE, count - start) for start in range(0, count, PIECE)]
+            with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+                parts = threads.map(lambda size: NoiseSource().gaussian((size,), std), sizes)
+            return torch.cat([*parts]).view(shape)
         return torch.from_numpy(np.asarray(self.generator.standard_normal(shape) * std))
 
     def __reduce__(self):  # `copy` asks it too
@@ -45,7 +52,7 @@ class NoiseSource:
 
 def rounded(noisy: torch.Tensor, grid: float) -> torch.Tensor:
     """Each entry at the nearest multiple of `grid`, a power of two."""
-    return (noisy / grid).round() * grid
+    return noisy.div(grid).round_().mul_(grid)  # one copy
 
 
 def public_grid(std: float) -> float:

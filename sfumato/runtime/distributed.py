@@ -79,11 +79,12 @@ def agree(tensors: Iterable[Tensor], *plain: object) -> None:
     plain: what is compared only. Raises ConfigError in all processes where one holds something else.
     """
     if world_size() > 1:
-        sums = []  # of the bytes: the same in any order, on any device
-        for tensor in tensors:
-            tensor.copy_(broadcast(tensor.clone(memory_format=torch.contiguous_format)))
-            sums.append(tensor.contiguous().flatten().view(torch.uint8).sum().cpu())
-        mine = (*plain, *map(int, sums))
+        tensors = [*tensors]
+        parts = [tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors]
+        whole = broadcast(torch.cat(parts))  # at once: each call waits for all processes
+        for tensor, part in zip(tensors, whole.split([len(part) for part in parts]), strict=True):
+            tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
+        mine = (*plain, int(whole.sum()))
         _refuse_unless(broadcast_object(mine) == mine)
 
 

@@ -13,6 +13,7 @@ from sfumato.text_to_image.prompts import NO_LABEL
 
 # attributes of an attention
 UNSUPPORTED = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj", "residual_connection")
+DECODED = 2**20  # pixels that a GPU decodes at a time: 3 GiB
 LONGEST_T5 = 120  # tokens; class prompts are far shorter, and masked tokens only cost time
 
 
@@ -189,7 +190,7 @@ def embed_prompts(model: ModelDirectory, prompts: Sequence[str], device: torch.d
 
 
 class LatentCodec:
-    """The frozen VAE: images to latents and back, one at a time."""
+    """The frozen VAE: images to latents, one at a time, and back, on a GPU several at a time."""
 
     def __init__(self, model: ModelDirectory, image_size: int, device: torch.device) -> None:
         self.vae = load_part(model, "vae").to(device)
@@ -214,7 +215,8 @@ class LatentCodec:
     def decode(self, latents: Tensor, shape: tuple[int, int, int]) -> Tensor:
         """(B, c, h, w) to images of `shape` (C, H, W): (B, C, H, W) float32 in [0, 1], on the CPU."""
         channels, height, _ = shape
-        rows = [self.vae.decode(latent / self.scale).sample.float() for latent in latents.to(self.device).split(1)]
+        size = max(1, DECODED // self.image_size**2) if self.device.type == "cuda" else 1
+        rows = [self.vae.decode(part / self.scale).sample.float() for part in latents.to(self.device).split(size)]
         images = ((torch.cat(rows) + 1) / 2).clamp(0, 1)
         return resize(with_channels(images, channels), height).cpu()
 

@@ -5,14 +5,16 @@ Source: DP-FETA §3.1 and FETA-Pro §3.2 ("from easy to hard"), RPGen §Stage 2.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.data.images import as_floats
+from sfumato.data.images import as_floats, to_device
 from sfumato.diffusion.denoiser import draw_noise_levels
 from sfumato.diffusion.ema import EMA, EMA_DECAY
 from sfumato.diffusion.unet import UNet
@@ -48,7 +50,7 @@ Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
 # name -> images; labels (N,) int64, rows of the model's label table, or (N, classes) of 0 and 1
 Sources = Mapping[str, tuple[Images, Tensor]]
 
-IMAGES_PER_DRAW = 2  # of RandAugment operations: one draw for each image would cost a tenth of a step
+IMAGES_PER_DRAW = 2  # of RandAugment operations
 REPORT_EVERY = 20  # steps between two reports of progress
 
 
@@ -83,19 +85,12 @@ def warm_up(
     fast = distributed.broadcast_object(prefers_bfloat16(model))
     for phase in phases:
         optimiser = torch.optim.Adam(parameters.values(), lr=phase.learning_rate, fused=True)
-        size = min(most, phase.batch)
-        for step in range(1, phase.steps + 1):
-            # a batch, its augmentation and its noise
-            images, labels = mixed_batch(phase, sources, generator)
-            if phase.augment:
-                images = rand_augment(images, phase.augment, generator)
-            labels = model.hidden(labels, torch.rand(len(labels), generator=generator) < label_dropout)
-            sigma = draw_noise_levels(LogNormal(), len(images), generator)
-            noise = torch.randn(images.shape, generator=generator)
-
+        batches = drawn_batches(model, phase, sources, generator, label_dropout)
+        for step, batch in enumerate(batches if device.type == "cpu" else ahead(batches), start=1):
             # a step of Adam, on the gradient here or at the worst weights nearby
-            batch = [distributed.local_shard(tensor).to(device) for tensor in (images, labels, sigma, noise)]
-            losses = functools.partial(losses_of_parts, model, batch, fast, len(images), size)
+            own = (to_device(distributed.local_shard(tensor), device).split(most) for tensor in batch)
+            mean = functools.partial(mean_loss, model, autocast=fast, size=phase.batch)
+            losses = functools.partial(map, mean, [*zip(*own, strict=True)])  # of `most` images each
             amp_gradient(parameters.values(), losses, phase.amp)
             optimiser.step()
             ema.update(parameters)
@@ -105,12 +100,26 @@ def warm_up(
     return ema.average
 
 
-def losses_of_parts(
-    model: UNet, batch: Sequence[Tensor], autocast: bool, size: int, microbatch_size: int
-) -> Iterator[Tensor]:
-    """The terms of `mean_loss`, `microbatch_size` images each; a zero without images."""
-    for part in zip(*(tensor.split(microbatch_size) for tensor in batch), strict=True):
-        yield mean_loss(model, part, autocast, size)
+def drawn_batches(
+    model: UNet, phase: Phase, sources: Sources, generator: torch.Generator, label_dropout: float
+) -> Iterator[tuple[Tensor, ...]]:
+    """The batches of a phase on the CPU, one by one: images, labels, sigma, noise, as in `per_image_loss`."""
+    for _ in range(phase.steps):
+        images, labels = mixed_batch(phase, sources, generator)
+        if phase.augment:
+            images = rand_augment(images, phase.augment, generator)
+        labels = model.hidden(labels, torch.rand(len(labels), generator=generator) < label_dropout)
+        sigma = draw_noise_levels(LogNormal(), len(images), generator)
+        yield images, labels, sigma, torch.randn(images.shape, generator=generator)
+
+
+def ahead(batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
+    """The same, each made in a thread while the one before is in use, so that a GPU does not wait for it."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = thread.submit(next, batches, None)
+            yield batch
 
 
 def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool, size: int) -> Tensor:
@@ -144,14 +153,26 @@ def rand_augment(images: Tensor, operations: int, generator: torch.Generator) ->
     images: (N, C, H, W) float32 in [0, 1], rounded to 8 bits. Returns the same shape and range, in the same order.
     Source: Cubuk et al. 2019, with torchvision's bag and its default magnitude.
     """
-    from torchvision.transforms import RandAugment
+    from torchvision.transforms import InterpolationMode, RandAugment
+    from torchvision.transforms.autoaugment import _apply_op
 
-    augment = RandAugment(num_ops=operations)
     # groups in random order, because neighbours in a batch come from the same source
     order = torch.randperm(len(images), generator=generator)
     pixels = (images * 255).round().clamp(0, 255).to(torch.uint8)
-    with torch.random.fork_rng(devices=[]):  # torchvision draws from the global generator
-        torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
-        for group in order.split(IMAGES_PER_DRAW):
-            pixels[group] = augment(pixels[group])
+    drawn = torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
+    augment = RandAugment()
+    bag = [*augment._augmentation_space(augment.num_magnitude_bins, images.shape[-2:]).items()]
+
+    # the draws of `RandAugment.forward`, group by group; then each operation on all images that drew it
+    rounds: list[dict[tuple[str, float], list[Tensor]]] = [{} for _ in range(operations)]
+    for group, groups_of in itertools.product(order.split(IMAGES_PER_DRAW), rounds):
+        name, (magnitudes, signed) = bag[int(torch.randint(len(bag), (1,), generator=drawn))]
+        magnitude = float(magnitudes[augment.magnitude]) if magnitudes.ndim else 0.0
+        if signed and torch.randint(2, (1,), generator=drawn):
+            magnitude = -magnitude
+        groups_of.setdefault((name, magnitude), []).append(group)
+    for groups_of in rounds:
+        for (name, magnitude), groups in groups_of.items():
+            rows = torch.cat(groups)
+            pixels[rows] = _apply_op(pixels[rows], name, magnitude, InterpolationMode.NEAREST, None)
     return pixels.float() / 255

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from randomgen import AESCounter
 
 from sfumato.privacy import noise
 from sfumato.privacy.events import SECRET, SEEDED
@@ -46,6 +47,45 @@ def test_a_seed_is_told_in_the_label():
     seeded = NoiseSource(seed=1)
     assert seeded.label == SEEDED
     assert torch.equal(seeded.gaussian((4,), 1.0), NoiseSource(seed=1).gaussian((4,), 1.0))
+
+
+def test_long_noise_comes_from_sources_each_with_a_new_key_whatever_the_number_of_threads(monkeypatch):
+    keys, urandom = [], os.urandom
+    monkeypatch.setattr(noise, "PIECE", 10)
+    monkeypatch.setattr(noise.os, "urandom", lambda size: keys.append(urandom(size)) or keys[-1])
+    source = NoiseSource()
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        keys.clear()
+        drawn = source.gaussian((5, 7), 3.0)
+        assert [len(key) for key in keys] == [16] * 4 and len(set(keys)) == 4
+        streams = [np.random.Generator(AESCounter(key=int.from_bytes(key, "little"))) for key in keys]
+        pieces = {tuple(3.0 * stream.standard_normal(10)) for stream in streams}
+        whole = {tuple(piece.tolist()) for piece in drawn.flatten().split(10)[:3]}
+        assert len(whole) == 3 and whole < pieces
+        (rest,) = pieces - whole
+        assert drawn.flatten()[30:].tolist() == list(rest[:5])
+
+
+def test_long_noise_of_which_a_piece_fails_is_an_error(monkeypatch):
+    made = []
+
+    def failing(size):
+        made.append(size)
+        if len(made) == 3:
+            raise OSError("no entropy")
+        return bytes(size)
+
+    monkeypatch.setattr(noise, "PIECE", 10)
+    monkeypatch.setattr(noise.os, "urandom", failing)
+    with pytest.raises(OSError, match="no entropy"):
+        NoiseSource().gaussian((50,), 1.0)
+
+
+def test_long_noise_of_a_seed_is_one_stream(monkeypatch):
+    whole = NoiseSource(seed=1).gaussian((30,), 2.0)
+    monkeypatch.setattr(noise, "PIECE", 10)
+    assert torch.equal(whole, NoiseSource(seed=1).gaussian((30,), 2.0))
 
 
 def test_a_secret_generator_differs_each_time_and_draws_standard_normals():

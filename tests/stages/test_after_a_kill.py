@@ -183,6 +183,13 @@ def test_a_kill_after_dp_sgd_is_written_has_its_release_put_back(trained, killed
     assert not list(Path("state/runs").glob("*/checkpoint-*"))
 
 
+def test_by_hand_a_kill_before_the_checkpoint_is_dropped_leaves_none_at_the_next_refusal(trained, killed_at):
+    killed_at("finetune", *DP_SGD_RELEASED["before its checkpoint is dropped"])
+    assert list(Path("state/runs").glob("*/checkpoint-*"))
+    trained.run("finetune", "already released", "A copy is kept", code=3)  # its artifact is there
+    assert not list(Path("state/runs").glob("*/checkpoint-*"))
+
+
 def test_the_dry_run_says_that_weights_of_other_bytes_make_a_release_refused(trained):
     trained.run_all("finetune", *(name for name in STAGES if name not in (*trained.base["run"], "evaluate")))
     trained.run("plan --dry-run", "finetune: already released as", "not spent again")

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
+from pretended_gpu import pretended_gpu
 from tiny_diffusers import KINDS, save_references
 
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
@@ -23,6 +24,7 @@ from sfumato.release.synthesizer import load_synthesizer
 from sfumato.settings.dpsgd import Finetune, Lora
 from sfumato.settings.noise_levels import LogNormal, TimestepMixture
 from sfumato.settings.training import Model
+from sfumato.text_to_image import parts
 from sfumato.text_to_image.directory import HUB, ModelDirectory, locate, read_model_directory
 from sfumato.text_to_image.network import LatentDiffusion, load_latent
 from sfumato.text_to_image.parts import embed_prompts, load_part, make_scheduler
@@ -192,6 +194,19 @@ def test_a_latent_depends_on_its_own_image_alone_bit_for_bit(models, size):
     assert torch.equal(whole, codec.encode(images))  # no randomness
     back = codec.decode(whole, (1, size, size))
     assert back.shape == images.shape and back.min() >= 0 and back.max() <= 1
+
+
+def test_a_gpu_decodes_several_latents_at_a_time_as_far_as_they_fit(models, monkeypatch):
+    monkeypatch.setattr(parts, "DECODED", 2 * 16**2)
+    codec = load_codec(reference(models, "unet-epsilon"), CPU)
+    with pretended_gpu() as card:
+        codec.device = torch.device("cuda")
+        codec.vae.to(codec.device)
+        decode, sizes = codec.vae.decode, []
+        codec.vae.decode = lambda latents: sizes.append(len(latents)) or decode(latents)
+        card.waits.clear()
+        assert codec.decode(torch.rand(5, 4, 8, 8), (1, 16, 16)).shape == (5, 1, 16, 16)
+    assert sizes == [2, 2, 1] and card.waits.total() == 1
 
 
 # ---- what is trained, saved and loaded
