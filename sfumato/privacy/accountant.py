@@ -185,10 +185,13 @@ def smallest_noise(
         for tried in range(MOST_NOISES_TRIED):
             if not lacking < middle < enough:
                 break
-            noise = middle
-            if tried < MOST_NOISES_TRIED - 1 and math.isfinite(over - under):
+            crossing = middle
+            if math.isfinite(over - under):
                 crossing = enough * (lacking / enough) ** (under / (under - over))
-                noise = crossing if lacking < crossing < enough else middle
+            elif math.isfinite(under):  # one point, and costs that fall as 1 / noise or its square
+                crossing = enough * math.exp(under if under > -1 else under / 2)
+            last = tried == MOST_NOISES_TRIED - 1
+            noise = middle if last or not max(lacking, low) < crossing < enough else crossing
             value = cost(noise)
             again, side = side == (value <= most), value <= most
             if side:
