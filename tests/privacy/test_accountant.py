@@ -364,6 +364,13 @@ def test_by_the_accountants_of_before_plans_have_the_noise_of_before():
     for name, noise in (("rdp", [31.45, 4.695, 4.755]), ("pld", [31.45, 4.695, 4.403])):
         solved = calibrate(asks, 1.0, default_delta(60_000), name)
         assert [m.noise_multiplier for m in solved.values()] == noise
+    # at orders between whole ones, this curve is far above those of the whole ones beside them
+    asks = {"count": NoiseRequest(share=0.02), "frequency": NoiseRequest(share=0.01)}
+    asks |= {"central": NoiseRequest(share=0.1, sample_rate=0.3, uses=5)}
+    solved = calibrate(asks | {"finetune": NoiseRequest(sample_rate=0.5, uses=1650)}, 10.0, default_delta(60_000))
+    assert [m.noise_multiplier for m in solved.values()] == [3.981, 5.629, 1.49, 12.35]
+    asks = {"count": NoiseRequest(share=0.02), "finetune": NoiseRequest(sample_rate=0.2, uses=4)}
+    assert calibrate(asks, 1.0, default_delta(300), EXACT)["finetune"].noise_multiplier == 1.582
 
 
 @pytest.mark.parametrize("most", [1e-3, 0.7, 30.0])
