@@ -1,10 +1,11 @@
 # Each target needs nothing done before: only git, make and Python 3.11 or newer.
 PYTHON ?= python3
 REPRO ?=
+PIP_FLAGS ?=
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 
-PIP = $(VENV)/bin/python -m pip
+PIP_INSTALL = $(VENV)/bin/python -m pip install $(PIP_FLAGS)
 LOCK_FOR := --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
 .PHONY: help install demo test mutants lint docs lock dvc.yaml audit-packages clean
@@ -28,21 +29,21 @@ $(VENV)/bin/python:
 # With LOCKED the lock has all that both need, and nothing is installed that it does not name.
 ifdef LOCKED
 $(VENV)/.installed $(VENV)/.installed-test: pyproject.toml requirements.lock | $(VENV)/bin/python
-	$(PIP) install --require-hashes -r requirements.lock
-	$(PIP) install --no-deps --no-build-isolation -e .
+	$(PIP_INSTALL) --require-hashes -r requirements.lock
+	$(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	@touch $(VENV)/.installed $(VENV)/.installed-test
 else
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install -c constraints.txt -e .
+	$(PIP_INSTALL) -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install -c constraints.txt -e '.[test]'
+	$(PIP_INSTALL) -c constraints.txt -e '.[test]'
 	@touch $@ $(VENV)/.installed
 endif
 
 $(VENV)/.installed-docs: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install -c constraints.txt mkdocs-material
+	$(PIP_INSTALL) -c constraints.txt mkdocs-material
 	@touch $@
 
 install: $(VENV)/.installed

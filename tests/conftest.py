@@ -9,8 +9,8 @@ from sfumato.data import prepare
 from sfumato.data.images import ImageSet
 from sfumato.storage.files import open_private
 
-# Files of more than a minute of processor, in the order in which two workers take them.
-LONGEST = ["pipeline", "recipes", "stages_on_a_gpu", "init", "two_worlds", "audit"]
+# Files of more than half a minute of processor, in the order in which two workers take them.
+LONGEST = ["two_worlds", "pipeline", "stages_on_a_gpu", "audit", "kills", "recipes", "generator", "init"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

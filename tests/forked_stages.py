@@ -3,13 +3,17 @@
     python tests/forked_stages.py ADDRESS
 
 `client` writes a program `stage` that hands its words, its folder, its environment and its files over to that process,
-and ends with the exit code it is given. Beside it is `module`, which takes Python's words for one: `-P -m dvc ...`.
+and ends with the exit code it is given. Beside it are `dvc`, and `module`, which takes Python's words for one:
+`-P -m dvc ...`.
 """
 
 from __future__ import annotations
 
+import gc
 import json
+import logging
 import os
+import pkgutil
 import selectors
 import signal
 import socket
@@ -33,13 +37,18 @@ with socket.socket(socket.AF_UNIX) as server:
     said = server.recv(16)
 sys.exit(int(said or b"137"))
 """
-LIBRARIES = ("torch", "torchvision", "scipy.stats", "sklearn.datasets", "opacus", "dp_accounting", "yaml", "pandas")
+LIBRARIES = (
+    *("torch", "torchvision", "scipy.stats", "sklearn.datasets", "opacus", "dp_accounting.pld", "yaml", "pandas"),
+    *("PIL.ImageFont", "jinja2", "matplotlib.font_manager", "pyarrow", "rich.table", "rich.tree"),
+    *("dvc.cli.parser", "dvc.repo.reproduce", "dvc.stage.run", "dvc.repo.checkout"),
+)
+OURS = ("sfumato", "stages")
 
 
 def client(folder: Path, address: Path) -> Path:
-    """A folder with a program `stage`, to be put first into PATH, and a program `module`."""
+    """A folder with the programs `stage` and `dvc`, to be put first into PATH, and a program `module`."""
     folder.mkdir()
-    for name in ("stage", "module"):
+    for name in ("stage", "dvc", "module"):
         (folder / name).write_text(CLIENT.format(python=sys.executable, address=str(address)))
         (folder / name).chmod(0o755)
     return folder
@@ -75,6 +84,10 @@ def serve(address: Path) -> None:
     """Fork for each connection, and return the exit code. One without files holds a signal for all."""
     for name in LIBRARIES:
         import_module(name)
+    for package in map(import_module, OURS):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            import_module(module.name)
+    gc.freeze()  # no fork looks through what was imported
     program = import_module("stages.cli").main
     running: dict[int, socket.socket] = {}
     with socket.socket(socket.AF_UNIX) as listening, selectors.DefaultSelector() as waiting:
@@ -124,8 +137,9 @@ def run_stage(words: list[str], folder: str, environment: dict[str, str], files:
     code = 1
     try:
         sys.argv = words[words.index("-m") + 1 :] if words[0].endswith("/module") else words
-        if sys.argv[0] == "dvc":
+        if Path(sys.argv[0]).name == "dvc":
             signal.signal(SIGNALS["memory"], signal.SIG_IGN)
+            logging.getLogger().handlers.clear()  # of a library of ours, which DVC alone does not import
             program = import_module("dvc.cli").main
         elif "FAULT" in environment:
             install(*json.loads(environment["FAULT"]))

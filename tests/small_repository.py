@@ -14,6 +14,7 @@ from pathlib import Path
 
 import forked_stages
 import numpy as np
+import psutil
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,19 +38,31 @@ SMALL = {
         *("count", "central", "frequency", "classifier", "auxiliary", "teacher"),
         *("select", "pretrain", "saliency", "finetune", "synthesize", "evaluate"),
     ],
-    "finetune": {"steps": 40, "batch": 60, "draws": 1, "trainable": "salient-lora"},
+    "finetune": {"steps": 24, "batch": 60, "draws": 1, "trainable": "salient-lora"},
     "synthesize": {"count": 120, "steps": 3},
     "evaluate": {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "bound": False, "fidelity": []},
 }
 
 
 @functools.cache
-def programs() -> Path:
-    """A folder with a program `stage` that runs by fork in a process with this tree's code: a tenth of the time."""
+def server() -> tuple[psutil.Process, Path]:
+    """A process with this tree's code that runs stages and DVC by fork, a tenth of the time; and its address."""
     base = Path(tempfile.mkdtemp(prefix="stages-"))
-    server = forked_stages.start(base / "socket", os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
-    atexit.register(lambda: (server.kill(), server.wait(), shutil.rmtree(base)))
-    return forked_stages.client(base / "bin", base / "socket")
+    process = forked_stages.start(base / "socket", os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    atexit.register(lambda: (process.kill(), process.wait(), shutil.rmtree(base)))
+    return psutil.Process(process.pid), base / "socket"
+
+
+@functools.cache
+def programs() -> Path:
+    """A folder with the programs `stage` and `dvc`, which run by fork."""
+    address = server()[1]
+    return forked_stages.client(address.with_name("bin"), address)
+
+
+def forked_seconds() -> float:
+    """Processor time of all that ran by fork, to its end."""
+    return sum(server()[0].cpu_times()[2:4])
 
 
 class Repository:
@@ -69,11 +82,14 @@ class Repository:
         }
         self.edits: dict = {}
 
+    @property
+    def given(self) -> dict:
+        """Folder and environment of a program."""
+        path = self.environment["PATH"]
+        return {"cwd": self.path, "env": self.environment | {"PATH": f"{programs()}:{path}" if self.forked else path}}
+
     def run(self, *words: str) -> tuple[int, str]:
-        environment = self.environment
-        if self.forked:
-            environment = environment | {"PATH": f"{programs()}:{environment['PATH']}"}
-        done = subprocess.run(words, cwd=self.path, env=environment, capture_output=True, text=True, timeout=1500)
+        done = subprocess.run(words, **self.given, capture_output=True, text=True, timeout=1500)
         return done.returncode, done.stdout + done.stderr
 
     def stage(self, command: str, *said: str, code: int = 0) -> str:
@@ -83,12 +99,14 @@ class Repository:
         return text
 
     def kill(self, name: str, reached: Callable[[], bool]) -> None:
-        """Start a stage as its own process, and kill it when this is reached."""
+        """Start a stage, and kill it when this is reached: by fork too, it is a process of its own."""
         silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        process = subprocess.Popen(["stage", name], cwd=self.path, env=self.environment, **silent)
+        process = subprocess.Popen(["stage", name], **self.given, **silent)
         while not reached():
             assert process.poll() is None, f"{name} ended before it could be killed"
             time.sleep(0.02)
+        if self.forked:
+            forked_stages.end_stages(server()[1])
         process.kill()
         process.wait()
 

@@ -152,7 +152,7 @@ def test_mismatched_targets_are_refused():
 
 def test_the_statistics_of_the_averaged_network_are_its_own():
     """In eval mode it draws what it draws in training mode, where each batch has its own statistics."""
-    config = CONFIG.model_copy(update={"steps": 150})
+    config = CONFIG.model_copy(update={"steps": 70})
     generator = fit(torch.randn(1000, 3, generator=torch.Generator().manual_seed(0)) / 100, config)
     z = torch.randn(3000, generator.latent, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(3000) % 3
@@ -164,7 +164,7 @@ def test_the_statistics_of_the_averaged_network_are_its_own():
 def test_a_second_match_and_a_teacher_both_pull(three_digits):
     """A teacher that calls bright images class 0 and dark ones class 1 makes its classes bright and dark."""
     images, labels, target, _ = three_digits
-    config = CONFIG.model_copy(update={"steps": 200})
+    config = CONFIG.model_copy(update={"steps": 100})
 
     class Brightness(torch.nn.Module):
         def forward(self, images):

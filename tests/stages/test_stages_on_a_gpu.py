@@ -18,9 +18,10 @@ OTHERS = ["dp-mepf", "teacher-gaussian", "sapf-pixel", "pe", "dp-gan"]  # the ot
 SMALL = {
     "profile": None,
     "data": {"dataset_id": "small", "source": "npz", "path": "source.npz"},
-    "privacy": {"epsilon": 10, "size_hint": 40, "unit": "image"},
+    "privacy": {"epsilon": 1, "size_hint": 40, "unit": "image"},  # a small ε is accounted faster
     "model": {"width": 8, "multipliers": [1], "attention": [0], "unshuffle": 1},
     "public": {"per_class": 4},
+    "central": {"noise": "2%"},
     "frequency": {"size": 100},
     "teacher": {"steps": 2},
     "classifier": {"steps": 2, "width": 8},
