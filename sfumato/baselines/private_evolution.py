@@ -20,7 +20,6 @@ from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
 from sfumato.data.rendered import DRAWN
 from sfumato.data.rendered.genes import Genes
 from sfumato.features.projection import FEATURE_BATCH, ProjectedFeatures
-from sfumato.features.public_network import PublicNetwork
 from sfumato.generators.one_step import balanced_labels
 from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.privacy.rows import Rows, one_hot
@@ -169,14 +168,9 @@ def vote_rows(candidates: Tensor, candidate_labels: Tensor, classes: int, vector
     return Rows(one_hot(labels, classes), votes * (finite & lowest.isfinite())[:, None])
 
 
-def embedding_of(
-    settings: Evolve, shape: Shape, network: PublicNetwork | None, generator: RendererGenerator, seed: int
-) -> ProjectedFeatures:
-    """The space of the distances. Its centre and directions are those of new candidates, which are public images.
-
-    network: of the feature "classifier".
-    """
-    embedding = ProjectedFeatures(settings.feature, shape, EVOLUTION_DIMENSION, network)
+def embedding_of(settings: Evolve, shape: Shape, generator: RendererGenerator, seed: int) -> ProjectedFeatures:
+    """The space of the distances. Its centre and directions are those of new candidates, which are public images."""
+    embedding = ProjectedFeatures(settings.feature, shape, EVOLUTION_DIMENSION)
     kinds = torch.arange(settings.population) % generator.kinds
     public = generator.images(kinds, generator.draw(len(kinds), public_random(seed, "embedding")))
     embedding.fit(public, 0.0, seed)

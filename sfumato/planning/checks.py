@@ -128,17 +128,17 @@ def name_problems(params: Params) -> Iterator[str]:
     """Names that no table has: sources, feature maps, classifiers and metrics; a metric without its extractor."""
     from sfumato.evaluation.classifiers import CLASSIFIERS
     from sfumato.evaluation.metrics.fidelity import METRICS
-    from sfumato.features import FEATURES, projection
+    from sfumato.features import FEATURES
     from sfumato.features.efficientnet_lite import INSTALL, PACKAGE
     from sfumato.features.own_network import OWN
+    from sfumato.features.projection import CLASSIFIER
 
-    projected = (projection.CLASSIFIER, *projection.FEATURES)
+    of_teachers = (CLASSIFIER, *FEATURES, OWN)
     for used, key, names, known in (
         (True, "data.source", [params.data.source], names_in("data")),
         (reads_public(params), "public.source", [params.public.source], names_in("public")),
         (params.runs("frequency"), "frequency.features", [one.map for one in params.frequency.features], (*FEATURES,)),
-        (params.runs("teacher"), "teacher.feature", [part.map for part in params.teacher.maps], (*projected, OWN)),
-        (params.runs("evolve"), "evolve.feature", [params.evolve.feature], projected),
+        (params.runs("teacher"), "teacher.feature", [part.map for part in params.teacher.maps], of_teachers),
         (params.runs("evaluate"), "evaluate.classifiers", params.evaluate.classifiers, (*CLASSIFIERS,)),
         (params.runs("evaluate"), "evaluate.fidelity", params.evaluate.fidelity or (), (*METRICS,)),
     ):

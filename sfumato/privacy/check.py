@@ -252,7 +252,7 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
         if name in QUERIES and name not in own:
             problems.append(f"{artifact.path} holds no record of its own charge: its privacy.json was edited")
         try:
-            settings = read_stage_plan(project / PLAN / f"{name}.yaml", name).settings
+            settings = read_stage_plan(project / PLAN / f"{name}.yaml", name, extra="ignore").settings
         except SfumatoError as error:
             problems.append(str(error))
             continue

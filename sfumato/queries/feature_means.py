@@ -41,7 +41,7 @@ SQUARES = 0.5  # share of the squared norm that the squares have in `moments` (D
 COSINE = {"frequencies": 64, "contrasts": 16, "bound": 0.3, "products": 0.7}  # of `covariance`: see CosineMoments
 LENGTH_SCALES = (1.22, 0.63)  # of `embedding`, in units of √d
 TEACHER = 0.5  # the teacher's share of the squared norm in `embedding`
-LEARNED = Classifier(network="whitened", width=32, batch=128, learning_rate=0.1)  # the network of `embedding`
+LEARNED = Classifier(network="whitened", width=32, learning_rate=0.1)  # the network of `embedding`
 EMBEDDING_DIMENSION = 512  # principal directions of its features
 POWER = 0.5  # they are scaled by variance^(−power/2)
 
