@@ -32,11 +32,8 @@ if TYPE_CHECKING:
 
 GRID_STEPS = 2048  # steps to a unit, of the grid on which nearness is measured
 BOUND = 8  # the largest coordinate on the grid
-EVOLUTION_DIMENSION = 256  # principal directions of the features, at most; unscaled
-VOTE_THRESHOLD = 1.0  # votes up to so many standard deviations of the noise count as none
 MEASURED = 8  # images of each kind that count the genes
 LONGEST = 8192  # genes at most
-VARIATION = 0.3, 0.05  # how far genes move, in the first and in the last round
 
 
 # --- the free part: candidates, and the next ones after a vote; nothing of it reads a sensitive image
@@ -170,7 +167,7 @@ def vote_rows(candidates: Tensor, candidate_labels: Tensor, classes: int, vector
 
 def embedding_of(settings: Evolve, shape: Shape, generator: RendererGenerator, seed: int) -> ProjectedFeatures:
     """The space of the distances. Its centre and directions are those of new candidates, which are public images."""
-    embedding = ProjectedFeatures(settings.feature, shape, EVOLUTION_DIMENSION)
+    embedding = ProjectedFeatures(settings.feature, shape, settings.dimension)
     kinds = torch.arange(settings.population) % generator.kinds
     public = generator.images(kinds, generator.draw(len(kinds), public_random(seed, "embedding")))
     embedding.fit(public, 0.0, seed)
@@ -225,8 +222,8 @@ def query_evolve(
         votes = query_votes(charge, embed(images), population.labels, len(priors))
 
         # the next candidates
-        strength = strength_at(*VARIATION, done, charge.uses)
-        threshold = VOTE_THRESHOLD * charge.noise_multiplier
+        strength = strength_at(*settings.variation, done, charge.uses)
+        threshold = settings.threshold * charge.noise_multiplier
         last = charge.used == charge.uses
         wanted = candidate_labels(priors, seed, settings.images if last else settings.population)
         parents = parents_of(votes, population.labels, wanted, threshold, public_random(seed, "parents", done))

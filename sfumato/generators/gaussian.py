@@ -18,7 +18,6 @@ LEAST_VARIANCE = 0.5  # of the variance by the law of all frequencies: no direct
 RECOLOURED = 6  # random numbers that recolour a public image
 DETAILS = 5000  # public images whose details are taken, at most
 RARE = 0.1  # of an equal share: a class that has less is taken for one of this size
-DECAYS = torch.arange(1.0, 4.55, 0.1)  # of the law: variance ∝ (1 + frequency)^-decay
 
 
 class GaussianGenerator(nn.Module):
@@ -137,7 +136,7 @@ def law_of(variances: Tensor, features: CosineMoments) -> Tensor:
         released = torch.isin(features.chosen // len(frequency), torch.tensor(bands))
         base = 1 + frequency[features.chosen[released] % len(frequency)]
         scores = []
-        for decay in DECAYS.tolist():
+        for decay in torch.arange(1.0, 4.55, 0.1).tolist():
             level = (variances[released] * base**decay).mean().clamp(min=1e-6)
             scores.append((float(level.log() - decay * base.log().mean()), decay, float(level)))
         _, decay, level_of_best = min(scores)

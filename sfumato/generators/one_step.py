@@ -27,7 +27,6 @@ from sfumato.storage.weights import load_network, save_network
 
 GENERATOR_WEIGHTS = "generator.safetensors"  # beside config.json
 OneStep = Generator | GaussianGenerator  # (z, labels) -> images
-FIT_RISE = 0.1  # part of the steps in which the learning rate rises
 RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
 DRAWING_BATCH = 1000  # images of COARSE pixels a side at a time
 COARSE_PART = 0.5  # of the steps, for the coarse image; the finer levels share the others
@@ -131,7 +130,7 @@ def pace(done: float) -> float:
 
     Without the rise, the first steps may drive all pixels to black, without a gradient.
     """
-    return min(1.0, (done + 0.01) / FIT_RISE) * (1 + math.cos(math.pi * done)) / 2
+    return min(1.0, (done + 0.01) / 0.1) * (1 + math.cos(math.pi * done)) / 2
 
 
 def embedding_of(match: Match, images: Tensor, weights: Tensor, priors: Tensor) -> Tensor:

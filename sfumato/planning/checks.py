@@ -67,7 +67,6 @@ def unit_problems(params: Params, card: Card) -> Iterator[str]:
         yield "privacy.group_cap gives small groups less weight than privacy.size_hint: add count to run"
 
 
-BLURRED = 0.05  # part of all images that the noise of a label's count may be
 # the stages that take several labels an image
 SEVERAL_LABELS = (
     *("count", "frequency", "classifier", "moments", "auxiliary", "teacher"),
@@ -98,7 +97,7 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
 
         size = params.privacy.size
         spread = noise * several_bound(len(card.classes))
-        if spread > BLURRED * size:
+        if spread > 0.05 * size:
             yield (
                 f"count.noise={noise:g} blurs the number of images with each of {len(card.classes)} labels by about "
                 f"{spread:.3g}, of {size}: lower it, or give it a share, such as count.noise: 10%"

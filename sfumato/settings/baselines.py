@@ -16,6 +16,9 @@ class Evolve(QuerySettings):
     releases: ClassVar[str] = "rounds"
     generator: ClassVar[str] = "glyphs"  # the renderer, whose parameters vary
     feature: ClassVar[str] = "pixels"  # the space of the distances
+    dimension: ClassVar[int] = 256  # principal directions of the features, at most; unscaled
+    threshold: ClassVar[float] = 1.0  # votes up to so many standard deviations of the noise count as none
+    variation: ClassVar[tuple[float, float]] = (0.3, 0.05)  # how far genes move, in the first and in the last round
     noise: Noise = 20.0
     rounds: Positive = 10  # T
     population: Positive = 620  # candidates of all classes together
@@ -29,6 +32,12 @@ class Adversarial(QuerySettings):
     draws: ClassVar[int] = 1  # noise levels per image
     noise_levels: ClassVar[LogNormal] = LogNormal(mean=-2.0, std=0.5)  # of all images that the discriminator sees
     learning_rate: ClassVar[float] = 2e-3  # of the discriminator
+    generator_rate: ClassVar[float] = 2e-3  # learning rate of the generator
+    betas: ClassVar[tuple[float, float]] = (0.5, 0.99)  # of both Adams: a short memory, for the other network changes
+    fakes: ClassVar[int] = 200  # generated images of a step
+    latent: ClassVar[int] = 32  # random numbers of a generated image
+    width: ClassVar[int] = 16  # channels of the generator at half resolution
+    discriminator: ClassVar[int] = 16  # channels of its first layer
     noise: Noise = "5%"
     steps: Positive = 300  # one for each network
     batch: Positive = 500  # expected images per step: sample_rate = batch / size_hint

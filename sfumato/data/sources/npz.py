@@ -15,7 +15,6 @@ from sfumato.data.sources.source import Example, Request, Source, examples
 from sfumato.errors import ConfigError, DataError
 
 TESTING = "test_"
-MEDMNIST = ("train_", "val_", TESTING)  # how the names of its arrays begin
 AS_PLAIN_ARRAYS = "write it with np.savez and plain arrays."
 
 
@@ -37,7 +36,8 @@ def read_npz(request: Request, raw: Path) -> Source:
     arrays = arrays_in(path, AS_PLAIN_ARRAYS)
     parts = [""]  # what the names of the arrays of each part begin with: nothing if there is one part
     if "train_images" in arrays:
-        parts = [part for part in MEDMNIST if f"{part}images" in arrays]
+        # how the names of its arrays begin
+        parts = [part for part in ("train_", "val_", TESTING) if f"{part}images" in arrays]
     needed = [f"{part}{name}" for part in parts for name in ("images", "labels")]
     names: Any = request.classes
     if parts == [""] or not names:
