@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 GRID_STEPS = 2048  # steps to a unit, of the grid on which nearness is measured
 BOUND = 8  # the largest coordinate on the grid
-MEASURED = 8  # images of each kind that count the genes
 LONGEST = 8192  # genes at most
 
 
@@ -43,7 +42,7 @@ class RendererGenerator:
     """A renderer as the public generator: its parameters are the genes in which a candidate varies (Sim-PE).
 
     kinds: how many classes of its own it has, which need not be the sensitive ones. A candidate keeps its kind; length:
-    n, as many genes as any of MEASURED images of each kind read, LONGEST at most.
+    n, as many genes as any of 8 images of each kind read, LONGEST at most.
     """
 
     def __init__(self, source: str, shape: Shape) -> None:
@@ -52,7 +51,7 @@ class RendererGenerator:
         self.kinds = len(kinds)
         self.length = 1
         for kind in range(self.kinds):
-            for number in range(MEASURED):
+            for number in range(8):
                 genes = Genes(np.random.default_rng((kind, number)).random(LONGEST))
                 self.render(genes, kind)  # type: ignore[arg-type]
                 self.length = max(self.length, min(genes.read, LONGEST))
