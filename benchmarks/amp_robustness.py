@@ -87,7 +87,7 @@ def worst_loss(model: UNet, batch: Sequence[Tensor], norm: float, steps: int = 5
     delta = [torch.zeros_like(w) for w in weights]
     for _ in range(steps):
         gradient = torch.autograd.grad(mean_loss(model, batch, False, len(batch[0])), parameters)
-        delta = ascend(delta, [1e3 * part for part in gradient], Amp(radius=norm))
+        delta = ascend(delta, [1e3 / Amp.rate * part for part in gradient], Amp(radius=norm))
         put(parameters, [w + d for w, d in zip(weights, delta, strict=True)])
     with torch.no_grad():
         loss = float(mean_loss(model, batch, False, len(batch[0])))
