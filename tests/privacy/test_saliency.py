@@ -47,9 +47,9 @@ def training(kind: str) -> Finetune:
     return Finetune(trainable=kind, **steps)
 
 
-@pytest.mark.parametrize(("draws", "chunk"), [(1, 1), (4, 4), (1, 8), (4, 1)])
-def test_one_image_moves_the_sum_of_all_candidates_by_at_most_the_clip(draws, chunk):
-    asked = {"draws": draws, "microbatch_size": chunk, "max_norm": CLIP}
+@pytest.mark.parametrize("chunk", [1, 4, 8])
+def test_one_image_moves_the_sum_of_all_candidates_by_at_most_the_clip(chunk):
+    asked = {"microbatch_size": chunk, "max_norm": CLIP}
     case = Case(stage="saliency", query=partial(released, model=MODEL, **asked), bound=CLIP)
     images, labels = drawn_images(B, classes=4, shape=(3, 8, 8))
     (whole,) = case.totals(images, labels)
