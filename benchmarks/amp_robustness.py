@@ -87,7 +87,7 @@ def worst_loss(model: UNet, batch: Sequence[Tensor], norm: float, steps: int = 5
     delta = [torch.zeros_like(w) for w in weights]
     for _ in range(steps):
         gradient = torch.autograd.grad(mean_loss(model, batch, False, len(batch[0])), parameters)
-        delta = ascend(delta, gradient, Amp(radius=norm, rate=1e3))
+        delta = ascend(delta, [1e3 / Amp.rate * part for part in gradient], Amp(radius=norm))
         put(parameters, [w + d for w, d in zip(weights, delta, strict=True)])
     with torch.no_grad():
         loss = float(mean_loss(model, batch, False, len(batch[0])))
@@ -128,8 +128,6 @@ def plot(curves: dict[str, Tensor], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--radius", type=float, default=0.2, help="γ")
-    parser.add_argument("--rate", type=float, default=0.4, help="η₁, of the ascent")
-    parser.add_argument("--ascent-steps", type=int, default=1)
     parser.add_argument("--steps", type=int, default=500, help="of training")
     parser.add_argument("--per-class", type=int, default=60, help="glyphs of each class to train on")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
@@ -139,7 +137,7 @@ def main() -> None:
     torch.set_num_threads(1)
 
     start = time.process_time()
-    amp = Amp(radius=options.radius, rate=options.rate, steps=options.ascent_steps)
+    amp = Amp(radius=options.radius)
     images, labels = glyphs(options.per_class)
     split = 62 * options.per_class
     batch = held_out_batch(images[split:], labels[split:])

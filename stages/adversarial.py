@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from sfumato.baselines.dp_gan import DISCRIMINATOR_CHANNELS, LATENT, WIDTH, AdversarialState, Discriminator
+from sfumato.baselines.dp_gan import AdversarialState, Discriminator
 from sfumato.dpsgd.run import epsilon_by_step, fine_tune, save_log
 from sfumato.generators.one_step import new_generator, save_drawing
 from sfumato.runtime.compute import device
@@ -17,9 +17,9 @@ from stages.screen import progress, say
 def adversarial(run: QueryRun, settings: Adversarial) -> None:
     plan = run.plan
     counts = run.counts
-    generator = new_generator(plan.shape, len(plan.classes), LATENT, WIDTH, plan.seed)
+    generator = new_generator(plan.shape, len(plan.classes), settings.latent, settings.width, plan.seed)
     torch.manual_seed(plan.seed)
-    judge = Discriminator(plan.shape[1:], plan.shape[0], len(plan.classes), DISCRIMINATOR_CHANNELS).to(device())
+    judge = Discriminator(plan.shape[1:], plan.shape[0], len(plan.classes), settings.discriminator).to(device())
     public_batch = plan.mechanism.sample_rate * counts.total
     state = AdversarialState(judge, generator, settings, counts.priors, plan.seed, public_batch=public_batch)
     open_charge = partial(run.open_charge, f"{settings.steps} steps of DP-SGD", GRADIENT_NORM, settings.max_grad_norm)

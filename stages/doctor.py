@@ -1,30 +1,23 @@
-"""`stage doctor`: describe this machine; with --overlap, look for public images among the sensitive ones."""
+"""`stage doctor`: describe this machine, and what is here."""
 
 import importlib.util
 import os
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.table import Table
 
 from sfumato.errors import DataError, SfumatoError
 from sfumato.privacy.resolved import read_lineage
-from sfumato.settings.stages import CARD_PATH, PLAN, PUBLIC, QUERIES, STAGES
-from sfumato.storage.artifacts import read_artifact
+from sfumato.settings.stages import CARD_PATH, PLAN, QUERIES, STAGES
 from stages.dvc_lock import lock_in_words, rwlock_in_words
 from stages.runner import load_plan
-from stages.screen import table_console, tell
+from stages.screen import table_console
 from stages.state import read_policy, state_dir
 
-OVERLAP_HELP = "Local: look for public images among the sensitive and hold-out ones instead."
 
-
-def doctor(overlap: Annotated[bool, typer.Option("--overlap", help=OVERLAP_HELP)] = False) -> None:
+def doctor() -> None:
     """What is here: device, threads, libraries, data, state, DVC."""
-    if overlap:
-        return check_overlap()
     import torch
 
     from sfumato.runtime.compute import device
@@ -83,20 +76,3 @@ def queries_in_words() -> dict[str, str]:
     except SfumatoError as error:
         return words | {"queries": str(error)}
     return words
-
-
-def check_overlap() -> None:
-    """Compare the public set with all real images, and journal it. Raises DataError if an image is in both."""
-    from sfumato.data.lineage import refuse_overlap
-    from sfumato.data.store import load_public, read_card, read_public_card
-    from sfumato.privacy.authorize import open_local
-
-    about = read_card(CARD_PATH)
-    read_artifact(PUBLIC, "public")
-    if not read_public_card(PUBLIC / "card.json").enabled:
-        tell(f"{PUBLIC} holds no public images (no stage in run reads any): nothing to compare")
-        return
-    images = load_public(PUBLIC, about.shape)
-    refuse_overlap(images, open_local(state_dir(), about, "overlap check"))
-    none = f"none of the {len(images)} public images is among the sensitive or hold-out images, byte for byte"
-    tell(f"local, not to be shared: {none}")

@@ -3,8 +3,6 @@
 from functools import partial
 
 from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, query_evolve, save_population
-from sfumato.features.projection import CLASSIFIER
-from sfumato.features.public_network import load_classifier
 from sfumato.queries.feature_means import encoder_of
 from sfumato.runtime.compute import device
 from sfumato.settings.baselines import Evolve
@@ -16,8 +14,7 @@ from stages.screen import progress, say
 def evolve(run: QueryRun, settings: Evolve) -> None:
     plan = run.plan
     generator = RendererGenerator(settings.generator, plan.shape)
-    network = load_classifier(run.path("classifier")) if settings.feature == CLASSIFIER else None
-    embedding = embedding_of(settings, plan.shape, network, generator, plan.seed).to(device())
+    embedding = embedding_of(settings, plan.shape, generator, plan.seed).to(device())
     latents = encoded(run, embedding, encoder_of(embedding, embedding.config()))
     priors = run.counts.priors
     released = f"{settings.rounds} rounds of votes for candidates of {settings.generator}"

@@ -21,46 +21,48 @@ if TYPE_CHECKING:
     from sfumato.planning.create import Owner, Proposed
 
 OFFICER = ("controller", "purpose", "legal_basis", "recipients", "retention")  # of `release`, which the pages show
-FOLDER_HELP = (
-    "Folder of images: one folder a class, or train/, val/ (joins train/) and test/, each laid out so; or a table "
-    "labels.csv, metadata.csv, .jsonl or .parquet beside them; or tar files (WebDataset); or an .npz, as MedMNIST's; "
-    "or Parquet with pictures inside, as hubs have them; or a zip of any of these."
-)
-LABEL_HELP = "The column of the labels in metadata.csv, .jsonl or .parquet; of tar files, the key in .json."
-CLASSES_HELP = "The classes, which are published: a,b,c; or `all` that are found, your word that none is a person."
-ALONE_HELP = "Your word that each image without an id is the only one of its person."
-SIDE_HELP = "Pixels stored and released, at most their own: 64, or rows x columns, 96x128. Default: as minutes allow."
-SIZE_HELP = "Public, rounded number of images. Default: their number to one digit, which is published."
-GROUPS_HELP = (
-    "Protect persons with all their images: a pattern whose one group in parentheses is the id in a file's name, a "
-    "CSV file with the columns file and group, a column beside the labels (an array of the .npz), class/person or "
-    "person/class for folders in folders."
-)
-RANGE_HELP = "Values of black and white, if pictures have more than 8 bits (16 bits, DICOM): 0,4095, say. Public."
-SINGLE_HELP = "Your word that no two images are of one person; reports quote it."
-FIT_HELP = "Images in other proportions: crop to the middle, or pad with black."
-SKIP_HELP = "Share of the pictures, such as 1%, that may be broken: they are left out. Default: none, all are refused."
-EVALUATE_HELP = "Judge the release on real images, in a quarter of the minutes at most; or leave them to the release."
-NAME_HELP = "The name that the odometer counts by, for ever. Default: that of the folder."
+HELP = {  # by parameter
+    "images": (
+        "Folder of images: one folder a class, or train/, val/ (joins train/) and test/, each laid out so; or a table "
+        "labels.csv, metadata.csv, .jsonl or .parquet beside them; or tar files (WebDataset); or an .npz, as "
+        "MedMNIST's; or Parquet with pictures inside, as hubs have them; or a zip of any of these."
+    ),
+    "label_column": "The column of the labels in metadata.csv, .jsonl or .parquet; of tar files, the key in .json.",
+    "classes": "The classes, which are published: a,b,c; or `all` that are found, your word that none is a person.",
+    "alone": "Your word that each image without an id is the only one of its person.",
+    "size": "Pixels stored and released, at most their own: 64, or rows x columns, 96x128. Default: as minutes allow.",
+    "size_hint": "Public, rounded number of images. Default: their number to one digit, which is published.",
+    "groups": (
+        "Protect persons with all their images: a pattern whose one group in parentheses is the id in a file's name, a "
+        "CSV file with the columns file and group, a column beside the labels (an array of the .npz), class/person or "
+        "person/class for folders in folders."
+    ),
+    "range": "Values of black and white, if pictures have more than 8 bits (16 bits, DICOM): 0,4095, say. Public.",
+    "one_image_each": "Your word that no two images are of one person; reports quote it.",
+    "fit": "Images in other proportions: crop to the middle, or pad with black.",
+    "skip": "Share of the pictures, such as 1%, that may be broken: they are left out. Default: none, all are refused.",
+    "evaluate": "Judge the release on real images, in a quarter of the minutes at most; or leave them to the release.",
+    "dataset_id": "The name that the odometer counts by, for ever. Default: that of the folder.",
+}
 
 
 def init(
-    images: Annotated[Path, typer.Argument(help=FOLDER_HELP, metavar="FOLDER")],
+    images: Annotated[Path, typer.Argument(help=HELP["images"], metavar="FOLDER")],
     epsilon: Annotated[float | None, typer.Option(min=0.0, help="The privacy budget, the owner's decision.")] = None,
-    groups: Annotated[str | None, typer.Option(help=GROUPS_HELP)] = None,
-    alone: Annotated[bool, typer.Option("--alone", help=ALONE_HELP)] = False,
-    one_image_each: Annotated[bool, typer.Option("--one-image-each", help=SINGLE_HELP)] = False,
-    range: Annotated[str | None, typer.Option(help=RANGE_HELP)] = None,
-    label_column: Annotated[str | None, typer.Option(help=LABEL_HELP)] = None,
-    classes: Annotated[str | None, typer.Option(help=CLASSES_HELP)] = None,
-    skip: Annotated[float, typer.Option(parser=part_of, help=SKIP_HELP, metavar="SHARE")] = 0.0,
-    fit: Annotated[str, typer.Option(help=FIT_HELP, metavar="crop|pad")] = "crop",
+    groups: Annotated[str | None, typer.Option(help=HELP["groups"])] = None,
+    alone: Annotated[bool, typer.Option("--alone", help=HELP["alone"])] = False,
+    one_image_each: Annotated[bool, typer.Option("--one-image-each", help=HELP["one_image_each"])] = False,
+    range: Annotated[str | None, typer.Option(help=HELP["range"])] = None,
+    label_column: Annotated[str | None, typer.Option(help=HELP["label_column"])] = None,
+    classes: Annotated[str | None, typer.Option(help=HELP["classes"])] = None,
+    skip: Annotated[float, typer.Option(parser=part_of, help=HELP["skip"], metavar="SHARE")] = 0.0,
+    fit: Annotated[str, typer.Option(help=HELP["fit"], metavar="crop|pad")] = "crop",
     minutes: Annotated[float | None, typer.Option(min=0.0, help="Time there is, on this machine.")] = None,
-    size: Annotated[str | None, typer.Option(help=SIDE_HELP)] = None,
-    size_hint: Annotated[int | None, typer.Option(min=3, help=SIZE_HELP)] = None,
-    dataset_id: Annotated[str | None, typer.Option(help=NAME_HELP)] = None,
+    size: Annotated[str | None, typer.Option(help=HELP["size"])] = None,
+    size_hint: Annotated[int | None, typer.Option(min=3, help=HELP["size_hint"])] = None,
+    dataset_id: Annotated[str | None, typer.Option(help=HELP["dataset_id"])] = None,
     public: Annotated[Path | None, typer.Option(help="Folder of public images, one folder a class.")] = None,
-    evaluate: Annotated[bool, typer.Option("--evaluate/--no-evaluate", help=EVALUATE_HELP)] = True,
+    evaluate: Annotated[bool, typer.Option("--evaluate/--no-evaluate", help=HELP["evaluate"])] = True,
     out: Annotated[Path, typer.Option(help="Folder of the project.")] = Path("."),
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take the defaults.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files of an earlier project.")] = False,

@@ -169,13 +169,6 @@ def utc(seconds: int) -> str:
 
 
 def mechanism_text(event: dict) -> str:
-    """A mechanism's JSON in a few words."""
     from sfumato.privacy.events import Mechanism
 
-    mechanism = Mechanism.from_json(event)
-    text = f"σ = {mechanism.noise_multiplier:g}"
-    if mechanism.sample_rate < 1:
-        text += f", q = {mechanism.sample_rate:.4g}"
-    if mechanism.uses > 1:
-        text += f", × {mechanism.uses}"
-    return text
+    return str(Mechanism.from_json(event))

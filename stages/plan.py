@@ -12,7 +12,7 @@ import typer
 
 from sfumato.settings.params import Params
 from sfumato.settings.recipes import read_yaml
-from sfumato.settings.stages import RECIPES, STAGES
+from sfumato.settings.stages import STAGES
 from stages.runner import memory_line
 from stages.screen import delta_text, say, show_numbers, tell
 from stages.state import state_dir
@@ -22,20 +22,18 @@ if TYPE_CHECKING:
     from sfumato.planning.make import ProjectPlan
 
 ParamsPath = Annotated[Path, typer.Option("--params", help="What the user edits.")]
-RecipesPath = Annotated[Path, typer.Option("--recipes", help="Folder of recipes, with its profiles/.")]
 BUSY = 0.5  # running programs per processor, from which a line warns of them
 
 
 def plan(
     params: ParamsPath = Path("params.yaml"),
-    recipes: RecipesPath = RECIPES,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be spent; write nothing.")] = False,
 ) -> None:
     """Free: one resolved configuration per stage, and the budget table."""
     from sfumato.planning.make import next_lines, resolve_project, risk_line, share_lines
 
     see = say if sys.stderr.isatty() else None
-    project = resolve_project(Path(), state_dir(), params, recipes, dry_run=dry_run, say=say, see=see)
+    project = resolve_project(Path(), state_dir(), params, dry_run=dry_run, say=say, see=see)
     made = project.plan
     show_budget(made)
     if dry_run and not project.inherited:
@@ -53,7 +51,7 @@ def plan(
 
 def show_run(project: ProjectPlan, spending: Sequence[Spending], coming: set[str]) -> None:
     """What the next run would spend, and what it needs: memory, minutes."""
-    from sfumato.planning.make import draw_lines, settings_for_ever_lines, spending_lines, step_noise_lines
+    from sfumato.planning.make import settings_for_ever_lines, spending_lines, step_noise_lines
 
     made = project.plan
     tell(*spending_lines(made, project.odometer, spending))
@@ -63,7 +61,7 @@ def show_run(project: ProjectPlan, spending: Sequence[Spending], coming: set[str
             file = made.files[name]
             about = tuple(file["shape"]), len(file["classes"]), getattr(made.params, name), file["size_hint"]
             tell(f"{name}: memory {memory_line(made.params.model, *about)}")
-    tell(*step_noise_lines(made), *draw_lines(made))
+    tell(*step_noise_lines(made))
     runs = {"plan", *coming, *project.unprepared}
     if coming:
         runs |= {"ledger", "report"}

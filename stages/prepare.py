@@ -7,26 +7,23 @@ from typing import Annotated
 import typer
 
 from sfumato.settings.recipes import load_params
-from sfumato.settings.stages import CARD_PATH, PUBLIC
-from stages.plan import RECIPES, ParamsPath, RecipesPath
+from sfumato.settings.stages import CARD_PATH, PUBLIC, RECIPES
+from stages.plan import ParamsPath
 from stages.runner import CardPath
 from stages.screen import tell
 from stages.state import state_dir
 
-Raw = Annotated[Path, typer.Option("--raw", help="Where downloads are looked for and kept.")]
-RAW = Path("data/raw")
+RAW = Path("data/raw")  # where downloads are looked for and kept
 
 app = typer.Typer(no_args_is_help=True, help="Take images from their source; no sensitive one enters the repository.")
 
 
 @app.command()
-def sensitive(
-    params: ParamsPath = Path("params.yaml"), recipes: RecipesPath = RECIPES, card: CardPath = CARD_PATH, raw: Raw = RAW
-) -> None:
+def sensitive(params: ParamsPath = Path("params.yaml"), card: CardPath = CARD_PATH) -> None:
     """Local: store sensitive and hold-out images under $SFUMATO_STATE, and write the public card."""
     from sfumato.data.prepare import prepare_sensitive
 
-    content = prepare_sensitive(load_params(params, recipes).data, state_dir(), card, raw)
+    content = prepare_sensitive(load_params(params, RECIPES).data, state_dir(), card, RAW)
     shape = f"shape {list(content['shape'])}, {len(content['classes'])} classes, {content['split']} hold-out"
     tell(f"{card}: dataset {content['dataset_id']!r}, {shape}")
 
@@ -34,9 +31,7 @@ def sensitive(
 @app.command()
 def public(
     params: ParamsPath = Path("params.yaml"),
-    recipes: RecipesPath = RECIPES,
     card: CardPath = CARD_PATH,
-    raw: Raw = RAW,
     out: Annotated[Path, typer.Option(help="Directory to write.")] = PUBLIC,
 ) -> None:
     """Free: labelled public images in the shape of the sensitive ones; an empty set if no stage reads them."""
@@ -45,7 +40,7 @@ def public(
     from sfumato.planning.checks import reads_public
     from sfumato.privacy.authorize import open_local
 
-    loaded = load_params(params, recipes)
+    loaded = load_params(params, RECIPES)
     wanted = None
     if reads_public(loaded):
         wanted = loaded.public
@@ -53,7 +48,7 @@ def public(
     sensitive_card = read_card(card)
     state = state_dir()
     private = partial(open_local, state, sensitive_card, "overlap check")
-    content = prepare_public(wanted, sensitive_card.shape, out, raw, loaded.seed, private=private, state=state)
+    content = prepare_public(wanted, sensitive_card.shape, out, RAW, loaded.seed, private=private, state=state)
     if not content["enabled"]:
         return tell(f"no stage reads public images: {out} holds none")
     shape = f"shape {list(content['shape'])}, {len(content['classes'])} classes"

@@ -10,7 +10,6 @@ from sfumato.settings.training import Refine
 from stages.runner import StageRun
 from stages.screen import progress
 
-WEIGHT = 2.0  # of the release of `embedding`, against 1 for that of `frequency`
 AGREEMENT = 0.01  # weight of the teacher's cross-entropy
 
 
@@ -21,7 +20,7 @@ def refine(run: StageRun, settings: Refine) -> None:
     matches = [Match(means.table.to(device()), means.features)]
     if run.inputs["embedding"].enabled:
         learned = load_means("embedding", run.path("embedding"), teacher.features, plan=plan)
-        matches.append(Match(learned.table.to(device()), learned.features, WEIGHT))
+        matches.append(Match(learned.table.to(device()), learned.features, weight=2.0))  # against 1 for `frequency`
     priors = run.counts.priors
     generator = load_generator(run.path("auxiliary"))
     with progress("refine") as report:

@@ -11,7 +11,6 @@ from sfumato.errors import ConfigError
 from sfumato.settings.stages import ARTIFACTS, LEDGER
 from sfumato.storage.artifacts import check_out, read_artifact, writing
 from sfumato.storage.files import write_local
-from stages.runner import DryRun
 from stages.screen import say
 from stages.state import EVALUATION, check_local
 
@@ -32,21 +31,12 @@ PAGES = {Audience.public: ARTIFACTS / "report" / "index.html", Audience.owner: P
 def report(
     audience: Annotated[Audience, typer.Option(help=AUDIENCE_HELP)] = Audience.public,
     out: Annotated[Path | None, typer.Option(help=OUT_HELP)] = None,
-    dry_run: DryRun = False,
 ) -> None:
     """Free: what was released, what it cost and what that means, as one HTML page. The owner's edition is local."""
     page = out or PAGES[audience]
     public = audience is Audience.public
     release = ARTIFACTS / "synthesize"
-    reads = [release, LEDGER]
-    sharing = "may be shared with the release"
-    if not public:
-        reads += [METRICS_FILE, EVALUATION, ARTIFACTS]
-        sharing = "local: not to be shared"
-    if dry_run:
-        for path in reads:
-            typer.echo(f"reads   {path}{'' if path.exists() else ' (not there)'}")
-        return typer.echo(f"writes  {page} ({sharing})\ncharges nothing")
+    sharing = "may be shared with the release" if public else "local: not to be shared"
     from sfumato.evaluation.tables import read_local
     from sfumato.planning.forecast import curve
     from sfumato.release.report import report_page

@@ -287,7 +287,9 @@ def maps(*names: str, **more: Any) -> list[dict]:
 # tolerances: of sums of a float32 feature, of a gradient through a network, of what principal directions are in
 FEATURE, GRADIENT, DIRECTIONS = 1e-5, 5e-5, 5e-4
 DESCENT = {"tolerance": GRADIENT, "steps": 3, "batch": 12, "microbatch_size": 8, "learning_rate": 1e-3}
-FITTED = {"tolerance": GRADIENT, "steps": 2, "batch": 16, "width": 8}
+MATCHED = {key: value for key, value in DESCENT.items() if key != "learning_rate"}
+SHORT = {"tolerance": GRADIENT, "steps": 2, "width": 8}
+FITTED = SHORT | {"batch": 16}
 GENERATOR = FITTED | {"images": 10, "latent": 4}
 REFIT = {key: value for key, value in FITTED.items() if key != "width"}
 WARM_UP = {"tolerance": GRADIENT, "steps": 3, "batch": 12, "learning_rate": 1e-3}
@@ -340,12 +342,12 @@ CASES: dict[str, Case] = {
     "moments of groups": case("moments", grouped=True, tolerance=FEATURE),
     "covariance": case("covariance"),
     "covariance, mirrored": case("covariance", flip=True, colour=True),
-    "evolve": case("evolve", **EVOLVE, generator="procedural", feature="pixels"),
-    "evolve by a classifier": case("evolve", **EVOLVE, generator="photos", feature="classifier", colour=True),
-    "adversarial": case("adversarial", **DESCENT, images=10),
-    "adversarial of groups": case("adversarial", **DESCENT | {"steps": 2}, images=10, colour=True, grouped=True),
+    "evolve": case("evolve", **EVOLVE),
+    "evolve in colour": case("evolve", **EVOLVE, colour=True),
+    "adversarial": case("adversarial", **MATCHED, images=10),
+    "adversarial of groups": case("adversarial", **MATCHED | {"steps": 2}, images=10, colour=True, grouped=True),
     "histogram": case("histogram"),
-    "histogram by class": case("histogram", per_class=True, votes=2, batch=10, colour=True),
+    "histogram by class": case("histogram", per_class=True, votes=2, colour=True),
     "histogram of groups": case("histogram", votes=2, grouped=True),
     "teacher": case("teacher", dimension=4, steps=3, tolerance=DIRECTIONS),
     "teacher of auxiliary images": case("teacher", **AUXILIARY, dimension=14, steps=3, batch=12, colour=True),
@@ -364,11 +366,11 @@ CASES: dict[str, Case] = {
     "finetune of groups": case("finetune", **CLIPPED, draws=2, grouped=True, group_cap=3, colour=True),
     "finetune at timesteps": case("finetune", **CLIPPED, draws=4, noise_levels=TIMESTEPS),
     "finetune of attention": case("finetune", **DESCENT, draws=1, trainable="attention"),
-    "finetune of adapters": case("finetune", **DESCENT, draws=1, trainable="attention-lora", lora={"rank": 2}),
+    "finetune of adapters": case("finetune", **DESCENT, draws=1, trainable="attention-lora"),
     "finetune of salient matrices": case("finetune", **DESCENT, draws=1, trainable="salient"),
-    "finetune of salient adapters": case("finetune", **DESCENT, draws=1, trainable="salient-lora", lora={"rank": 2}),
-    "classifier": case("classifier", **FITTED),
-    "classifier, whitened": case("classifier", **FITTED, network="whitened", learning_rate=0.1, colour=True),
+    "finetune of salient adapters": case("finetune", **DESCENT, draws=1, trainable="salient-lora"),
+    "classifier": case("classifier", **SHORT),
+    "classifier, whitened": case("classifier", **SHORT, network="whitened", learning_rate=0.1, colour=True),
     "auxiliary": case("auxiliary", **GENERATOR),
     "auxiliary in colour": case("auxiliary", **GENERATOR, colour=True),
     "auxiliary of moments": case("auxiliary", **GENERATOR, target="moments", colour=True),
@@ -392,11 +394,8 @@ CASES: dict[str, Case] = {
     "pretrain with AMP": case(
         "pretrain",
         **WARM_UP,
-        amp={"radius": 0.3, "steps": 2},
-        phases=[
-            {"sources": {"auxiliary": 1.0}, "amp": True},
-            {"sources": {"auxiliary": 1.0}, "amp": {"radius": 9, "rate": 0.05}},
-        ],
+        amp={"radius": 0.3},
+        phases=[{"sources": {"auxiliary": 1.0}, "amp": True}, {"sources": {"auxiliary": 1.0}, "amp": {"radius": 9}}],
     ),
     **{
         f"synthesize from {name}": case("synthesize", **DRAWN, steps=3, sources={name: 1.0})

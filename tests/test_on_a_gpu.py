@@ -205,7 +205,7 @@ def dp_sgd_resumed() -> None:
 def query_of_saliency() -> None:
     model = unet(**ONE_LEVEL)
     parameters = {name: model.get_parameter(name) for name in candidates(model)}
-    query_saliency(charge(images()), Gradients(model, parameters, Saliency(draws=2), 1.0, 40.0, autocast=False))
+    query_saliency(charge(images()), Gradients(model, parameters, Saliency(), 1.0, 40.0, autocast=False))
 
 
 def test_a_step_waits_twice_and_copies_only_the_noise():
@@ -324,7 +324,7 @@ def test_features_learned_on_a_gpu_are_queried_there():
 @part(TRIED)
 def query_of_evolution() -> None:
     generator = RendererGenerator("glyphs", SHAPE)
-    embedding = embedding_of(Evolve(population=40, images=40), SHAPE, None, generator, 0).to(CUDA)
+    embedding = embedding_of(Evolve(population=40, images=40), SHAPE, generator, 0).to(CUDA)
     rows = latents(embedding, embedding)
     query_votes(charge(rows), torch.rand(40, rows.latents.shape[1]), torch.arange(40) % CLASSES, CLASSES)
 
@@ -387,7 +387,7 @@ def labels_of_a_teacher() -> None:
 @part("training/supervised.py apply")
 def public_classifiers() -> None:
     for kind in ("residual", "whitened"):
-        settings = Classifier(network=kind, steps=2, batch=20, width=8)
+        settings = Classifier(network=kind, steps=2, width=8)
         train_public_classifier(images(100), settings, 0)
 
 

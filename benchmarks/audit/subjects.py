@@ -96,7 +96,7 @@ def subjects() -> list[Subject]:
     cosine = cosine_moments(SHAPE, flip=False)
     sizes = torch.full((CLASSES,), 4.0, dtype=torch.float64)
     teacher = Teacher(learning_rate=1e-9, max_norm=0.5, steps=1)
-    saliency = Saliency(max_norm=CLIP, draws=DRAWS, microbatch_size=4)
+    saliency = Saliency(max_norm=CLIP, microbatch_size=4)
     state, random = trainer(), torch.Generator().manual_seed(0)
     moments = moment_features(network)
     encode_moments = torch.no_grad()(moments.vectors)

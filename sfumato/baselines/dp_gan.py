@@ -31,14 +31,6 @@ from sfumato.settings.fields import Size, both_sides, size_of
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
-BETAS = (0.5, 0.99)  # of both Adams: a short memory, because the other network changes
-FAKES = 200  # generated images of a step
-LATENT = 32  # random numbers of a generated image
-WIDTH = 16  # channels of the generator at half resolution
-GENERATOR_RATE = 2e-3  # its learning rate
-DISCRIMINATOR_CHANNELS = 16  # of its first layer
-COARSEST = 4  # side of its last cells, at most; of other proportions, the root of their number
-WIDEST = 4  # times its first width: channels at most
 SLOPE = 0.2  # of the leaky ReLU
 
 
@@ -60,8 +52,9 @@ class Discriminator(Denoiser):
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(SLOPE)]
         sides = both_sides(resolution)
         wide = width
-        while math.prod(sides) > COARSEST**2:
-            following = min(2 * wide, WIDEST * width)
+        # side of its last cells, at most; of other proportions, the root of their number
+        while math.prod(sides) > 4**2:
+            following = min(2 * wide, 4 * width)  # at most 4 times its first width
             layers += [nn.Conv2d(wide, following, 3, stride=2, padding=1), nn.LeakyReLU(SLOPE)]
             sides = half(sides)
             wide = following
@@ -101,22 +94,22 @@ class AdversarialState:
         **options: Any,
     ) -> None:
         self.judge = State(model, settings, public_batch=public_batch, label_dropout=0.0, **options)
-        self.judge.optimiser.param_groups[0]["betas"] = BETAS
+        self.judge.optimiser.param_groups[0]["betas"] = settings.betas
         self.config = settings
         self.model = model
         self.device = self.judge.device
         self.network = network.to(self.device).train()
         self.priors = priors.cpu()
         self.seed = seed
-        self.pupil = Trained(dict(network.named_parameters()), GENERATOR_RATE, BETAS)
+        self.pupil = Trained(dict(network.named_parameters()), settings.generator_rate, settings.betas)
         self.against = copy.copy(model)  # the same weights, with the loss of generated images
         self.against.target = -1
 
     def generated(self, purpose: int) -> tuple[Tensor, Tensor, Draws]:
-        """Images of this step, (FAKES, C, H, W), their labels and the draws of their loss, from public randomness."""
+        """Images of this step, (`fakes`, C, H, W), their labels and the draws of their loss, from public randomness."""
         random = torch.Generator().manual_seed((self.seed << 31) + 2 * self.judge.steps + purpose)
-        labels = balanced_labels(FAKES, self.priors, self.model.classes, random).to(self.device)
-        images = self.network(torch.randn(FAKES, self.network.latent, generator=random).to(self.device), labels)
+        labels = balanced_labels(self.config.fakes, self.priors, self.model.classes, random).to(self.device)
+        images = self.network(torch.randn(len(labels), self.network.latent, generator=random).to(self.device), labels)
         drawn = draw(self.model, images.cpu(), 1, self.config.noise_levels, random)
         return images, labels, Draws(**{name: value.to(self.device) for name, value in vars(drawn).items()})
 
@@ -137,7 +130,7 @@ class AdversarialState:
         judge = self.judge
         bound = self.config.max_grad_norm
         total = clipped_gradient_sum(self.against, judge.parameters, *self.generated(0), bound, judge.microbatch_size)
-        return total.float() / FAKES
+        return total.float() / self.config.fakes
 
     def teach(self) -> None:
         """Generator step: fool the released discriminator."""
@@ -164,5 +157,5 @@ class AdversarialState:
         """The generator with the average of its weights, and the statistics of its normalisations recomputed."""
         generator = copy.deepcopy(self.network)
         ema_model(generator, self.pupil.ema.average)
-        recompute_batch_norm(generator, FAKES, self.priors, torch.Generator().manual_seed(self.seed))
+        recompute_batch_norm(generator, self.config.fakes, self.priors, torch.Generator().manual_seed(self.seed))
         return generator.eval()

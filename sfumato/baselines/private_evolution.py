@@ -20,7 +20,6 @@ from sfumato.data.images import ImageSet, Shape, as_uint8, save_images
 from sfumato.data.rendered import DRAWN
 from sfumato.data.rendered.genes import Genes
 from sfumato.features.projection import FEATURE_BATCH, ProjectedFeatures
-from sfumato.features.public_network import PublicNetwork
 from sfumato.generators.one_step import balanced_labels
 from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.privacy.rows import Rows, one_hot
@@ -33,11 +32,7 @@ if TYPE_CHECKING:
 
 GRID_STEPS = 2048  # steps to a unit, of the grid on which nearness is measured
 BOUND = 8  # the largest coordinate on the grid
-EVOLUTION_DIMENSION = 256  # principal directions of the features, at most; unscaled
-VOTE_THRESHOLD = 1.0  # votes up to so many standard deviations of the noise count as none
-MEASURED = 8  # images of each kind that count the genes
 LONGEST = 8192  # genes at most
-VARIATION = 0.3, 0.05  # how far genes move, in the first and in the last round
 
 
 # --- the free part: candidates, and the next ones after a vote; nothing of it reads a sensitive image
@@ -47,7 +42,7 @@ class RendererGenerator:
     """A renderer as the public generator: its parameters are the genes in which a candidate varies (Sim-PE).
 
     kinds: how many classes of its own it has, which need not be the sensitive ones. A candidate keeps its kind; length:
-    n, as many genes as any of MEASURED images of each kind read, LONGEST at most.
+    n, as many genes as any of 8 images of each kind read, LONGEST at most.
     """
 
     def __init__(self, source: str, shape: Shape) -> None:
@@ -56,7 +51,7 @@ class RendererGenerator:
         self.kinds = len(kinds)
         self.length = 1
         for kind in range(self.kinds):
-            for number in range(MEASURED):
+            for number in range(8):
                 genes = Genes(np.random.default_rng((kind, number)).random(LONGEST))
                 self.render(genes, kind)  # type: ignore[arg-type]
                 self.length = max(self.length, min(genes.read, LONGEST))
@@ -169,14 +164,9 @@ def vote_rows(candidates: Tensor, candidate_labels: Tensor, classes: int, vector
     return Rows(one_hot(labels, classes), votes * (finite & lowest.isfinite())[:, None])
 
 
-def embedding_of(
-    settings: Evolve, shape: Shape, network: PublicNetwork | None, generator: RendererGenerator, seed: int
-) -> ProjectedFeatures:
-    """The space of the distances. Its centre and directions are those of new candidates, which are public images.
-
-    network: of the feature "classifier".
-    """
-    embedding = ProjectedFeatures(settings.feature, shape, EVOLUTION_DIMENSION, network)
+def embedding_of(settings: Evolve, shape: Shape, generator: RendererGenerator, seed: int) -> ProjectedFeatures:
+    """The space of the distances. Its centre and directions are those of new candidates, which are public images."""
+    embedding = ProjectedFeatures(settings.feature, shape, settings.dimension)
     kinds = torch.arange(settings.population) % generator.kinds
     public = generator.images(kinds, generator.draw(len(kinds), public_random(seed, "embedding")))
     embedding.fit(public, 0.0, seed)
@@ -231,8 +221,8 @@ def query_evolve(
         votes = query_votes(charge, embed(images), population.labels, len(priors))
 
         # the next candidates
-        strength = strength_at(*VARIATION, done, charge.uses)
-        threshold = VOTE_THRESHOLD * charge.noise_multiplier
+        strength = strength_at(*settings.variation, done, charge.uses)
+        threshold = settings.threshold * charge.noise_multiplier
         last = charge.used == charge.uses
         wanted = candidate_labels(priors, seed, settings.images if last else settings.population)
         parents = parents_of(votes, population.labels, wanted, threshold, public_random(seed, "parents", done))

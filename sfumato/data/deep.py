@@ -10,16 +10,8 @@ import numpy as np
 from sfumato.errors import ConfigError, DataError, SfumatoError, explained
 
 DICOM = (".dcm", ".dicom")
-BITS = 258  # this and the next three are tags of TIFF
-PHOTOMETRIC = 262
-ORIENTATION = 274
-SAMPLE_FORMAT = 339
-MIN_IS_WHITE = 0  # value of PHOTOMETRIC
-CHANNELS = {0: (1, 2), 1: (1, 2), 2: (3, 4)}  # by PHOTOMETRIC: grey, from white or from black, or colours; then alpha
-UNSIGNED = (1,)  # value of SAMPLE_FORMAT
-AXES = ("YX", "YXS", "SYX")  # of a TIFF: rows, columns, channels
-STRAIGHT = 2  # of its alpha: colours are not multiplied by it yet
-LARGEST_TIFF = 2**30  # values of a TIFF; Pillow has such a limit of its own
+MIN_IS_WHITE = 0
+CHANNELS = {0: (1, 2), 1: (1, 2), 2: (3, 4)}  # by photometry: grey, from white or from black, or colours; then alpha
 TRANSPARENT = "is fully transparent: save it without transparency, or remove it"
 Span = tuple[float, float]
 
@@ -80,6 +72,7 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
     opened: by Pillow, from `file`; where its modes have 8 bits, it cuts the others off.
     """
     from PIL import ImageOps
+    from PIL.ExifTags import Base as Tag
 
     tags = getattr(opened, "tag_v2", {})
     white = 255  # in a PPM, whose values Pillow stretches to all bits of the mode
@@ -87,17 +80,19 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
         white = opened.tile[0].args[1]
     if opened.mode.startswith("I;16") or opened.mode in ("I", "F"):
         values = np.asarray(ImageOps.exif_transpose(opened))
-        if opened.format == "TIFF" and opened.mode == "I" and tags.get(SAMPLE_FORMAT, UNSIGNED) == UNSIGNED:
+        if opened.format == "TIFF" and opened.mode == "I" and tags.get(Tag.SampleFormat, (1,)) == (1,):
             values = values.view(np.uint32)  # Pillow takes them for signed ones
         if opened.mode == "I" and white > 255:
             values = np.rint(values * (white / 65535))
-        return shown(values, span, name, inverted=tags.get(PHOTOMETRIC) == MIN_IS_WHITE)
-    bits = max(tags.get(BITS, (white.bit_length(), 16 * str(opened.tile[0].args).endswith("16B"))))  # the latter of PNG
+        return shown(values, span, name, inverted=tags.get(Tag.PhotometricInterpretation) == MIN_IS_WHITE)
+    bits = max(
+        tags.get(Tag.BitsPerSample, (white.bit_length(), 16 * str(opened.tile[0].args).endswith("16B")))
+    )  # the latter of PNG
     if bits <= 8:
         return None
     if opened.format == "TIFF":
         return decode_tiff(file, span, name)
-    if opened.format != "PNG" or opened.getexif().get(ORIENTATION, 1) != 1:
+    if opened.format != "PNG" or opened.getexif().get(Tag.Orientation, 1) != 1:
         raise DataError(f"{name} has {bits} bits in {opened.format}: save it as PNG or TIFF, upright.")
     with installed("depth", name):
         from imagecodecs import png_decode
@@ -114,8 +109,9 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     file.seek(0)
     with TiffFile(file) as tiff:
         page: Any = tiff.pages[0]
-        plain = len(tiff.pages) == 1 and page.axes in AXES and page.size <= LARGEST_TIFF
-        plain = plain and page.tags.valueof(ORIENTATION, 1) == 1
+        plain = len(tiff.pages) == 1 and page.axes in ("YX", "YXS", "SYX")  # rows, columns, channels
+        plain = plain and page.size <= 2**30  # values: Pillow has such a limit of its own
+        plain = plain and page.tags.valueof("Orientation", 1) == 1
         if not plain or page.samplesperpixel not in CHANNELS.get(page.photometric, ()):
             held = f"{len(tiff.pages)} frame(s), {page.photometric.name}, of shape {page.shape}"
             raise DataError(f"{name} holds {held}: save one, upright, in grey or RGB, with alpha or without.")
@@ -125,7 +121,7 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     opaque = 1
     if values.dtype.kind in "iu":
         opaque = 2**page.bitspersample - 1
-    if STRAIGHT not in page.extrasamples:
+    if 2 not in page.extrasamples:  # the kind of alpha by which colours are not multiplied yet
         values = values[..., : CHANNELS[page.photometric][0]]
     return with_alpha(values, opaque, span, name, page.photometric == MIN_IS_WHITE)
 

@@ -18,8 +18,6 @@ from sfumato.storage.journal import REGROUP, Journal
 ORIGIN = "origin.json"  # source and path of prepared images: private
 # of resized copies, at least 97 % are above COPY_SIMILARITY; of other slices of the same scanner, 10 %
 COPY_SIMILARITY = 0.995
-COPIED = 1 / 3  # of a sample of so many images: more alike are copies
-SAMPLE = 500
 MOST_COMPARED = 2**23  # images of a set compared by their bytes, in 64 MiB; of more, a part that follows from them
 LOOKS_AT_ONCE = 4096  # images that are compared by their looks at once
 
@@ -58,11 +56,11 @@ def by_content(*homes: Path) -> list[np.ndarray]:
 
 def resized_copies(fresh: Path, other: Path) -> bool:
     """Whether a third of the images, by a sample, look like some of another set, whatever their size and colours."""
-    few = np.concatenate([*looks(fresh, SAMPLE)])
+    few = np.concatenate([*looks(fresh, 500)])
     nearest = np.zeros(len(few))
     for block in looks(other):
         nearest = np.maximum(nearest, (few @ block.T).max(axis=1))
-    return bool((nearest > COPY_SIMILARITY).mean() > COPIED)
+    return bool((nearest > COPY_SIMILARITY).mean() > 1 / 3)
 
 
 def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:

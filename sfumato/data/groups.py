@@ -27,14 +27,12 @@ ANONYMOUS = (
     "noid test dummy x xx xxx xxxx xxxxx xxxxxx xxxxxxx xxxxxxxx"
 )
 UNCLEAR = {*ANONYMOUS.split()}
-NINES = {"99", "999", "9999", "99999"}  # unclear too, unless the number before is an id
 CROWD = 10  # an id is asked about if it has more than so many times the images that nine in ten have at most,
 CROWD_IMAGES = 30  # and more than these
 # what is not seen, besides the categories C
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 # small letters that look like digits or like Latin ones, in small or capital letters
 LOOK_ALIKE = str.maketrans("авекмнорстухіјѕαβεηικμνορτυχζoilıøłđ", "abekmh0pctyx1jsabeh1kmn0ptyxz011101d")
-GROUP_COLUMNS = ("file", "group")
 
 Ids = list[str | None]
 
@@ -90,7 +88,7 @@ def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequen
         ids = given or ()
     else:
         table = Path(str(groups.csv)).expanduser()
-        rows = rows_by_file(table, f"data.groups.csv={groups.csv}", GROUP_COLUMNS, files, root)
+        rows = rows_by_file(table, f"data.groups.csv={groups.csv}", ("file", "group"), files, root)
         ids = [rows[file][0] for file in files]
     return checked(ids, groups)
 
@@ -123,7 +121,8 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
     `groups.alone`: an image without an id is a group by itself. Otherwise it is refused: it may be of anyone.
     """
     forms = {text: plain(text or "") for text in {*ids}}
-    unclear = UNCLEAR | {nines for nines in NINES if f"{nines[:-1]}8" not in forms.values()}
+    # nines are unclear too, unless the number before is an id
+    unclear = UNCLEAR | {nines for nines in {"99", "999", "9999", "99999"} if f"{nines[:-1]}8" not in forms.values()}
     known: dict[str, str] = {}
     found: Ids = []
     for number, text in enumerate(ids, 1):

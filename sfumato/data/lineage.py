@@ -24,7 +24,6 @@ from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import replace_private
 
 RELEASED = "released"  # below the state directory: a file for each artifact that was released from here
-HELD = {".safetensors", ".png", ".npz", ".parquet"}  # files of a release that a copy of it would hold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +95,8 @@ def hashes(path: Path) -> Iterator[str]:
     """sha256 of a file, or of the images and weights in a folder."""
     path = path.expanduser()
     for file in [path] if path.is_file() else sorted(path.rglob("*")):
-        if file.is_file() and (file == path or file.suffix.lower() in HELD):
+        # what a copy of a release would hold
+        if file.is_file() and (file == path or file.suffix.lower() in {".safetensors", ".png", ".npz", ".parquet"}):
             yield digest_of_file(file)
 
 

@@ -39,12 +39,9 @@ from sfumato.storage.journal import Journal
 from sfumato.storage.png import save_png, to_grid
 
 KEY_BYTES = 32
-FINGERPRINT = "fingerprint"  # of the sensitive images beside it: private
 LISTING = "listing"  # what the source's files were then: private
 LEFT_OUT = "left_out.txt"  # pictures of the source that are not among the images, and why: private
 UNNAMED = "unnamed"  # the version that the images have without data.version
-RANDOM = re.compile("[0-9a-f]{16}")  # a version that the owner did not name
-GRID_CLASSES = 20  # at most, in the picture of a public set
 GRID_COLUMNS = 10  # images of each class
 
 
@@ -149,7 +146,7 @@ def unnamed_version(home: Path) -> str | None:
     if (home / UNNAMED).is_file():
         return (home / UNNAMED).read_text(encoding="utf-8")
     version = kept_version(home)
-    return version if version is not None and RANDOM.fullmatch(version) else None
+    return version if version is not None and re.fullmatch("[0-9a-f]{16}", version) else None
 
 
 def kept_version(home: Path) -> str | None:
@@ -205,7 +202,7 @@ def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -
         for image, label in progress(source.train, source.size):
             writer.append(image, label)
     image_set = load_images(directory, source.classes)
-    shown = np.full((min(len(source.classes), GRID_CLASSES), GRID_COLUMNS, *image_set.images.shape[1:]), 255, np.uint8)
+    shown = np.full((min(len(source.classes), 20), GRID_COLUMNS, *image_set.images.shape[1:]), 255, np.uint8)
     for label, row in enumerate(shown):
         first = np.flatnonzero(image_set.labels == label)[:GRID_COLUMNS]
         row[: len(first)] = image_set.images[first]
@@ -304,7 +301,7 @@ def is_below(digest: bytes, fraction: float) -> bool:
 
 def kept_fingerprint(state: Path, card: Card) -> str:
     """The fingerprint of the images that charges draw: computed once for each preparation, and kept beside them."""
-    kept = dataset_directory(state, card.dataset_id) / FINGERPRINT
+    kept = dataset_directory(state, card.dataset_id) / "fingerprint"
     if not kept.is_file():
         images = load_prepared(state, card, SENSITIVE)
         replace_private(kept, fingerprint(images, secret_key(state, card.dataset_id)).encode())

@@ -32,7 +32,6 @@ TO_PREPARE = "run `stage prepare sensitive`"
 AGAIN_PUBLIC = "run `stage prepare public`"
 LATENTS = "latents.npy"
 META = "latents.json"
-CHUNK = 64  # images in memory at a time
 # raised by hand when an encoder, the VAE or a feature map, would give other latents; `tests/test_golden.py` pins maps
 ENCODING = 1
 
@@ -193,8 +192,8 @@ def write_latents(
             shape = None
             shown = 0
             with open_private(fresh / LATENTS) as file:
-                for start in range(0, len(images), CHUNK):
-                    batch, _ = images.batch(np.arange(start, min(start + CHUNK, len(images))))
+                for start in range(0, len(images), 64):  # so many in memory at a time
+                    batch, _ = images.batch(np.arange(start, min(start + 64, len(images))))
                     rows = encode(batch).cpu().half().numpy()
                     if shape is None:
                         shape = rows.shape[1:]

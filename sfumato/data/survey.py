@@ -35,7 +35,6 @@ PATTERNS = (
     r"^(?:(?:19|20)\d\d[-_.]?\d\d[-_.]?\d\d[-_ ]+)?([A-Za-z]*[-_ ]?\d+)[-_ ]",
     r"^([^\W\d_]+(?:[-_ ,]+[^\W\d_]+)*)[-_ ]*\d+\.",  # Smith-John_2.png
 )
-MOST_MATCH = 0.9  # of the names, for a pattern to be proposed
 LOOKED = "looked.json"  # in the state directory: what the last folder's pictures looked like
 SURVEY_FIELDS: dict[str, type] = {"side": int, "longer": int, "proportion": float, "colour": bool}  # kept there
 
@@ -154,6 +153,6 @@ def pattern_in(names: Sequence[str], classes: int) -> str | None:
     """The pattern that finds the same id in several names of files, and more ids than there are classes."""
     for pattern in PATTERNS:
         found = [match[1] for match in map(re.compile(pattern).match, names) if match]
-        if len(found) >= MOST_MATCH * len(names) and classes < len({*found}) < len(found):
+        if len(found) >= 0.9 * len(names) and classes < len({*found}) < len(found):
             return pattern
     return None

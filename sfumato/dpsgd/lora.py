@@ -63,8 +63,8 @@ def add_lora(model: nn.Module, names: Sequence[str], lora: Lora, seed: int) -> N
         rows, columns = layer.weight.shape
         if lora.rank > min(rows, columns):
             raise ConfigError(
-                f"finetune.lora.rank={lora.rank} is above min({rows}, {columns}), the shape of {name}: "
-                "lower the rank, or leave this matrix out of the candidates"
+                f"adapters of rank {lora.rank} are above min({rows}, {columns}), the shape of {name}: "
+                "take a wider network (model.width), or another finetune.trainable"
             )
     public = torch.Generator().manual_seed(seed)
     for name, layer in layers.items():

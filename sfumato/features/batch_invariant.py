@@ -11,7 +11,6 @@ from sfumato.data.images import Shape
 
 ONE_AT_A_TIME = RLock()
 BATCH_SIZE = 64  # images in a batch
-TRIALS = 4  # of whether the place in it matters
 
 
 def rows_alone(function: Callable[[Tensor], Tensor], images: Tensor, place_matters: bool = True) -> Tensor:
@@ -42,7 +41,7 @@ def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: to
     images = torch.rand(BATCH_SIZE, *shape, generator=random)
     with torch.no_grad(), one_thread(), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
         first = function(images.to(device))
-        for _ in range(TRIALS):
+        for _ in range(4):
             order = torch.randperm(BATCH_SIZE, generator=random)
             others = torch.rand(images.shape, generator=random)
             kept = torch.rand(BATCH_SIZE, generator=random) < 0.5

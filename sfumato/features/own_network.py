@@ -21,7 +21,6 @@ from sfumato.storage.digest import digest_of_file
 from sfumato.storage.weights import load_tensors
 
 OWN = "own"  # the name of this map in the parameters
-OWN_BATCH = 4  # images at a time: tensors that fit the caches
 PROBES = 4  # noise images by which a network is checked
 
 
@@ -46,7 +45,7 @@ class OwnFeatures(nn.Module):
         self.std = nn.Buffer(torch.tensor(settings.std)[:, None, None], persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([self.rows(part) for part in images.split(OWN_BATCH)])
+        return torch.cat([self.rows(part) for part in images.split(4)])  # images at a time: tensors that fit the caches
 
     def rows(self, images: Tensor) -> Tensor:
         shown = images.expand(-1, self.settings.channels, -1, -1)

@@ -15,14 +15,6 @@ from sfumato.runtime.compute import fast_bfloat16
 FILTERS = 256
 SIDE = 6  # pixels of a filter a side, at most
 POOLED_CELLS = 3  # per side, in which their responses are averaged
-PATCH_PLACES = 32  # that are looked at, per side, about
-RESPONSE_THRESHOLD = 0.5  # of a response, in standard deviations of one of white noise
-PICTURES = 120  # from which patches are taken
-PER_PICTURE = 192  # patches of each
-FLAT = 0.05  # least standard deviation of a patch that becomes a filter
-ADDED_VARIANCE = 1e-3  # to those along all directions
-PATCH_BATCH = 16  # images at a time: tensors that fit the caches, nearly twice as fast on a CPU
-HALF_RESPONSE_NORM = 1.0  # of a whitened patch at which its responses have half of their size
 
 
 class Patches(nn.Module):
@@ -34,16 +26,21 @@ class Patches(nn.Module):
     Source: Thiry et al. 2021; Coates and Ng 2011 for the threshold.
     """
 
+    places = 32  # that are looked at, per side, about
+    threshold = 0.5  # of a response, in standard deviations of one of white noise
+    half_norm = 1.0  # of a whitened patch at which its responses have half of their size
+    batch = 16  # images at a time: tensors that fit the caches, nearly twice as fast on a CPU
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.block = block_of(shape)
-        self.stride = max(1, round(min(shape[1:]) / self.block / PATCH_PLACES))
+        self.stride = max(1, round(min(shape[1:]) / self.block / self.places))
         filters, whiten = whitened_patches(shape[0], min(SIDE, *shape[1:]))
         self.filters = nn.Buffer(filters, persistent=False)
         self.whiten = nn.Buffer(whiten, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([self.cells(part) for part in averaged(images, self.block).split(PATCH_BATCH)])
+        return torch.cat([self.cells(part) for part in averaged(images, self.block).split(self.batch)])
 
     def cells(self, images: Tensor) -> Tensor:
         """The row of each image, of the size that is looked at."""
@@ -51,29 +48,30 @@ class Patches(nn.Module):
         with torch.autocast(kind, torch.bfloat16, enabled=fast_bfloat16(kind)):
             whitened = F.conv2d(images, self.whiten, stride=self.stride).float()
             responses = F.conv2d(images, self.filters, stride=self.stride)
-        size = torch.linalg.vector_norm(whitened, dim=1, keepdim=True) + HALF_RESPONSE_NORM
-        responses = F.softshrink(responses * (whitened.shape[1] ** 0.5 / size).to(responses), RESPONSE_THRESHOLD)
+        size = torch.linalg.vector_norm(whitened, dim=1, keepdim=True) + self.half_norm
+        responses = F.softshrink(responses * (whitened.shape[1] ** 0.5 / size).to(responses), self.threshold)
         # the sum and the difference of what is like a patch and what is like its negative
         return F.adaptive_avg_pool2d(torch.cat([responses.abs(), responses], dim=1), POOLED_CELLS).flatten(1).float()
 
 
 @cache
-def whitened_patches(channels: int, side: int) -> tuple[Tensor, Tensor]:
+def whitened_patches(channels: int, side: int, pictures: int = 120, of_each: int = 192) -> tuple[Tensor, Tensor]:
     """FILTERS whitened patches of the textures, of norm 1, as filters of plain ones; and the whitening itself.
 
-    side: of a patch, in pixels. Both (n, channels, side, side) float32: FILTERS of them, and channels·side² of them.
+    side: of a patch, in pixels; pictures, of_each: how many are drawn, and the patches of each. Both are (n, channels,
+    side, side) float32: FILTERS of them, and channels·side² of them.
     """
     random = np.random.default_rng(0)
     draw = procedural_drawer((channels, 32, 32))
-    pictures = np.stack([draw(random, index % len(FAMILIES)) for index in range(PICTURES)])
-    unfolded = F.unfold(torch.from_numpy(pictures).permute(0, 3, 1, 2).double() / 255, side)
-    places = torch.from_numpy(random.integers(unfolded.shape[2], size=PER_PICTURE))
+    drawn = np.stack([draw(random, index % len(FAMILIES)) for index in range(pictures)])
+    unfolded = F.unfold(torch.from_numpy(drawn).permute(0, 3, 1, 2).double() / 255, side)
+    places = torch.from_numpy(random.integers(unfolded.shape[2], size=of_each))
     patches = unfolded[:, :, places].transpose(1, 2).flatten(0, 1)
     patches = patches - patches.mean(1, keepdim=True)
     values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
-    whiten = (vectors * (values + ADDED_VARIANCE).rsqrt()) @ vectors.T
+    whiten = (vectors * (values + 1e-3).rsqrt()) @ vectors.T  # no direction is blown up
     whiten = whiten - whiten.mean(1, keepdim=True)  # of patches whose mean is not taken off
-    chosen = patches[patches.std(1) > FLAT]
+    chosen = patches[patches.std(1) > 0.05]  # not flat
     chosen = chosen[torch.from_numpy(random.choice(len(chosen), FILTERS, replace=False))]
     filters = F.normalize(chosen @ whiten.T, dim=1) @ whiten
     both = (part.float().view(-1, channels, side, side) for part in (filters, whiten))

@@ -18,7 +18,6 @@ from sfumato.settings.queries import OwnNetwork, TeacherMap
 # the maps of a trained network: the input of its head, and its last feature map; all others are in FEATURES
 CLASSIFIER = "classifier"
 CELLS = "cells"
-FLOOR = 1e-3  # of the mean variance: added to each, so that flat directions are not blown up
 LARGEST_SIDE = 2048  # pixels of an image, or channels
 FEATURE_BATCH = 250  # public or released images at a time
 
@@ -140,7 +139,8 @@ class ProjectedFeatures(nn.Module):
             torch.manual_seed(seed)
             _, singular, vectors = torch.svd_lowrank(rows, q=min(self.dimension + 16, *rows.shape), niter=4)
         variances = singular.square()[: self.dimension] / len(rows)
-        floor = FLOOR * rows.square().sum() / rows.numel()
+        # added to each variance, so that flat directions are not blown up
+        floor = 1e-3 * rows.square().sum() / rows.numel()
         self.mean.copy_(mean)
         scaled = vectors[:, : self.dimension] * (variances + floor) ** (-power / 2) / spread[:, None]
         self.directions.zero_()[:, : scaled.shape[1]] = scaled

@@ -11,8 +11,6 @@ from sfumato.storage.weights import load_network
 
 SMALLEST_MAP = 4  # pixels a side: down to it, each block but the first of a ResNet halves the sides
 WIDTHS = (1, 2, 4, 4)  # channels of the blocks, times `width`
-POOLED = 2  # cells per side that the head sees, so that places differ
-PATCH_FLOOR = 5e-4  # added to the variances of patches, so that flat directions are not blown up
 
 
 def shorter_side(shape: Shape, least: int) -> int:
@@ -79,8 +77,8 @@ class ResNet(nn.Module):
                 self.blocks.append(Block(depth, times * width, stride=2))
                 depth = times * width
                 side = -(-side // 2)
-        self.pool = nn.AdaptiveAvgPool2d(POOLED)
-        self.head = nn.Linear(depth * POOLED**2, classes)
+        self.pool = nn.AdaptiveAvgPool2d(2)  # cells per side that the head sees, so that places differ
+        self.head = nn.Linear(depth * 2**2, classes)
 
     def feature_map(self, images: Tensor) -> Tensor:
         """(B, C, H, W) float32 in [0, 1] -> (B, depth, h, w): the output of the last block."""
@@ -132,7 +130,8 @@ class WhitenedCNN(nn.Module):
         """Set the first layer: the principal directions of the patches of public images, and their negatives."""
         patches = F.unfold(images * 2 - 1, self.patch).transpose(1, 2).flatten(0, 1).double()  # (n, C·size²)
         values, vectors = torch.linalg.eigh(torch.cov(patches.T))
-        filters = (vectors / (values + PATCH_FLOOR).sqrt()).T.reshape(-1, *self.filters.shape[1:]).flip(0)
+        # so that flat directions are not blown up
+        filters = (vectors / (values + 5e-4).sqrt()).T.reshape(-1, *self.filters.shape[1:]).flip(0)
         self.filters.copy_(torch.cat([filters, -filters]))
 
     def feature_map(self, images: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from sfumato.data.images import Shape
 
 ORIENTATIONS = 8  # angles of the filters
 LARGEST = 64  # pixels a side; of larger images, block means are looked at
-ENERGY_CELLS = 16  # per side, of the local energies of large images
 
 
 class Filtered(torch.autograd.Function):
@@ -107,12 +106,12 @@ class Moduli(Scattering):
     """Local energies of an image: |image * ψ_θ| at the finest octave, averaged over cells of 2×2 pixels.
 
     (B, C, H, W) -> (B, d), d = C·ORIENTATIONS·H/2·W/2, of norm below √d: a row r stands as √d · r / (‖r‖ + 1), so that
-    faint images stay faint. Finer in place than `Scattering`. Large images have ENERGY_CELLS×ENERGY_CELLS cells.
+    faint images stay faint. Finer in place than `Scattering`. Large images have 16×16 cells.
     """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
-        self.cell = max(2, min(shape[1:]) // ENERGY_CELLS)
+        self.cell = max(2, min(shape[1:]) // 16)
 
     def forward(self, images: Tensor) -> Tensor:
         plane = images.flatten(0, 1)[:, None]

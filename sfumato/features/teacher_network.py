@@ -23,7 +23,6 @@ from sfumato.storage.weights import load_network, save_network
 
 OWN_FILE = "own-network"  # beside the weights: a copy of the file of the feature "own"
 FITTED = 10_000  # images that span the features, at most
-SHARE_STEPS = 200
 
 
 class TeacherNetwork(nn.Module):
@@ -134,9 +133,10 @@ def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:
     offsets = torch.zeros(probabilities.shape[1], dtype=torch.float64)
     first, second = probabilities.double().clamp(min=1e-30).log().topk(2, dim=1).values.unbind(dim=1)
     unit = (first - second).mean()  # how far apart this teacher holds two classes
-    for step in range(SHARE_STEPS):
+    steps = 200
+    for step in range(steps):
         counts = at_shares(probabilities, offsets).argmax(dim=1).bincount(minlength=len(offsets))
-        offsets += unit * (1 - step / SHARE_STEPS) * ((wanted + 1) / (counts + 1)).double().log()
+        offsets += unit * (1 - step / steps) * ((wanted + 1) / (counts + 1)).double().log()
     return offsets
 
 

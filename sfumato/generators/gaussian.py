@@ -13,12 +13,9 @@ from torch import Tensor, nn
 from sfumato.features import FeatureMeans
 from sfumato.features.cosine import CosineMoments
 
-OWN_COVARIANCE = 0.5  # of a class's own covariance, against that of all classes
-LEAST_VARIANCE = 0.5  # of the variance by the law of all frequencies: no direction has less
 RECOLOURED = 6  # random numbers that recolour a public image
 DETAILS = 5000  # public images whose details are taken, at most
 RARE = 0.1  # of an equal share: a class that has less is taken for one of this size
-DECAYS = torch.arange(1.0, 4.55, 0.1)  # of the law: variance ∝ (1 + frequency)^-decay
 
 
 class GaussianGenerator(nn.Module):
@@ -70,7 +67,7 @@ def fit_gaussians(release: FeatureMeans, priors: Tensor, details: Tensor | None 
     priors: (classes,) public label shares, summing to 1; details: (n, C, H, W) uint8 public images.
 
     A covariance is the sum of the fitted law's diagonal, of what the pooled covariance has beside it, and of
-    OWN_COVARIANCE of what the class has beside that. Of the latter two, every eigenvalue is shrunk by the largest of
+    half of what the class has beside that. Of the latter two, every eigenvalue is shrunk by the largest of
     pure noise, 2·√d times its deviation.
     """
     features = release.features
@@ -90,7 +87,7 @@ def fit_gaussians(release: FeatureMeans, priors: Tensor, details: Tensor | None 
     largest = 2 * math.sqrt(len(pooled) / (2 if features.arguments["flip"] else 1)) * unit
     pooled = expected.diag() + beyond(pooled - expected.diag(), largest * math.sqrt(len(priors)))
     for label, share in enumerate(shares.flatten().tolist()):
-        covariance = pooled + OWN_COVARIANCE * beyond(covariances[label] - pooled, largest / share)
+        covariance = pooled + 0.5 * beyond(covariances[label] - pooled, largest / share)
         generator.factors[label] = factor_of(covariance, expected).float()
     generator.means.copy_(means)
     generator.fine.copy_(law)
@@ -137,7 +134,7 @@ def law_of(variances: Tensor, features: CosineMoments) -> Tensor:
         released = torch.isin(features.chosen // len(frequency), torch.tensor(bands))
         base = 1 + frequency[features.chosen[released] % len(frequency)]
         scores = []
-        for decay in DECAYS.tolist():
+        for decay in torch.arange(1.0, 4.55, 0.1).tolist():
             level = (variances[released] * base**decay).mean().clamp(min=1e-6)
             scores.append((float(level.log() - decay * base.log().mean()), decay, float(level)))
         _, decay, level_of_best = min(scores)
@@ -152,7 +149,7 @@ def beyond(matrix: Tensor, noise: float) -> Tensor:
 
 
 def factor_of(covariance: Tensor, expected: Tensor) -> Tensor:
-    """F with F Fᵀ = the covariance, of which no direction has less than LEAST_VARIANCE of `expected`: (d, d), (d,)."""
+    """F with F Fᵀ = the covariance, of which no direction has less than half of `expected`: (d, d), (d,)."""
     scale = expected.sqrt()
     values, vectors = torch.linalg.eigh(covariance / scale / scale[:, None])
-    return scale[:, None] * vectors * values.clamp(min=LEAST_VARIANCE).sqrt()
+    return scale[:, None] * vectors * values.clamp(min=0.5).sqrt()

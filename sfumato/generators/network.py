@@ -10,7 +10,6 @@ from sfumato.data.images import Shape
 from sfumato.settings.fields import Size, both_sides, size_of
 
 # sides of squares; of other proportions, the root of the number of pixels
-FINEST = 8  # side of the coarsest cells, at most
 FIRST_SCALE = 0.1  # of the usual scale: the weights of the last layers at first
 LAST = 8  # channels at full resolution, at least
 COARSE = 32  # side that is drawn first, at most; each level beyond doubles it
@@ -104,7 +103,7 @@ class Generator(nn.Module):
             self.sides.append(half(self.sides[-1]))
         self.start = half(self.sides[-1])
         doublings = 0  # by the body
-        while math.prod(self.start) > FINEST**2:
+        while math.prod(self.start) > 8**2:  # side of the coarsest cells, at most
             self.start = half(self.start)
             doublings += 1
         wide = 2 * width if doublings else width

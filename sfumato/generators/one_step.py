@@ -27,15 +27,11 @@ from sfumato.storage.weights import load_network, save_network
 
 GENERATOR_WEIGHTS = "generator.safetensors"  # beside config.json
 OneStep = Generator | GaussianGenerator  # (z, labels) -> images
-FIT_RISE = 0.1  # part of the steps in which the learning rate rises
 RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
 DRAWING_BATCH = 1000  # images of COARSE pixels a side at a time
-COARSE_PART = 0.5  # of the steps, for the coarse image; the finer levels share the others
 HELD_OUT = 0.2  # of the cells of a release
 PATIENCE = 100  # steps without progress on these
-SMOOTH = 0.98  # of the average over steps that is compared with them
 EMA = 0.99  # of the weights
-SETTLING = 40  # batches that the statistics of the averaged network are computed from
 
 
 @dataclass(frozen=True)
@@ -120,8 +116,8 @@ def fit_generator(
 
 
 def block_of_steps(blocks: Sequence[int], steps: int) -> list[int]:
-    """The level that each step fits, by its block: COARSE_PART of the steps the first, the others equally many."""
-    coarse = steps if len(blocks) == 1 else round(COARSE_PART * steps)
+    """The level that each step fits, by its block: half of the steps the first, the others equally many."""
+    coarse = steps if len(blocks) == 1 else round(0.5 * steps)
     finer = range(steps - coarse)
     return [blocks[0]] * coarse + [blocks[1 + step * (len(blocks) - 1) // len(finer)] for step in finer]
 
@@ -131,7 +127,7 @@ def pace(done: float) -> float:
 
     Without the rise, the first steps may drive all pixels to black, without a gradient.
     """
-    return min(1.0, (done + 0.01) / FIT_RISE) * (1 + math.cos(math.pi * done)) / 2
+    return min(1.0, (done + 0.01) / 0.1) * (1 + math.cos(math.pi * done)) / 2
 
 
 def embedding_of(match: Match, images: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
@@ -168,6 +164,8 @@ class EarlyStopping:
     held: its target becomes the generator's own embedding, averaged over steps, where that was nearest.
     """
 
+    smooth = 0.98  # of the average over steps that is compared with the cells that are left out
+
     def __init__(self, matches: Sequence[Match], seed: int, block: int = 1) -> None:
         random = torch.Generator().manual_seed(seed)
         self.matches = matches
@@ -198,7 +196,7 @@ class EarlyStopping:
         """Take in the embeddings of a batch, and hold the classes that come no nearer."""
         shown = weights.sum(0).cpu() > 0
         self.batches += shown
-        part = torch.where(shown, (9 / (self.batches + 9)).clamp(min=1 - SMOOTH), 0.0)
+        part = torch.where(shown, (9 / (self.batches + 9)).clamp(min=1 - self.smooth), 0.0)
         distance = torch.zeros(len(self.batches))
         for match, mean, embedding, unseen in zip(self.matches, self.means, embeddings, self.unseen, strict=True):
             mean.lerp_(embedding, part.to(mean))
@@ -221,14 +219,14 @@ def held_out(features: FourierFeatures, random: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def recompute_batch_norm(generator: Generator, batch: int, priors: Tensor | None, random: torch.Generator) -> None:
-    """Recompute the statistics of the batch normalisations for the current weights: means over SETTLING batches."""
+    """Recompute the statistics of the batch normalisations for the current weights: means over 40 batches."""
     device = device_of(generator)
     for norm in generator.modules():
         if isinstance(norm, nn.BatchNorm2d):
             norm.reset_running_stats()
             norm.momentum = None  # a plain mean over the batches
     generator.train()
-    for _ in range(SETTLING):
+    for _ in range(40):
         if priors is not None and generator.several:
             labels, _ = labels_to_fit(batch, priors, True, random)
         else:

@@ -67,7 +67,6 @@ def unit_problems(params: Params, card: Card) -> Iterator[str]:
         yield "privacy.group_cap gives small groups less weight than privacy.size_hint: add count to run"
 
 
-BLURRED = 0.05  # part of all images that the noise of a label's count may be
 # the stages that take several labels an image
 SEVERAL_LABELS = (
     *("count", "frequency", "classifier", "moments", "auxiliary", "teacher"),
@@ -98,7 +97,7 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
 
         size = params.privacy.size
         spread = noise * several_bound(len(card.classes))
-        if spread > BLURRED * size:
+        if spread > 0.05 * size:
             yield (
                 f"count.noise={noise:g} blurs the number of images with each of {len(card.classes)} labels by about "
                 f"{spread:.3g}, of {size}: lower it, or give it a share, such as count.noise: 10%"
@@ -128,17 +127,17 @@ def name_problems(params: Params) -> Iterator[str]:
     """Names that no table has: sources, feature maps, classifiers and metrics; a metric without its extractor."""
     from sfumato.evaluation.classifiers import CLASSIFIERS
     from sfumato.evaluation.metrics.fidelity import METRICS
-    from sfumato.features import FEATURES, projection
+    from sfumato.features import FEATURES
     from sfumato.features.efficientnet_lite import INSTALL, PACKAGE
     from sfumato.features.own_network import OWN
+    from sfumato.features.projection import CLASSIFIER
 
-    projected = (projection.CLASSIFIER, *projection.FEATURES)
+    of_teachers = (CLASSIFIER, *FEATURES, OWN)
     for used, key, names, known in (
         (True, "data.source", [params.data.source], names_in("data")),
         (reads_public(params), "public.source", [params.public.source], names_in("public")),
         (params.runs("frequency"), "frequency.features", [one.map for one in params.frequency.features], (*FEATURES,)),
-        (params.runs("teacher"), "teacher.feature", [part.map for part in params.teacher.maps], (*projected, OWN)),
-        (params.runs("evolve"), "evolve.feature", [params.evolve.feature], projected),
+        (params.runs("teacher"), "teacher.feature", [part.map for part in params.teacher.maps], of_teachers),
         (params.runs("evaluate"), "evaluate.classifiers", params.evaluate.classifiers, (*CLASSIFIERS,)),
         (params.runs("evaluate"), "evaluate.fidelity", params.evaluate.fidelity or (), (*METRICS,)),
     ):

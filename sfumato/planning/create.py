@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from sfumato.planning.kept import Plan
     from sfumato.planning.proposal import Proposal
 
-MINUTES = 30.0
 FEW_PICTURES = 10  # of a class, to learn from or held out, below which it is pointed out
 GROUPS_QUESTION = "Which are whose (a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file)"
 QUESTIONS = {  # by the option that the answer is of
@@ -159,7 +158,7 @@ def propose_project(
         "dataset_id": name,
         "path": str(folder),
         "epsilon": epsilon,
-        "minutes": owner.number("Minutes that a run may take on this machine", minutes, MINUTES),
+        "minutes": owner.number("Minutes that a run may take on this machine", minutes, 30.0),
         "size_hint": size_hint or ask_for_size(seen, owner),
         "unit": unit,
         "data": seen.data | ({"fit": fit} if fit == "pad" else {}),

@@ -52,15 +52,12 @@ DURATIONS = Path("cache") / "durations.json"  # below the state directory
 FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # commands that the plan does not resolve
 OFF = 1.0  # seconds of a stage that is switched off, with DVC's part
 START = 8.0  # seconds that DVC, imports and the files of an artifact add to a stage
-FACTOR = 4.0  # a past run that differs more than this from its estimate is not used: it was resumed, or disturbed
 MEASURED_IMAGES = 64  # in a pass that measures the speed
-MEASURED_PASSES = 20
 PARALLEL = 0.5  # n threads are about n to this power times as fast as one
 WRITTEN = 80  # operations that take as long as writing a number
 READ = 40  # and as reading one
 CALL = 40_000  # and as the call of an operator
 TRAINING = 3  # forward passes that take as long as a step of a training
-PER_IMAGE = 4  # and as a clipped per-image gradient
 PUBLIC_CLASSES = 100  # of a public set that is not prepared yet
 ONE_LABEL = torch.zeros(1, dtype=torch.int64)
 
@@ -157,7 +154,8 @@ class Work:
                 training = TRAINING * settings.learned.steps * LEARNED.batch
                 return self.network("embedding") * (training + looks) + self.network("teacher") * looks
             case "saliency" | "finetune" | "adversarial":
-                return PER_IMAGE * settings.draws * seen * self.network(name)
+                # a clipped gradient takes as long as 4 forward passes
+                return 4 * settings.draws * seen * self.network(name)
             case "classifier":
                 return TRAINING * settings.steps * settings.batch * self.network("classifier")
             case "auxiliary" if settings.target == "covariance":  # drawn from Gaussians
@@ -245,7 +243,7 @@ def operations_per_second() -> float:
     network = nn.Sequential(*layers).to(device())
     images = torch.rand(MEASURED_IMAGES, 64, 14, 14, device=device())
     with torch.no_grad(), torch.autocast(device().type, torch.bfloat16, enabled=fast_bfloat16(device().type)):
-        best = min(timeit.repeat(lambda: network(images), timer=now, number=1, repeat=MEASURED_PASSES))
+        best = min(timeit.repeat(lambda: network(images), timer=now, number=1, repeat=20))
     return MEASURED_IMAGES * operations / best
 
 
@@ -307,7 +305,7 @@ def corrected(name: str, work: Work, machine: Machine) -> float | None:
     if then is None:
         return seconds
     before = machine.seconds(then.of(name) or 0.0)
-    if before > 1 and 1 / FACTOR < run["seconds"] / before < FACTOR:
+    if before > 1 and 1 / 4.0 < run["seconds"] / before < 4.0:  # else it was resumed, or disturbed
         return seconds * run["seconds"] / before
     return seconds
 

@@ -105,7 +105,6 @@ def resolve_project(
     folder: Path,
     state: Path,
     params: Path = Path("params.yaml"),
-    recipes: Path = RECIPES,
     *,
     dry_run: bool = False,
     say: Say = unsaid,
@@ -113,12 +112,12 @@ def resolve_project(
 ) -> ProjectPlan:
     """Work out the plan of a project; writes nothing.
 
-    params, recipes: below the folder; dry_run: images need not be prepared; say: shows a note; see: to the owner only,
+    params: below the folder; dry_run: images need not be prepared; say: shows a note; see: to the owner only,
     if they look on. Raises ConfigError, DataError or BudgetError where the project does not fit together.
     """
     if not dry_run and renew(folder / "dvc.yaml"):
         raise ConfigError("dvc.yaml was written by an older version. It is up to date now: run `dvc repro` again")
-    loaded = load_params(folder / params, folder / recipes)
+    loaded = load_params(folder / params, folder / RECIPES)
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # before anything is spent
     prepared = (folder / CARD_PATH).exists()
@@ -295,15 +294,6 @@ def step_noise_lines(made: Plan) -> Iterator[str]:
         hint = ": mostly noise. A larger share, ε or batch, or fewer trained weights shorten it"
     beside = f"{length:.2g} times as long as its signal can be"
     yield f"finetune: the noise of a step is {beside}, over {about}{weights:,} trained weights{hint}"
-
-
-def draw_lines(made: Plan) -> Iterator[str]:
-    """How many groups a draw of each query expects, if groups are protected."""
-    size = made.params.privacy.size
-    if made.params.privacy.unit != GROUP:
-        return
-    for name, mechanism in made.mechanisms.items():
-        yield f"{name}: a draw expects {mechanism.sample_rate * size:.4g} of {size} groups"
 
 
 def next_lines(made: Plan, spending: Sequence[Spending]) -> Iterator[str]:

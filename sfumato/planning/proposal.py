@@ -28,7 +28,6 @@ from sfumato.storage.documents import read_yaml
 PROPOSALS: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("proposals.yaml")))
 GOOD_ENOUGH = 0.9  # part of the usefulness of the best size that a larger one must reach to be proposed instead
 JUDGING = 0.25  # part of the minutes that the evaluation takes at most; the release has the rest
-SLOWER = 0.6  # power of an effective ε below 1 by which the teacher's rate falls: brain MRI at ε = 1 and 10
 LENGTHS = 128  # lengths of fits between the first and the last numbers of a row
 
 Seconds = Callable[[Params], Mapping[str, float]]  # of each stage
@@ -240,6 +239,6 @@ def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:
     if "teacher" not in content:
         return sections
     rules = Teacher.constants(str(content["teacher"].get("fitted_on", "public")), epsilon)
-    rules["learning_rate"] *= min(epsilon, 1.0) ** SLOWER
+    rules["learning_rate"] *= min(epsilon, 1.0) ** 0.6  # by brain MRI at ε = 1 and 10
     plain = {key: float(f"{value:.3g}") for key, value in rules.items() if key in ("learning_rate", "max_norm")}
     return {**sections, "teacher": {**plain, "steps": rules["steps"]}}

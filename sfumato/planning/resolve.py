@@ -39,7 +39,6 @@ from sfumato.settings.stages import QUERIES, STAGES, Stage
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
 
-WITH_CARDS = ("teacher", "synthesize")  # which say how pictures were prepared
 # left out of plans that read only the public set
 OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint", "labels")
 
@@ -157,15 +156,11 @@ def inherited_events(
     return events
 
 
-MEANINGLESS = 20  # an epsilon above which the guarantee says next to nothing
-MOSTLY_NOISE = 0.1  # part of the images of a class that the noise of their number may be
-
-
 def warnings_of(params: Params, delta: float, classes: int) -> Iterator[str]:
     """What is allowed and yet weakens the guarantee, or blurs the number of images of a class: one sentence each."""
     hint = params.privacy.size
-    if params.privacy.epsilon > MEANINGLESS:
-        yield f"privacy.epsilon={params.privacy.epsilon:g}: above {MEANINGLESS} the guarantee says next to nothing"
+    if params.privacy.epsilon > 20:
+        yield f"privacy.epsilon={params.privacy.epsilon:g}: above 20 the guarantee says next to nothing"
     if params.privacy.delta is None and delta == LARGEST_DELTA:
         yield f"privacy.size_hint={hint}: δ = {delta:g} is the largest allowed; so few cannot be protected well"
     if not params.privacy.declared_size and float(f"{hint:.1e}") != hint:
@@ -173,7 +168,7 @@ def warnings_of(params: Params, delta: float, classes: int) -> Iterator[str]:
         yield f"privacy.size_hint={hint} looks like an exact count, which is private: {remedy}"
     noise = params.count.noise
     usual = hint / classes
-    if params.runs("count") and not isinstance(noise, str) and noise > MOSTLY_NOISE * usual:
+    if params.runs("count") and not isinstance(noise, str) and noise > 0.1 * usual:
         remedy = "give it a share, such as count.noise: 1%, before the first release"
         yield f"count.noise={noise:g} blurs the number of images of a class, about {usual:.3g}: {remedy}"
 
@@ -197,7 +192,7 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["model"] = params.model.non_default()
     if enabled and stage.owned and (about := params.release.model_dump(exclude_none=True)):
         content["about"] = about
-    if enabled and stage.name in WITH_CARDS:
+    if enabled and stage.name in ("teacher", "synthesize"):  # they say how pictures were prepared
         prepared = params.data.model_dump(mode="json", include={"fit", "range"}, exclude_defaults=True)
         if prepared:
             content["prepared"] = prepared

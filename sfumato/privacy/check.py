@@ -28,7 +28,6 @@ from sfumato.storage.documents import read_yaml, validated
 if TYPE_CHECKING:
     from sfumato.privacy.opinions import Opinion
 
-HEAD = re.compile("[0-9a-f]{64}")  # of a journal
 TOLERANCE = 1e-6  # relative, between stored and recomputed epsilon
 
 
@@ -170,7 +169,9 @@ def odometer_problems(ledger: Mapping) -> list[str]:
         for key in ("charges", "epsilon")
         if not abs(said[key] - found[key]) <= TOLERANCE * max(1.0, found[key])
     ]
-    if said["complete"] is not found["complete"] or not (said["head"] is None or HEAD.fullmatch(said["head"])):
+    if said["complete"] is not found["complete"] or not (
+        said["head"] is None or re.fullmatch("[0-9a-f]{64}", said["head"])
+    ):
         problems.append("its odometer is marked as complete without the head of a journal, or that head is not one")
     if said["dataset_id"] not in {record["dataset_id"] for record in ledger["records"]} and ledger["records"]:
         problems.append(f"its odometer is of {said['dataset_id']!r}, of which it holds no record")
@@ -252,7 +253,7 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
         if name in QUERIES and name not in own:
             problems.append(f"{artifact.path} holds no record of its own charge: its privacy.json was edited")
         try:
-            settings = read_stage_plan(project / PLAN / f"{name}.yaml", name).settings
+            settings = read_stage_plan(project / PLAN / f"{name}.yaml", name, extra="ignore").settings
         except SfumatoError as error:
             problems.append(str(error))
             continue

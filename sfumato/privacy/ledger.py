@@ -17,7 +17,6 @@ from sfumato.storage.digest import canonical, digest_of
 from sfumato.storage.documents import Exact, read_json, validated
 
 LEDGER_SCHEMA = 5
-READABLE = (4, 5)  # schema 4 had digests of code for the revisions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +192,8 @@ def read_ledger(path: Path) -> dict:
     found = {*ledger, "apart"} if isinstance(ledger, dict) else set()
     if found != KEYS:
         raise BudgetError(f"{path} is not a ledger: missing {sorted(KEYS - found)}, unknown {sorted(found - KEYS)}")
-    if ledger["schema"] not in READABLE or not isinstance(ledger["records"], list):
+    # 4 had digests of code for the revisions
+    if ledger["schema"] not in (4, 5) or not isinstance(ledger["records"], list):
         raise BudgetError(f"{path} has schema {ledger['schema']!r}, this version reads {LEDGER_SCHEMA}: {write}")
     return ledger
 

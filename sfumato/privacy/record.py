@@ -15,7 +15,6 @@ from sfumato.settings.stages import QUERIES
 from sfumato.storage.documents import Exact, validated
 
 RECORD_ID = re.compile("[0-9a-f]{32}")  # it also names a directory
-LAST_SECOND = 253_402_300_799  # since 1970: of the year 9999, the last that dates have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ class Record(Exact):
     settings: str
     again: Annotated[int, Field(ge=0)]
     versions: dict[str, str]
-    time: Annotated[int, Field(ge=0, le=LAST_SECOND)]
+    time: Annotated[int, Field(ge=0, le=253_402_300_799)]  # up to the year 9999, the last that dates have
     revision: Positive = 1
     code: dict[str, str] = field(default_factory=dict)  # of schema 4
     group_weight: str = ""  # how a group counts, if the unit is one

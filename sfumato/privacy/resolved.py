@@ -127,15 +127,18 @@ def settings_digest(content: Mapping[str, Any]) -> str:
     return digest_of(decides)
 
 
-def read_stage_plan(path: Path, stage: str) -> StagePlan[Any]:
-    """The plan of `stage`: a QueryPlan for a query that is switched on. Raises ConfigError for any other file."""
+def read_stage_plan(path: Path, stage: str, extra: Literal["forbid", "ignore"] = "forbid") -> StagePlan[Any]:
+    """The plan of `stage`: a QueryPlan for a query that is switched on. Raises ConfigError for any other file.
+
+    extra: as `as_now` takes it: "ignore" reads what was released, and is no plan for a run.
+    """
     missing = f"{path} is missing: run `stage plan` first"
     with explained(ConfigError, lambda error: f"{path} cannot be read: {error}", missing=missing):
         content = read_yaml(path)
     if not isinstance(content, dict) or content.get("stage") != stage:
         raise ConfigError(f"{path} is not a resolved configuration of `{stage}`: run `stage plan`")
     with explained(ConfigError, lambda error: f"{path} cannot be used ({error}): run `stage plan` again"):
-        content = as_now(content)
+        content = as_now(content, extra)
         file = validated(ResolvedFile, content)
         if file.revision != STAGES[stage].revision:
             raise ValueError(f"it is of revision {file.revision} of {stage}, now {STAGES[stage].revision}")

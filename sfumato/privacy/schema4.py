@@ -6,11 +6,12 @@ Their releases stay known: `as_now` reads such a plan, and `as_then` gives the c
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel
 
+from sfumato.settings.fields import models_in
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Model
 
@@ -21,16 +22,18 @@ def table() -> dict[str, Any]:
     return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
-def as_now(content: Mapping[str, Any]) -> dict[str, Any]:
+def as_now(content: Mapping[str, Any], extra: Literal["forbid", "ignore"] = "forbid") -> dict[str, Any]:
     """A resolved file in today's form: its revision, and its settings as far as they are not the defaults.
 
-    Raises ValueError for settings that no version accepts.
+    extra: what becomes of settings that are gone since and had another value. Raises ValueError for those that are
+    forbidden.
     """
     stage = STAGES[content["stage"]]
     found = {"revision": 1, **{key: value for key, value in content.items() if key != "code"}}
     if content.get("settings"):
         settings = without_removed(stage.settings, content["settings"], table()["settings"].get(stage.name, {}))
-        found["settings"] = stage.settings.model_validate(settings).model_dump(mode="json", exclude_defaults=True)
+        model: BaseModel = stage.settings.model_validate(settings, extra=extra)
+        found["settings"] = model.model_dump(mode="json", exclude_defaults=True)
     if content.get("model"):
         model = Model.model_validate(without_removed(Model, content["model"], table()["model"]))
         found["model"] = model.model_dump(mode="json", exclude_defaults=True)
@@ -55,9 +58,12 @@ def without_removed(kind: type[BaseModel], values: Mapping[str, Any], then: Mapp
         field = kind.model_fields.get(key)
         if field is None and key in then and value == then[key]:
             continue
-        nested = getattr(field, "annotation", None)
-        if isinstance(nested, type) and issubclass(nested, BaseModel) and isinstance(value, dict):
-            value = without_removed(nested, value, then.get(key) or {})
+        inner = table()["models"].get(key, then.get(key)) or {}
+        for nested in models_in(getattr(field, "annotation", None)):
+            if isinstance(value, dict):
+                value = without_removed(nested, value, inner)
+            elif isinstance(value, list):
+                value = [without_removed(nested, entry, inner) for entry in value]
         found[key] = value
     return found
 

@@ -41,9 +41,8 @@ SQUARES = 0.5  # share of the squared norm that the squares have in `moments` (D
 COSINE = {"frequencies": 64, "contrasts": 16, "bound": 0.3, "products": 0.7}  # of `covariance`: see CosineMoments
 LENGTH_SCALES = (1.22, 0.63)  # of `embedding`, in units of √d
 TEACHER = 0.5  # the teacher's share of the squared norm in `embedding`
-LEARNED = Classifier(network="whitened", width=32, batch=128, learning_rate=0.1)  # the network of `embedding`
+LEARNED = Classifier(network="whitened", width=32, learning_rate=0.1)  # the network of `embedding`
 EMBEDDING_DIMENSION = 512  # principal directions of its features
-POWER = 0.5  # they are scaled by variance^(−power/2)
 
 Features = FourierFeatures | CosineMoments  # φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most
 
@@ -116,7 +115,7 @@ def train_feature_network(
     how = LEARNED.model_copy(update={"steps": steps})
     network, _ = train_public_classifier(relabelled(teacher, images), how, seed, report)
     features = ProjectedFeatures(CELLS, images.shape, EMBEDDING_DIMENSION, network)
-    features.fit(images.some(FITTED, seed), POWER, seed)
+    features.fit(images.some(FITTED, seed), power=0.5, seed=seed)
     return features
 
 

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from sfumato.settings.fields import REST, Draws, LearningRate, Norm, Positive, Share, Strict, machine
+from sfumato.settings.fields import REST, Draws, LearningRate, Norm, Positive, Strict, machine
 from sfumato.settings.noise import Noise, QuerySettings
 from sfumato.settings.noise_levels import LogNormal, NoiseLevels
 
@@ -10,9 +10,9 @@ from sfumato.settings.noise_levels import LogNormal, NoiseLevels
 class Saliency(QuerySettings):
     """Noisy gradient norms of attention matrices (DP-SAPF §3.2). `finetune` decides, at no cost, which are trained."""
 
+    draws: ClassVar[int] = 1  # noise levels per image
     noise: Noise = "2%"
     max_norm: Norm = 1.0  # C_s, the L2 clip of one image's gradient over all candidates
-    draws: Draws = 1  # noise levels per image, averaged before the clip
     noise_levels: NoiseLevels = LogNormal()  # the law of the noise levels
     microbatch_size: Positive | None = machine(None)  # images whose gradients are taken together; None: what fits
 
@@ -32,6 +32,8 @@ class Finetune(QuerySettings):
 
     chooser: ClassVar[str] = "trainable"
     releases: ClassVar[str] = "steps"
+    ratio: ClassVar[float] = 0.3  # c: part of the candidate matrices, for the sets that choose some
+    lora: ClassVar[Lora] = Lora()  # the adapters, for the sets with adapters
     noise: Noise = REST
     steps: Positive = 2100
     batch: Positive = 4096  # expected images per step: sample_rate = batch / size_hint
@@ -43,8 +45,6 @@ class Finetune(QuerySettings):
     checkpoint_every: Positive = machine(10)  # steps
     # which weights are trained; `saliency` chooses the salient ones
     trainable: Literal["all", "attention", "attention-lora", "salient", "salient-lora"] = "all"
-    ratio: Share = 0.3  # c: part of the candidate matrices, for the sets that choose some
-    lora: Lora = Lora()  # the adapters, for the sets with adapters
 
     def reads(self, name: str) -> bool:
         return name != "saliency" or self.trainable in SALIENT

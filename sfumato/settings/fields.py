@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Self, TypeGuard
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Self, TypeGuard, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator
 
@@ -75,6 +75,13 @@ def machine(default: int | None) -> Any:
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models in the type of a field: it, or those that it is a list or a choice of."""
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield kind
 
 
 class Settings(Strict):

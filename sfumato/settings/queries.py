@@ -67,7 +67,6 @@ class Histogram(QuerySettings):
     noise: Noise = 50.0
     votes: Positive = 1  # classes that an image votes for, the likeliest first: Δ = √votes
     per_class: bool = False  # one histogram for each sensitive class (PrivImage), not one for all (RPGen)
-    batch: Positive | None = None  # expected images: sample_rate = batch / size_hint; None: all images, sample_rate 1
 
 
 CONVERT = (

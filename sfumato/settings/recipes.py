@@ -1,6 +1,7 @@
 """What the user edits, merged: defaults < profile < recipe < `params.yaml`. All of it is public."""
 
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -9,14 +10,28 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sfumato.errors import ConfigError, explained, nearest
-from sfumato.settings.fields import MACHINE, REST
+from sfumato.settings.fields import MACHINE, REST, models_in
 from sfumato.settings.params import Params
 from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.stages import RECIPES
 from sfumato.storage import documents
 
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
-REMOVED = {"central.pool": 1, "saliency.candidates": "qkv"}  # settings that nothing set, with the value that holds now
+# settings that nothing set, with the value that holds now
+REMOVED = {
+    "adversarial.learning_rate": 2e-3,
+    "central.pool": 1,
+    "classifier.batch": 128,
+    "evolve.feature": "pixels",
+    "evolve.generator": "glyphs",
+    "finetune.lora": {"rank": 4},
+    "finetune.ratio": 0.3,
+    "histogram.batch": "all images",
+    "pretrain.amp.rate": 0.4,
+    "pretrain.amp.steps": 1,
+    "saliency.candidates": "qkv",
+    "saliency.draws": 1,
+}
 
 
 def recipes_at(folder: Path) -> Path:
@@ -119,10 +134,11 @@ def validate(values: dict, path: Path) -> Params:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
+        plain = re.sub(r"\.phases\.\d+", "", key)  # a phase has what all have
         if key.endswith(".enabled"):
             problem = f"{key} was removed: delete it; the stages in `run` are switched on"
-        elif key in REMOVED:
-            problem = f"{key} was removed: delete it; it always is {REMOVED[key]}"
+        elif plain in REMOVED:
+            problem = f"{key} was removed: delete it; it always is {REMOVED[plain]}"
         elif first["type"] == "extra_forbidden":
             near = difflib.get_close_matches(key, sorted(all_keys(Params)), 1, cutoff=0.4)
             meant = "".join(f": did you mean {name!r}?" for name in near) or "."
@@ -139,12 +155,10 @@ def refuse_truth_values(model: type[BaseModel], values: Mapping[str, Any], path:
     for key in values.keys() & model.model_fields.keys():
         value = values[key]
         kind = model.model_fields[key].annotation
-        kinds = (kind, *get_args(kind))
-        for inner in kinds:
-            if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, BaseModel):
-                refuse_truth_values(inner, value, path)
+        for inner in models_in(kind) if isinstance(value, dict) else ():
+            refuse_truth_values(inner, value, path)
         several = value if isinstance(value, list) else [value]
-        if bool not in kinds and any(isinstance(one, bool) for one in several):
+        if bool not in (kind, *get_args(kind)) and any(isinstance(one, bool) for one in several):
             text = f"{key} takes neither true nor false (yes, no, on, off): write a number, or quote it"
             raise ConfigError(f"{path}: {text}")
 
@@ -154,9 +168,8 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
     keys = set()
     for name, field in model.model_fields.items():
         keys.add(prefix + name)
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                keys |= all_keys(kind, f"{prefix}{name}.")
+        for kind in models_in(field.annotation):
+            keys |= all_keys(kind, f"{prefix}{name}.")
     return keys
 
 

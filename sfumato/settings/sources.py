@@ -35,7 +35,6 @@ SOURCES = {
     "emnist": SourceKind("idx:read_idx_set", PUBLIC_ONLY),
     "kmnist": SourceKind("idx:read_idx_set", PUBLIC_ONLY),
     "cifar100": SourceKind("cifar:read_cifar", PUBLIC_ONLY),
-    "imagenet32": SourceKind("npz:read_imagenet32", PUBLIC_ONLY),
 }
 OF_THE_OWNER = tuple(name for name, kind in SOURCES.items() if kind.takes)
 

@@ -93,7 +93,7 @@ QUERY, FREE, LOCAL = Kind
 BASELINES = (
     Stage("evolve", QUERY,
           "Release noisy votes for the candidates of a public renderer, round by round, and the last generation.",
-          inputs=("classifier", "count"), seeded=True, one_process=True, gives="images"),
+          inputs=("count",), seeded=True, one_process=True, gives="images"),
     Stage("adversarial", QUERY,
           "Train a discriminator on the sensitive images by DP-SGD, and a generator against it.",
           inputs=("count",), seeded=True, shows_epsilon=True, one_process=True, gives="generator"),

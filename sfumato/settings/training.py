@@ -12,12 +12,12 @@ class Classifier(Settings):
     """A network trained to classify the public set, and on nothing else."""
 
     validation: ClassVar[float] = 0.1  # part of the public images on which its accuracy is measured
+    batch: ClassVar[int] = 128  # images in a step
 
     # a ResNet, or a network of unpadded convolutions whose first layer whitens patches, which trains faster
     network: Literal["residual", "whitened"] = "residual"
     width: Positive = 32  # channels of the first layer; later ones have more
     steps: Positive = 1500  # gradient steps
-    batch: Positive = 128  # images in a step
     learning_rate: LearningRate = 0.01  # peak of a one-cycle schedule; 0.1 suits the whitened network
 
 
@@ -116,9 +116,10 @@ PUBLIC_MODEL = ("directory", "sha256", "image_size", "prompt", "prompts")  # the
 class Amp(Strict):
     """Adversarial model perturbation (RPGen stage 2): descend at the worst weights nearby. Radius 0: plain training."""
 
+    rate: ClassVar[float] = 0.4  # η₁, of the ascent
+    steps: ClassVar[int] = 1  # of the ascent
+
     radius: Annotated[float, Field(ge=0, le=1e5)] = 0.2  # γ
-    rate: Scale = 0.4  # η₁, of the ascent
-    steps: Positive = 1  # of the ascent
 
 
 class Phase(Strict):

@@ -13,7 +13,6 @@ from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import replacing_directory
 
 PRIVACY = "privacy.json"
-ARTIFACT_SCHEMA = 1
 KEPT = (DataError, OSError)
 
 
@@ -184,7 +183,7 @@ def write_empty(out: Path, stage: str) -> None:
 
 
 def empty_content(stage: str) -> dict:
-    return {"schema": ARTIFACT_SCHEMA, "stage": stage, "enabled": False, "local": False, "files": {}, "records": {}}
+    return {"schema": 1, "stage": stage, "enabled": False, "local": False, "files": {}, "records": {}}
 
 
 def as_text(content: dict) -> str:

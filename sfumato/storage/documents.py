@@ -15,11 +15,8 @@ from typing import Any, ClassVar, TypeVar
 
 import yaml
 
-LARGEST_JSON = 256 * 2**20  # bytes of a JSON file: the hashes of the released images of a large set are the largest
-LARGEST_YAML = 2**20  # bytes: YAML is slow to read, and written by people
 DEEPEST = 50  # levels of nested lists and mappings
 LARGEST_INTEGER = 2**63 - 1
-LONGEST_NUMBER = 70  # characters
 EXPONENT = re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$")  # a number to YAML 1.2 and DVC, not always to YAML 1.1
 TWO_READINGS = re.compile(r"[-+]?0[0-9b_].*|.*[_:].*")  # octal, 1_000, 1:30, 0b1: text or other numbers to YAML 1.2
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a dataset: it also names files
@@ -35,8 +32,11 @@ class Exact:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
 
-def read_text(path: Path, largest: int = LARGEST_JSON) -> str:
-    """The text of a regular file of at most `largest` bytes of UTF-8. Pipes and devices are refused at once."""
+def read_text(path: Path, largest: int = 256 * 2**20) -> str:
+    """The text of a regular file of at most `largest` bytes of UTF-8. Pipes and devices are refused at once.
+
+    The largest files are JSON: the hashes of the images of a large release.
+    """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait; Windows has none
     with os.fdopen(descriptor, "rb") as file:
         about = os.fstat(descriptor)
@@ -105,7 +105,7 @@ class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
         return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
-        if len(node.value) > LONGEST_NUMBER:
+        if len(node.value) > 70:
             raise ValueError(f"the number {node.value[:24]}… is too large")
         if TWO_READINGS.fullmatch(node.value):
             known = "is one number to some programs, and text or another to others"
@@ -125,7 +125,7 @@ for form in (PlainYaml, QuotingYaml):
 
 def read_yaml(path: Path) -> Any:
     """The content of a YAML file; None for an empty one."""
-    return parse_yaml(read_text(path, LARGEST_YAML))
+    return parse_yaml(read_text(path, 2**20))  # bytes: YAML is slow to read, and written by people
 
 
 def parse_yaml(text: str) -> Any:

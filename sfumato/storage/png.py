@@ -11,12 +11,11 @@ from torch import Tensor
 
 from sfumato.storage.files import replace_file
 
-MAGNIFIED_BELOW = 48  # pixels of a side, below which an image is magnified in a grid
 GAP = 2  # pixels between images
 LETTERS = 18  # pixels of the letters of a name
 
 
-def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = MAGNIFIED_BELOW) -> np.ndarray:
+def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np.ndarray:
     """Images side by side, row by row, as (H', W', C) uint8 on a white ground; small ones are magnified.
 
     images: (N, C, H, W) float, clamped to [0, 1], NaN shown black; smallest: pixels of a side that are magnified to.

@@ -164,7 +164,7 @@ def test_per_image_gradients_of_foreign_layers_are_those_of_a_loop():
 
 def test_a_rank_above_the_matrix_is_refused_by_name_before_anything_changes():
     model = network()
-    with pytest.raises(ConfigError, match=r"finetune\.lora\.rank=9 .*min\(8, 8\).*down\.0\.attention\.q\.weight"):
+    with pytest.raises(ConfigError, match=r"adapters of rank 9 .*min\(8, 8\).*down\.0\.attention\.q\.weight"):
         add_lora(model, ["noise.2.weight", "down.0.attention.q.weight"], Lora(rank=9), seed=0)
     assert not adapted_layers(model)
     assert all(value.requires_grad for value in model.parameters())

@@ -11,11 +11,11 @@ from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.run import State, update
 from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable, how_many
 from sfumato.errors import ConfigError, DataError, SfumatoError
-from sfumato.settings.dpsgd import SALIENT, Finetune, Lora
+from sfumato.settings.dpsgd import SALIENT, Finetune
 
 
 def settings(trainable: str, **more) -> Finetune:
-    return Finetune(trainable=trainable, lora=Lora(rank=2), microbatch_size=4, draws=1, learning_rate=1e-3, **more)
+    return Finetune(trainable=trainable, microbatch_size=4, draws=1, learning_rate=1e-3, **more)
 
 
 def adapters(names: list[str]) -> list[str]:

@@ -254,6 +254,12 @@ def test_phases_share_the_steps_by_their_parts():
         ({"frequency": {"size": 2}}, "frequency.size"),
         ({"central": {"pool": 2}}, r"central\.pool was removed: delete it; .*is 1"),
         ({"saliency": {"candidates": "layers"}}, r"saliency\.candidates was removed: delete it; .*is qkv"),
+        ({"finetune": {"lora": {"rank": 8}}}, r"finetune\.lora was removed: delete it; .*rank.* 4"),
+        ({"pretrain": {"amp": {"steps": 2}}}, r"pretrain\.amp\.steps was removed: delete it; .*is 1"),
+        (
+            {"pretrain": {"phases": [{"sources": {"central": 1}, "amp": {"rate": 1}}]}},
+            r"pretrain\.phases\.0\.amp\.rate was removed: delete it; .*is 0\.4",
+        ),
         ({"pretrain": {"median": 2}}, "unknown key 'pretrain.median'.*earlier versions, the changelog"),
         ({"model": {"width": 30}}, "model.width"),
         ({"model": {"unshuffle": 4}, "data": {"dataset_id": "other"}}, "other"),

@@ -32,6 +32,16 @@ def test_a_plan_of_schema_4_means_what_it_meant():
     assert found == {**content, "revision": 1, "settings": {"bins": 16}}
 
 
+def test_a_phase_of_schema_4_is_read_without_what_is_gone():
+    amp = {"radius": 0.05, "rate": 0.4, "steps": 1}
+    common = {"steps": 10, "batch": 64, "learning_rate": 3e-4, "augment": 0}
+    phases = [{"sources": {"public": 1.0}, **common, "amp": amp}, {"sources": {"central": 1.0}, **common, "amp": None}]
+    found = as_now({"stage": "pretrain", "settings": {"phases": phases, "amp": amp}})["settings"]
+    assert found["phases"][0]["amp"] == found["amp"] == {"radius": 0.05} and "amp" not in found["phases"][1]
+    with pytest.raises(ValueError, match="rate"):
+        as_now({"stage": "pretrain", "settings": {"phases": [phases[0] | {"amp": amp | {"rate": 0.5}}]}})
+
+
 def test_every_setting_of_schema_4_is_read_or_was_removed_at_its_default():
     for stage, settings in table()["settings"].items():
         if stage in STAGES:

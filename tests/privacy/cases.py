@@ -312,7 +312,6 @@ CASES = {
     ),
     "evolve": Case(stage="evolve", query=evolve, encode=lambda x: x.flatten(1), bound=1, integer=True, axis=0),
     "saliency": Case(stage="saliency", query=saliency, **GRADIENTS),
-    "saliency of 8 draws": Case(stage="saliency", query=functools.partial(saliency, draws=8), **GRADIENTS),
     "finetune": Case(stage="finetune", query=finetune, **GRADIENTS),
     "finetune of 8 draws": Case(stage="finetune", query=functools.partial(finetune, draws=8), **GRADIENTS),
     "adversarial": Case(stage="adversarial", query=adversarial, **GRADIENTS),

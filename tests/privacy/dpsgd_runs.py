@@ -10,7 +10,7 @@ from cases import CLASSES, GivenCharge, discriminator, drawn_images
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from sfumato.baselines.dp_gan import LATENT, WIDTH, AdversarialState
+from sfumato.baselines.dp_gan import AdversarialState
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, per_image_gradients
@@ -62,7 +62,8 @@ def check_clip(
 
 def adversary(seed: int = 0, **options: Any) -> AdversarialState:
     settings = Adversarial(**{"max_grad_norm": CLIP, "microbatch_size": 4, **options})
-    network, even = new_generator((1, 8, 8), CLASSES, LATENT, WIDTH, 0), torch.full((CLASSES,), 1 / CLASSES)
+    network = new_generator((1, 8, 8), CLASSES, settings.latent, settings.width, 0)
+    even = torch.full((CLASSES,), 1 / CLASSES)
     given = {"public_batch": 16.0, "autocast": False, "generator": torch.Generator().manual_seed(seed)}
     return AdversarialState(discriminator(), network, settings, even, 0, **given)
 

@@ -6,7 +6,6 @@ from cases import CLASSES, GivenCharge, discriminator, drawn_images
 from dpsgd_runs import CLIP, adversary, check_clip, check_rows
 from small_network import draw_images
 
-from sfumato.baselines import dp_gan
 from sfumato.dpsgd import run
 from sfumato.dpsgd.gradients import draw
 from sfumato.settings.baselines import Adversarial
@@ -33,9 +32,10 @@ def test_an_image_s_gradient_is_that_of_a_loop_and_sees_no_other_image():
 
 def test_without_noise_the_generator_draws_what_the_images_show(monkeypatch):
     """Two kinds of images, bright above or below: after some steps the generated ones are far nearer than grey."""
-    monkeypatch.setattr(dp_gan, "GENERATOR_RATE", 5e-3)
+    for name in ("learning_rate", "generator_rate"):
+        monkeypatch.setattr(Adversarial, name, 5e-3)
     monkeypatch.setattr(run, "EMA_DECAY", 0.9)
-    state = adversary(learning_rate=5e-3, max_grad_norm=1.0, microbatch_size=32)
+    state = adversary(max_grad_norm=1.0, microbatch_size=32)
     random = torch.Generator().manual_seed(0)
     labels = torch.arange(40) % CLASSES
     above = (torch.arange(8) < 4).float()[:, None].expand(8, 8)

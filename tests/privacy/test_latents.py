@@ -31,7 +31,7 @@ from sfumato.errors import DataError
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.settings.data import Data
-from sfumato.settings.dpsgd import Finetune, Lora
+from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import TimestepMixture
 
 KINDS = ("unet-epsilon", "unet-v", "transformer")
@@ -54,7 +54,7 @@ def network(models, kind: str, trainable: str = "attention-lora"):
     from sfumato.text_to_image.network import load_latent
 
     model = load_latent(models / f"{kind}-reference")
-    choose_trainable(model, Finetune(trainable=trainable, lora=Lora(rank=2)), None, 0)
+    choose_trainable(model, Finetune(trainable=trainable), None, 0)
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

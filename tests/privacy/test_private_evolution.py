@@ -24,11 +24,11 @@ def generator() -> RendererGenerator:
     return RendererGenerator("glyphs", SHAPE)
 
 
-@pytest.fixture(scope="module", params=["pixels", "deep-scattering", "scattering"])
-def places(request, generator, digits):
+@pytest.fixture(scope="module")
+def places(generator, digits):
     """Where 90 digits and 124 candidates are, in a real embedding; the candidates' classes."""
-    settings = Evolve(feature=request.param, population=124)
-    embedding = embedding_of(settings, SHAPE, None, generator, seed=0)
+    settings = Evolve(population=124)
+    embedding = embedding_of(settings, SHAPE, generator, seed=0)
     images, labels = digits.batch(range(90))
     kinds = torch.arange(124) % generator.kinds
     genes = generator.draw(len(kinds), torch.Generator().manual_seed(1))
@@ -101,7 +101,7 @@ def test_the_rounds_cost_what_one_gaussian_of_mu_costs(sigma, rounds):
 
 def evolved(owner, generator, settings, charges, stop=None, say=lambda text: None):
     """A run of the query on the prepared digits, stopped after so many rounds. charges: what was opened, in order."""
-    embedding = embedding_of(settings, SHAPE, None, generator, seed=0)
+    embedding = embedding_of(settings, SHAPE, generator, seed=0)
 
     def open_charge():
         mechanism = Mechanism(noise_multiplier=2.0, sample_rate=1.0, uses=settings.rounds)

@@ -51,9 +51,7 @@ CASES = {
     "histogram": Case(stage="histogram", query=lambda c: query_histogram(c, NETWORK, 2), **VOTES),
     "teacher": Case(stage="teacher", query=teacher, encode=unit_rows, bound=1.4142, uses=3),
     "evolve": Case(stage="evolve", query=evolve, encode=lambda x: x.flatten(1)[:, :64], bound=1, integer=True, axis=0),
-    "saliency": Case(
-        stage="saliency", query=lambda c: saliency(c, model=unet(resolution=SHAPE[1:]), draws=1), **GRADIENTS
-    ),
+    "saliency": Case(stage="saliency", query=lambda c: saliency(c, model=unet(resolution=SHAPE[1:])), **GRADIENTS),
     "finetune": Case(stage="finetune", query=lambda c: finetune(c, 1, unet(resolution=SHAPE[1:])), **GRADIENTS),
     "adversarial": Case(stage="adversarial", query=functools.partial(adversarial, shape=SHAPE), **GRADIENTS),
 }

@@ -24,7 +24,7 @@ from sfumato.privacy.events import Mechanism
 from sfumato.privacy.resolved import QueryPlan
 from sfumato.queries.saliency import query_saliency, rank_candidates
 from sfumato.release.synthesizer import load_synthesizer
-from sfumato.settings.dpsgd import SALIENT, Finetune, Lora, Saliency
+from sfumato.settings.dpsgd import SALIENT, Finetune, Saliency
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Model
 from sfumato.storage.artifacts import write_empty, writing
@@ -44,12 +44,12 @@ MODEL = network(channels=3, classes=4)
 
 def training(kind: str) -> Finetune:
     steps = {"steps": 4, "batch": 14, "draws": 1, "microbatch_size": 8, "checkpoint_every": 1, "max_grad_norm": 0.1}
-    return Finetune(trainable=kind, lora=Lora(rank=2), **steps)
+    return Finetune(trainable=kind, **steps)
 
 
-@pytest.mark.parametrize(("draws", "chunk"), [(1, 1), (4, 4), (1, 8), (4, 1)])
-def test_one_image_moves_the_sum_of_all_candidates_by_at_most_the_clip(draws, chunk):
-    asked = {"draws": draws, "microbatch_size": chunk, "max_norm": CLIP}
+@pytest.mark.parametrize("chunk", [1, 4, 8])
+def test_one_image_moves_the_sum_of_all_candidates_by_at_most_the_clip(chunk):
+    asked = {"microbatch_size": chunk, "max_norm": CLIP}
     case = Case(stage="saliency", query=partial(released, model=MODEL, **asked), bound=CLIP)
     images, labels = drawn_images(B, classes=4, shape=(3, 8, 8))
     (whole,) = case.totals(images, labels)

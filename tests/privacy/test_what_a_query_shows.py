@@ -31,7 +31,7 @@ def renderer() -> RendererGenerator:
 def evolve(charge: Recorder) -> dict[str, Tensor]:
     """All rounds, with what they draw between them."""
     settings = Evolve(rounds=3, population=40, images=30)
-    embedding = embedding_of(settings, SHAPE, None, renderer(), seed=0)
+    embedding = embedding_of(settings, SHAPE, renderer(), seed=0)
     priors = torch.full((CLASSES,), 1 / CLASSES)
     charge.run, charge.durable = Path(tempfile.mkdtemp()), lambda *digest: None
     _, population, _ = query_evolve(lambda: charge, settings, renderer(), embedding, priors, 0, say=print)

@@ -198,12 +198,6 @@ def test_the_public_edition_opens_nothing_but_the_release_and_the_ledger(desk, t
     assert inside and all(name.startswith(allowed) for name in inside), inside
 
 
-def test_a_dry_run_names_what_it_would_read_and_writes_nothing(desk, tmp_path):
-    said = desk("--dry-run")
-    assert "charges nothing" in said and "may be shared" in said and "metrics.json" not in said
-    assert "metrics.json" in desk("--dry-run", "--audience", "owner") and not (tmp_path / "artifacts/report").exists()
-
-
 def test_the_public_edition_holds_no_number_of_the_evaluation(pages):
     numbers = re.findall(r"\d+\.\d+", json.dumps(METRICS))
     forms = [(scale, digits) for scale in (1, 100) for digits in (1, 2, 3, 4)]

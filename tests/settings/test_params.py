@@ -108,7 +108,7 @@ def test_every_float_of_a_stage_has_two_limits():
 
 
 EXTREME = (1e-38, 1e38, 1e8, 0.0, -1.0, NAN, INFINITY)
-RATES = {"finetune": ("learning_rate", "max_grad_norm"), "adversarial": ("learning_rate", "max_grad_norm")}
+RATES = {"finetune": ("learning_rate", "max_grad_norm"), "adversarial": ("max_grad_norm",)}
 RATES |= {"teacher": ("learning_rate", "max_norm", "average"), "saliency": ("max_norm",), "count": ("noise",)}
 RATES |= {
     "central": ("max_norm", "noise"),

@@ -16,7 +16,7 @@ from sfumato.privacy.check import artifact_problems
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import read_ledger
 from sfumato.privacy.odometer import Odometer
-from sfumato.settings.stages import QUERIES
+from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import read_artifact, write_empty, writing
 from stages.ledger import utc
 
@@ -116,6 +116,19 @@ def test_a_lock_may_name_a_stage_that_an_earlier_version_had(desk):
     missing = "artifacts/{} is not an artifact"
     assert not any(missing.format("denoiser") in problem for problem in problems("denoiser"))
     assert any(missing.format("classifier") in problem for problem in problems("classifier"))
+
+
+def test_what_a_plan_with_a_setting_that_is_gone_released_can_be_checked_and_no_stage_runs_by_it(desk):
+    release(charged("p"))
+    desk.run("ledger write")
+    plan = Path("artifacts/plan")
+    plan.mkdir(exist_ok=True)
+    for name in ("count", "synthesize"):
+        content = {"stage": name, "enabled": True, "shape": [1, 8, 8], "revision": STAGES[name].revision}
+        content |= {"settings": {"gone_since": 3}, "mechanism": {"noise_multiplier": 5.0}}
+        (plan / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    desk.run("ledger check --artifacts")
+    desk.run("count", "gone_since", code=2)
 
 
 def test_a_ledger_that_does_not_hold_is_not_written(desk):

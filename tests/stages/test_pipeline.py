@@ -228,8 +228,8 @@ def test_an_image_more_runs_every_query(repository):
 
 
 def test_a_killed_run_resumes_and_is_paid_for_once(repository):
-    # new work, on other matrices of the same saliency release
-    repository.edit(finetune={"learning_rate": 1e-4, "ratio": 0.5})
+    # new work on the same saliency release
+    repository.edit(finetune={"learning_rate": 1e-4, "draws": 3})
     before = len(repository.opened())
     repository.stage("plan")
     for uses in (0, 3, 10):

@@ -77,7 +77,7 @@ def world(desk, digits, tmp_path, monkeypatch) -> Callable[[bool], Callable[...,
 def test_every_stage_prints_the_same_with_and_without_one_image_and_after_it_was_withdrawn(world, desk, name):
     """The withdrawal too: releases are put back in one world after an image had been in, in the other after none."""
     logs, used = [], [stage for stage in STAGES if stage in RECIPES[name]["run"]]
-    local = ("evaluate", *AFTER, "doctor --overlap") if name == "pe" else ()
+    local = ("evaluate", *AFTER) if name == "pe" else ()
     stages = [stage for stage in (STAGES if local else used) if stage != "evaluate"]
     for whole in (True, False):
         run = world(whole)

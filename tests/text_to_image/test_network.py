@@ -21,7 +21,7 @@ from sfumato.dpsgd.lora import merge, save_adapter
 from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable
 from sfumato.errors import ConfigError, DataError
 from sfumato.release.synthesizer import load_synthesizer
-from sfumato.settings.dpsgd import Finetune, Lora
+from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal, TimestepMixture
 from sfumato.settings.training import Model
 from sfumato.text_to_image import parts
@@ -217,7 +217,7 @@ def test_a_gpu_decodes_several_latents_at_a_time_as_far_as_they_fit(models, monk
 def test_frozen_parts_stay_bit_identical_and_the_result_reads_back(models, tmp_path, kind, trainable):
     model = load_latent(reference(models, kind))
     ranking = candidates(model)
-    settings = Finetune(trainable=trainable, lora=Lora(rank=2))
+    settings = Finetune(trainable=trainable)
     names = choose_trainable(model, settings, [*ranking[::3], *ranking[1::3], *ranking[2::3]], 0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     optimiser = torch.optim.Adam([value for value in model.parameters() if value.requires_grad], lr=0.01)

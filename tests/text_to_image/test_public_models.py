@@ -45,7 +45,7 @@ SMALL = {
     "profile": None,
     "data": {"dataset_id": "tiny", "source": "npz", "path": "source.npz"},
     "privacy": {"epsilon": 1.0, "size_hint": 60},
-    "finetune": {"steps": 3, "batch": 12, "lora": {"rank": 2}},
+    "finetune": {"steps": 3, "batch": 12},
     "synthesize": {"count": 12, "steps": 3},
 }
 

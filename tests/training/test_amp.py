@@ -40,6 +40,12 @@ def run(model: UNet, **options) -> dict[str, Tensor]:
     return warm_up(model, [phase(**options)], SOURCES, 7)
 
 
+def other(radius: float = 0.2, rate: float = 0.4, steps: int = 1) -> Amp:
+    """A perturbation of other constants."""
+    made: type[Amp] = type("Other", (Amp,), {"rate": rate, "steps": steps})
+    return made(radius=radius)
+
+
 def inputs_of(model: UNet) -> list[list[Tensor]]:
     """A list that fills with what the network is shown."""
     seen: list[list[Tensor]] = []
@@ -59,7 +65,7 @@ def inside(delta: Tensor, radius: float) -> Tensor:
 def test_a_quadratic_loss_gives_what_the_hand_calculates(steps, radius, active, parts):
     """parts: how many parameters hold the two numbers. The norm is that of all together."""
     theta, delta, clipped = [part.clone().requires_grad_() for part in START.chunk(parts)], torch.zeros(2), False
-    amp = Amp(radius=radius, rate=0.4, steps=steps)
+    amp = other(radius=radius, steps=steps)
     value = amp_gradient(theta, lambda: [(CURVATURE * torch.cat(theta) ** 2).sum() / 2], amp)
     for _ in range(steps):
         raised = delta + 0.4 * CURVATURE * (START + delta)
@@ -72,7 +78,7 @@ def test_a_quadratic_loss_gives_what_the_hand_calculates(steps, radius, active, 
     assert torch.equal(torch.cat(theta), START)
 
 
-@pytest.mark.parametrize("amp", [{}, {"radius": 0.01, "rate": 100.0, "steps": 4}, {"radius": 5.0, "steps": 3}])
+@pytest.mark.parametrize("amp", [Amp(), other(radius=0.01, rate=100.0, steps=4), other(radius=5.0, steps=3)])
 def test_the_perturbation_never_leaves_the_ball(amp):
     model, seen = tiny(), []
 
@@ -82,21 +88,21 @@ def test_the_perturbation_never_leaves_the_ball(amp):
     start = weights()
     model.register_forward_pre_hook(lambda module, inputs: seen.append(torch.linalg.vector_norm(weights() - start)))
     run(model, steps=1, amp=amp)
-    assert len(seen) == amp.get("steps", 1) + 1
+    assert len(seen) == amp.steps + 1
     assert seen[0] == 0 and all(norm > 0 for norm in seen[1:])
     rounding = 1e-7 * float(start.norm())  # of θ + Δ in float32
-    assert max(seen) <= Amp(**amp).radius * (1 + 1e-6) + rounding
+    assert max(seen) <= amp.radius * (1 + 1e-6) + rounding
 
 
 def test_radius_zero_is_plain_training_bit_for_bit():
     plain, zero, amp = tiny(), tiny(), tiny()
-    averages = [run(plain), run(zero, amp=Amp(radius=0.0, steps=3)), run(amp, amp=Amp())]
+    averages = [run(plain), run(zero, amp=other(radius=0.0, steps=3)), run(amp, amp=Amp())]
     for name, value in plain.state_dict().items():
         assert torch.equal(value, zero.state_dict()[name]) and torch.equal(averages[0][name], averages[1][name])
     assert any(not torch.equal(averages[0][name], averages[2][name]) for name in averages[0])
 
 
-@pytest.mark.parametrize("amp", [None, Amp(radius=0.5, rate=3.0, steps=2)])
+@pytest.mark.parametrize("amp", [None, other(radius=0.5, rate=3.0, steps=2)])
 def test_a_batch_in_parts_has_the_gradient_of_the_whole_and_every_bit_of_the_network_stays(amp):
     shown = [SOURCES["auxiliary"][0], SOURCES["auxiliary"][1], torch.linspace(0.1, 2, 20), torch.randn(20, 1, 8, 8)]
     found = {}
@@ -143,7 +149,7 @@ def test_all_passes_of_a_step_see_the_same_draws_and_those_of_plain_training():
     for steps in (0, 2):
         model = tiny()
         draws[steps] = inputs_of(model)
-        run(model, steps=4, augment=2, amp=Amp(steps=steps) if steps else None)
+        run(model, steps=4, augment=2, amp=other(steps=steps) if steps else None)
     assert len(draws[2]) == 3 * len(draws[0]) == 12
     for number, passes in enumerate(draws[2]):
         assert all(torch.equal(a, b) for a, b in zip(passes, draws[0][number // 3], strict=True))

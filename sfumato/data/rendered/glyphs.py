@@ -27,7 +27,6 @@ FONTS = (
     *(f"STIXGeneral{style}" for style in ("", "Bol", "BolIta", "Italic")),
     *("cmb10", "cmmi10", "cmr10", "cmss10", "cmti10", "cmtt10"),
 )
-FONT_SIZE = 96  # pixels at which a glyph is drawn before it is transformed
 CONTRAST = 110.0  # least distance of foreground and ground, in units of 1/255
 
 
@@ -36,7 +35,8 @@ def glyph_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
     from PIL import ImageFont
 
     basic = ImageFont.Layout.BASIC
-    faces = [ImageFont.truetype(str(path), FONT_SIZE, layout_engine=basic) for path in font_files()]
+    # pixels, before it is transformed
+    faces = [ImageFont.truetype(str(path), 96, layout_engine=basic) for path in font_files()]
     thinnest = max(-1.0, 48 / min(shape[1:]) - 3)  # a stroke should not be much finer than a pixel
 
     def draw(random: np.random.Generator, label: int) -> np.ndarray:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import numpy as np
 
 PHOTOGRAPHS = ("china", "flower")
-SMALLEST_PATCH = 16  # pixels of its shorter side
 
 
 def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
@@ -21,7 +20,7 @@ def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
     def draw(random: np.random.Generator, label: int) -> np.ndarray:
         picture = pictures[label]
         largest = min(picture.width / width, picture.height / height)  # of a patch, in units of the image
-        smallest = min(max(1.0, SMALLEST_PATCH / min(height, width)), largest)
+        smallest = min(max(1.0, 16 / min(height, width)), largest)  # pixels of its shorter side
         scale = math.exp(random.uniform(math.log(smallest), math.log(largest)))
         left = random.uniform(0, picture.width - scale * width)
         top = random.uniform(0, picture.height - scale * height)

@@ -1,4 +1,4 @@
-"""NumPy archives: a set of the owner, and the batches of the downsampled ImageNet. Pickles are refused."""
+"""NumPy archives: a set of the owner, or of MedMNIST. Pickles are refused."""
 
 import re
 from collections.abc import Iterator
@@ -15,9 +15,6 @@ from sfumato.data.sources.source import Example, Request, Source, examples
 from sfumato.errors import ConfigError, DataError
 
 TESTING = "test_"
-MEDMNIST = ("train_", "val_", TESTING)  # how the names of its arrays begin
-IMAGENET_CLASSES = 1000
-IMAGENET_ROW = 3072  # bytes of an image: 1024 red, 1024 green, 1024 blue
 AS_PLAIN_ARRAYS = "write it with np.savez and plain arrays."
 
 
@@ -39,7 +36,8 @@ def read_npz(request: Request, raw: Path) -> Source:
     arrays = arrays_in(path, AS_PLAIN_ARRAYS)
     parts = [""]  # what the names of the arrays of each part begin with: nothing if there is one part
     if "train_images" in arrays:
-        parts = [part for part in MEDMNIST if f"{part}images" in arrays]
+        # how the names of its arrays begin
+        parts = [part for part in ("train_", "val_", TESTING) if f"{part}images" in arrays]
     needed = [f"{part}{name}" for part in parts for name in ("images", "labels")]
     names: Any = request.classes
     if parts == [""] or not names:
@@ -113,42 +111,3 @@ def archive_layout(path: Path) -> tuple[dict[str, Any], list[str]]:
         count = labels[0].shape[-1] if several else 1 + int(max(part.max() for part in labels))
         form["classes"] = tuple(map(str, range(count)))
     return form, sorted({re.sub("^(train|val|test)_", "", name) for name in arrays})
-
-
-def read_imagenet32(request: Request, raw: Path) -> Source:
-    """The downsampled ImageNet: `train_data_batch_<n>.npz` with `data` (N, 3072) uint8 and `labels` (N,) in 1..1000.
-
-    Source: Chrabaszcz, Loshchilov, Hutter 2017.
-    """
-    place = request.path_or(raw / "imagenet32")
-    files = sorted(place.glob("train_data_batch_*.npz"), key=lambda path: (len(path.name), path.name))
-    if not files:
-        raise DataError(
-            f"{place} holds no train_data_batch_*.npz: unpack ImageNet's 32×32 version for NumPy (image-net.org, after "
-            f"registration) there, or name its folder by {request.section}.path."
-        )
-    parts = []
-    size = 0
-    for path in files:
-        data, labels = read_batch(path)
-        parts.append(examples(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels, request, path.name))
-        size += len(labels)
-    classes = tuple(f"class-{label:04d}" for label in range(IMAGENET_CLASSES))
-    return Source(classes, chain.from_iterable(parts), None, size)
-
-
-def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The pixels of a batch of ImageNet, and its labels, less one. Raises DataError if they have another form."""
-    arrays = arrays_in(path, "fetch it again")
-    if missing := {"data", "labels"} - {*arrays}:
-        raise DataError(f"{path} has no array named {' or '.join(missing)}: fetch it again")
-    data = arrays["data"]
-    labels = arrays["labels"]
-    if data.dtype != np.uint8 or data.shape[1:] != (IMAGENET_ROW,):
-        held = f"data is {data.dtype} {data.shape}, expected uint8 (N, {IMAGENET_ROW})"
-        raise DataError(f"{path}: {held}: take the 32×32 version.")
-    if labels.dtype.kind not in "iu" or labels.shape != data.shape[:1]:
-        raise DataError(f"{path}: labels are {labels.dtype} {labels.shape}, expected {len(data)} integers.")
-    if not np.isin(labels, range(1, IMAGENET_CLASSES + 1)).all():
-        raise DataError(f"{path} has labels {labels.min()}..{labels.max()}, expected 1..{IMAGENET_CLASSES}.")
-    return data, labels.astype(np.int64) - 1

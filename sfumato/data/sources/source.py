@@ -14,7 +14,6 @@ from sfumato.data.decoding import Member, fit
 from sfumato.errors import ConfigError, DataError, public
 from sfumato.settings.data import Groups
 
-DOWNLOAD_TIMEOUT = 60.0  # seconds without an answer
 Example = tuple[np.ndarray, int | np.ndarray]  # (H, W, C) uint8 and its label, or its (classes,) uint8 of 0 and 1
 
 
@@ -114,7 +113,7 @@ def download(name: str, raw: Path, fix: str, *, test: bool, **options: Any) -> t
     from torchvision import datasets  # heavy: only when used
 
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)
+    socket.setdefaulttimeout(60.0)  # seconds without an answer
     try:
         splits = (True, False) if test else (True,)
         return tuple(getattr(datasets, name)(raw, train=train, **{"download": True, **options}) for train in splits)

@@ -19,7 +19,6 @@ from sfumato.storage.documents import parse_json
 
 VALUES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
 LABEL = "label"  # the column, or key, of the label, if nothing else is said
-LARGEST_LABEL = 1_000_000  # bytes of a .cls or .json
 Sample = dict[str, Member]  # its files, by suffix
 Row = tuple[Any, ...]  # a picture, its label as text, and the id of its person where ids are asked for
 
@@ -216,7 +215,7 @@ def words_of(sample: Sample, label: str | None, group: str | None, what: str) ->
 
 
 def text_of(member: Member) -> str:
-    if member.size > LARGEST_LABEL:
+    if member.size > 1_000_000:  # bytes
         raise ValueError("it is too large")
     return member.opened().read().decode("utf-8")
 

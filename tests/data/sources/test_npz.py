@@ -1,4 +1,4 @@
-"""Archives of numpy arrays: a user's own npz file, and the batches of ImageNet at 32×32."""
+"""Archives of numpy arrays: a user's own npz file, and MedMNIST's."""
 
 import io
 import tracemalloc
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from writers import NPZ, read_all, read_all_public, write_imagenet32, write_npz
+from writers import NPZ, read_all, write_npz
 
 from sfumato.data.images import write_header
-from sfumato.data.sources import read_public, read_source
+from sfumato.data.sources import read_source
 from sfumato.errors import DataError
-from sfumato.settings.data import Data, Public
+from sfumato.settings.data import Data
 
 
 def test_an_npz_gives_its_images_labels_and_classes(tmp_path):
@@ -82,46 +82,6 @@ def test_an_archive_whose_bytes_were_changed_is_refused(tmp_path):
     Path(data.path).write_bytes(whole.replace(bytes([7] * 9), bytes([8] * 9), 1))
     with pytest.raises(DataError, match="Bad CRC-32"):
         list(read_source(data, tmp_path).train)
-
-
-# ---- ImageNet at 32×32
-
-
-def test_imagenet32_batches_are_read_in_their_order(tmp_path):
-    batches = [write_imagenet32(tmp_path / f"train_data_batch_{i}.npz", 3, seed=i) for i in (1, 2, 10)]
-    source, images, labels = read_all_public(Public(source="imagenet32", path=str(tmp_path)), (3, 32, 32), tmp_path)
-    assert np.array_equal(images, np.concatenate(batches)) and labels.tolist() == [0, 1, 2] * 3
-    assert len(source.classes) == 1000 and source.classes[999] == "class-0999"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"data": np.zeros((3, 3 * 64 * 64), np.uint8)}, "32×32 version"),
-        ({"data": np.zeros((3, 3072), np.float32)}, "expected uint8"),
-        ({"labels": np.array([0, 1, 2])}, r"0\.\.2, expected 1\.\.1000"),
-        ({"labels": np.array([1, 2, 1001])}, r"expected 1\.\.1000"),
-        ({"labels": np.array([1, 2])}, "expected 3 integers"),
-        ({"labels": np.array([1, 2, None], object)}, "cannot be read"),
-        ({"labels": None}, "no array named labels"),
-    ],
-)
-def test_a_batch_of_another_form_is_refused(tmp_path, changes, message):
-    write_imagenet32(tmp_path / "train_data_batch_1.npz", 3, **changes)
-    with pytest.raises(DataError, match=message) as caught:
-        read_public(Public(source="imagenet32", path=str(tmp_path)), (3, 32, 32), tmp_path, 0)
-    assert "train_data_batch_1.npz" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda whole: whole[:5000], lambda whole: whole.replace(whole[3000:3010], bytes(10)), lambda whole: b""]
-)
-def test_a_damaged_batch_is_refused(tmp_path, damage):
-    file = tmp_path / "train_data_batch_1.npz"
-    write_imagenet32(file, 3)
-    file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(DataError, match="fetch it again"):
-        read_all_public(Public(source="imagenet32", path=str(tmp_path)), (3, 32, 32), tmp_path)
 
 
 # ---- archives that claim what they do not hold

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from PIL import Image
-from writers import read_all, read_all_public, write_folder, write_imagenet32
+from writers import read_all, read_all_public, write_folder, write_public
 
 from sfumato.data.rendered import DRAWN, drawn_set
 from sfumato.data.sources import read_public, read_source
@@ -48,9 +48,10 @@ def test_a_failed_download_says_where_to_put_the_files(tmp_path, monkeypatch, na
 
 
 def test_real_public_images_take_the_shape_of_the_sensitive_ones(tmp_path):
-    images = write_imagenet32(tmp_path / "imagenet32" / "train_data_batch_1.npz", 3)
+    path = str(tmp_path / "public.npz")
+    images = write_public(path, 3)
     for shape in ((1, 28, 28), (3, 16, 20), (1, 32, 32)):
-        _, read, _ = read_all_public(Public(source="imagenet32"), shape, tmp_path)
+        _, read, _ = read_all_public(Public(source="npz", path=path), shape, tmp_path)
         assert read.shape == (3, shape[1], shape[2], shape[0])
     weights = np.array([0.299, 0.587, 0.114])
     assert np.abs(read[..., 0] - images @ weights).max() <= 1.5  # the last one was grey at full size
@@ -66,7 +67,6 @@ def test_missing_files_name_the_place_and_the_key_and_are_not_replaced_by_a_down
     for public, error, message in (
         (Public(source="imagefolder"), ConfigError, r"public\.path is missing"),
         (Public(source="npz"), ConfigError, r"public\.path is missing"),
-        (Public(source="imagenet32"), DataError, "imagenet32"),
         (Public(source="photos", path="/photos"), ConfigError, "reads no files: leave it out"),
         (Public(source="painting"), ConfigError, r"public\.source='painting' does not exist"),
     ):
