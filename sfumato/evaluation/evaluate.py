@@ -29,6 +29,8 @@ from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import keep_private
 
+NOT_BY_CHANCE = "The hold-out was brought, not drawn by chance: it may differ from the training images by itself."
+
 
 def evaluate_folder(
     plan: StagePlan[Evaluate],
@@ -75,6 +77,8 @@ def evaluate_folder(
         progress("copies of training images")
         generated = generated_images(synthetic[RELEASE], release)
         metrics["disclosure"] = disclosure(generated, train, holdout, extractor)
+        if card.split == "official":
+            metrics["disclosure"]["sentence"] += f" {NOT_BY_CHANCE}"
     file = release / "card.json"
     if file.exists() and (mixture := read_json(file).get("mixture")):
         metrics["mixture"] = mixture
