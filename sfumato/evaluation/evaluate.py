@@ -76,9 +76,7 @@ def evaluate_folder(
     if extractor is not None and "disclosure" in chosen:
         progress("copies of training images")
         generated = generated_images(synthetic[RELEASE], release)
-        metrics["disclosure"] = disclosure(generated, train, holdout, extractor)
-        if card.split == "official":
-            metrics["disclosure"]["sentence"] += f" {NOT_BY_CHANCE}"
+        metrics["disclosure"] = said_of_copies(disclosure(generated, train, holdout, extractor), card)
     file = release / "card.json"
     if file.exists() and (mixture := read_json(file).get("mixture")):
         metrics["mixture"] = mixture
@@ -93,6 +91,13 @@ def evaluate_folder(
         progress("plots")
         plot_neighbours(extractor, synthetic.get(PLAIN, synthetic[RELEASE]), train, out / "neighbours.png")
     return metrics
+
+
+def said_of_copies(found: dict, card: Card) -> dict:
+    """What `disclosure` found; where the hold-out was brought, its sentence says so."""
+    if card.split != "official":
+        return found
+    return found | {"sentence": f"{found['sentence']} {NOT_BY_CHANCE}"}
 
 
 def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSet]:
