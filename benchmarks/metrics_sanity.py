@@ -3,7 +3,7 @@
     python benchmarks/metrics_sanity.py [--images 5000] [--folder /usr/share/datasets/fashion-mnist] [--plots DIR]
     python benchmarks/metrics_sanity.py --drawn                        # drawn letters stand for real images
     python benchmarks/metrics_sanity.py --seconds 5000,60000           # of each measure, on random features
-    python benchmarks/metrics_sanity.py --marks 10                     # the pattern in pixels, by so many students
+    python benchmarks/metrics_sanity.py --marks 40                     # the pattern in pixels, by so many pairs
 
 Rows: unseen real images; the same with noise, blurred, of three classes only, without one class; copies of training
 images, all, half, or one in a hundred; blanks; images of another set; uniform noise. A linear classifier is trained on
@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +34,7 @@ from sklearn.metrics import recall_score
 from sfumato.data.images import ImageSet
 from sfumato.data.rendered import drawn_set
 from sfumato.data.sources.idx import read_idx
-from sfumato.evaluation.disclosure import MISSED, compare_nearness, disclosure
+from sfumato.evaluation.disclosure import MISSED, disclosure
 from sfumato.evaluation.downstream import (
     BINS,
     aggregate,
@@ -49,7 +50,7 @@ from sfumato.evaluation.extractors import Extractor, embedded_extractor, feature
 from sfumato.evaluation.metrics.fidelity import METRICS, chosen_metrics, fidelity
 from sfumato.evaluation.metrics.neighbours import nearest
 from sfumato.evaluation.plots import plot_neighbours
-from sfumato.evaluation.public_student import score_students
+from sfumato.evaluation.public_student import score_student, score_students
 from sfumato.evaluation.scores import COMPARED, SEARCHED
 from sfumato.release.pattern import FOUND, add_pattern, pattern_key, pattern_score
 from sfumato.settings.evaluate import Evaluate
@@ -73,7 +74,7 @@ SHOWN = (
 )
 LOST = 3  # the class that one of the sets lacks
 SHUFFLES = 20_000
-MARKED_STEPS = 200  # of a student on marked images
+Student = Callable[[ImageSet, ImageSet, int], float]  # training set, hold-out, seed -> accuracy
 
 
 def sets_of_known_quality(
@@ -198,29 +199,36 @@ def groups_of_known_accuracy() -> None:
 def seconds_of_measures(sizes: list[int]) -> None:
     """Print the processor's seconds of each measure on so many images, training images and strangers.
 
-    Of 128 random features each. As `evaluate` does, the measures but disclosure look at COMPARED of the set and of the
-    hold-out, and SEARCHED of the training images, at most.
+    The images are noise and their features 128 of their pixels, so that no network is timed. As in `evaluate`, the
+    disclosure test looks at a part of many images, and so do the others: at COMPARED of the set and of the hold-out,
+    and SEARCHED of the training images, at most.
     """
+    random = np.random.default_rng(0)
     for size in sizes:
-        for name, job in jobs(*np.random.default_rng(0).normal(size=(3, size, 128)).astype(np.float32)).items():
+        labels = np.arange(size) % len(CLASSES)
+        drawn = (random.integers(0, 256, (size, 28, 28, 1), dtype=np.uint8) for _ in range(3))
+        for name, job in jobs(*(ImageSet(images, labels, CLASSES) for images in drawn)).items():
             start = time.process_time()
             job()
             print(f"{size} images, {name}: {time.process_time() - start:.1f} s", flush=True)
 
 
-def jobs(own: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, Callable[[], object]]:
-    """What is timed, by name: features, (N, 128) float32 each."""
-    extractor = Extractor(name="random", digest="", dimension=128, embed=lambda images: images)
-    compared, reference = own[:COMPARED], holdout[:COMPARED]
-    novel = compared, train[:SEARCHED], reference
+def jobs(own: ImageSet, train: ImageSet, holdout: ImageSet) -> dict[str, Callable[[], object]]:
+    """What is timed, by name."""
+    extractor = Extractor(name="128 pixels", digest="", dimension=128, embed=lambda images: images.flatten(1)[:, :128])
+    compared, reference = (features_of(extractor, part.images[:COMPARED]) for part in (own, holdout))
+    novel = compared, features_of(extractor, train.images[:SEARCHED]), reference
+    right = own.labels == 0
 
     def metric(name: str) -> Callable[[], object]:
         return lambda: fidelity("timed", compared, reference, novel, extractor, [name], lambda _: None)
 
     return {
-        "disclosure": lambda: compare_nearness(nearest(train, own)[1], nearest(holdout, own)[1], "images"),
-        "interval": lambda: bootstrap_interval(own[:, 0] > 0),
-        "calibration": lambda: calibration_error(own[:, :10], np.zeros(len(own), dtype=np.int64)),
+        "disclosure": lambda: disclosure(own, train, holdout, extractor),
+        "interval": lambda: bootstrap_interval(right),
+        "intervals by a column of 10": lambda: by_column(right, None, np.array(CLASSES)[own.labels]),
+        "calibration": lambda: calibration_error(own.images.reshape(len(own), -1)[:, :10], own.labels),
+        "second student": lambda: score_student(extractor, own.take(np.arange(len(compared))), holdout, 0),
         **{name: metric(name) for name, one in METRICS.items() if one.measure and not one.needs},
     }
 
@@ -251,32 +259,47 @@ def rates_of_marks(images: np.ndarray, draws: int = 2000) -> None:
             print(f"{side} pixels, {size} pictures: found {100 * hits:.1f} %, unmarked {100 * np.mean(alarms):.2f} %")
 
 
-def accuracy_of_marks(name: str, train: ImageSet, holdout: ImageSet, seeds: int) -> None:
-    """Print the accuracy of `student` trained on images with and without the pattern, the same seeds."""
+def accuracy_of_marks(name: str, train: ImageSet, holdout: ImageSet, student: Student, seeds: int) -> None:
+    """Print the accuracy of students trained on images with and without the pattern, in pairs of one seed each."""
     marked = ImageSet(add_pattern(train.images, pattern_key("sanity", 0)), train.labels, train.classes)
-    schedule = schedule_of("student", len(train), 1, MARKED_STEPS)
-    rows = [
-        [evaluate_classifier("student", part, holdout, schedule, {}, seed).accuracy for part in (train, marked)]
-        for seed in range(seeds)
-    ]
-    without, having = 100 * np.array(rows).T
+    rows = np.array([[100 * student(part, holdout, seed) for part in (train, marked)] for seed in range(seeds)])
+    without, having = rows.T
     error = (having - without).std(ddof=1) / np.sqrt(seeds)
     change = f"{(having - without).mean():+.2f} ± {error:.2f}"
-    print(f"{name}, {seeds} seeds: {without.mean():.2f} without, {having.mean():.2f} with: {change} points", flush=True)
+    print(f"{name}, {seeds} pairs: {without.mean():.2f} without, {having.mean():.2f} with: {change} points", flush=True)
+
+
+def from_scratch(train: ImageSet, holdout: ImageSet, seed: int) -> float:
+    return evaluate_classifier("cnn", train, holdout, schedule_of("cnn", len(train), 1), {}, seed).accuracy
 
 
 def measure_marks(seeds: int, folder: Path, images: int) -> None:
-    """Print what the pattern costs and how surely it is found. Digits are those of scikit-learn, at 16 pixels."""
+    """Print how surely the pattern is found, and what it costs a linear student on features of letters, and a CNN.
+
+    Training images of Fashion-MNIST, judged by its test split; and half of scikit-learn's digits by the other half.
+    """
     whole, _ = real_images(False, folder, images)
-    train, holdout = (whole.take(np.arange(i * images, (i + 1) * images)) for i in range(2))
+    train = whole.take(np.arange(images))
+    pixels = read_idx(folder / "t10k-images-idx3-ubyte.gz")[..., None]
+    holdout = ImageSet(pixels, read_idx(folder / "t10k-labels-idx1-ubyte.gz").astype(np.int64), CLASSES)
     rates_of_marks(holdout.images[:1000])
     bunch = load_digits()
-    small = np.repeat(np.repeat(bunch.images * 255 / 16, 2, axis=1), 2, axis=2).astype(np.uint8)[..., None]
+    small = np.rint(bunch.images * 255 / 16).astype(np.uint8)[..., None]
     digits = shuffled(ImageSet(small, bunch.target.astype(np.int64), tuple("0123456789")), len(small))
     half = len(digits) // 2
-    parts = digits.take(np.arange(half)), digits.take(np.arange(half, len(digits)))
-    accuracy_of_marks("digits", *parts, 2 * seeds)
-    accuracy_of_marks("Fashion-MNIST", train, holdout, seeds)
+    parts = {
+        "digits": (digits.take(np.arange(half)), digits.take(np.arange(half, len(digits)))),
+        "Fashion-MNIST": (train, holdout),
+    }
+    for name, (seen, unseen) in parts.items():
+        linear = partial(on_public_features, embedded_extractor(drawn_set("glyphs", seen.shape, 200), "glyphs"))
+        accuracy_of_marks(f"{name}, linear on public features", seen, unseen, linear, seeds)
+    for name, (seen, unseen) in parts.items():
+        accuracy_of_marks(f"{name}, CNN", seen, unseen, from_scratch, seeds)
+
+
+def on_public_features(extractor: Extractor, train: ImageSet, holdout: ImageSet, seed: int) -> float:
+    return score_student(extractor, train, holdout, seed).accuracy
 
 
 def main(
@@ -285,7 +308,7 @@ def main(
     drawn: Annotated[bool, typer.Option("--drawn", help="Drawn letters stand for real images.")] = False,
     plots: Annotated[Path | None, typer.Option(help="Also write neighbours.png for the half copies.")] = None,
     seconds: Annotated[str, typer.Option(help="Only time each measure, at these numbers of images.")] = "",
-    marks: Annotated[int, typer.Option(help="Only measure the pattern in pixels, by so many students a set.")] = 0,
+    marks: Annotated[int, typer.Option(help="Only measure the pattern in pixels, by so many pairs of students.")] = 0,
 ) -> None:
     if marks:
         return measure_marks(marks, folder, images)

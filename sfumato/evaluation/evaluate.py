@@ -29,6 +29,8 @@ from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import keep_private
 
+NOT_BY_CHANCE = "The hold-out was brought, not drawn by chance: it may differ from the training images by itself."
+
 
 def evaluate_folder(
     plan: StagePlan[Evaluate],
@@ -74,7 +76,7 @@ def evaluate_folder(
     if extractor is not None and "disclosure" in chosen:
         progress("copies of training images")
         generated = generated_images(synthetic[RELEASE], release)
-        metrics["disclosure"] = disclosure(generated, train, holdout, extractor)
+        metrics["disclosure"] = said_of_copies(disclosure(generated, train, holdout, extractor), card)
     file = release / "card.json"
     if file.exists() and (mixture := read_json(file).get("mixture")):
         metrics["mixture"] = mixture
@@ -89,6 +91,13 @@ def evaluate_folder(
         progress("plots")
         plot_neighbours(extractor, synthetic.get(PLAIN, synthetic[RELEASE]), train, out / "neighbours.png")
     return metrics
+
+
+def said_of_copies(found: dict, card: Card) -> dict:
+    """What `disclosure` found; where the hold-out was brought, its sentence says so."""
+    if card.split != "official":
+        return found
+    return found | {"sentence": f"{found['sentence']} {NOT_BY_CHANCE}"}
 
 
 def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSet]:

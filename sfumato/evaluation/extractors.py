@@ -1,10 +1,11 @@
 """Feature spaces for comparing image sets, behind one interface: images in, features out.
 
 `embedded` needs no download: a small network is trained here on drawn images. `inception` is the space of published
-FIDs.
+FIDs. `pixels` needs no network.
 """
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.data.images import ImageSet, Shape
@@ -28,6 +30,7 @@ from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.training.supervised import apply
 
 INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"  # of pytorch-fid's weights
+SHRUNK_TO = 16  # pixels of a side at most, in the space of pixels
 EPOCHS = 4  # over the drawn images; at least downstream.MIN_STEPS steps
 DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}  # what the embedded feature network is trained on
 
@@ -76,6 +79,8 @@ def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) 
         return None
     if config.extractor == "inception":
         return inception_extractor(Path(config.weights) if config.weights else None)
+    if config.extractor == "pixels":
+        return pixel_extractor(shape)
     if config.network is not None:
         return own_extractor(config.network, shape)
     source: Literal["glyphs", "procedural"] = "glyphs" if shape[0] == 1 else "procedural"
@@ -106,6 +111,18 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
         device=device,
         batch=1000,
     )
+
+
+def pixel_extractor(shape: Shape) -> Extractor:
+    """`pixels-<rows>x<columns>`: images shrunk to SHRUNK_TO a side at most. Copies are near; content is not seen."""
+    sides = [min(side, SHRUNK_TO) for side in shape[1:]]
+    name = "pixels-" + "x".join(map(str, sides))
+
+    def embed(images: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(images, sides).flatten(1)
+
+    dimension = shape[0] * math.prod(sides)
+    return Extractor(name=name, digest=digest_of([name]), dimension=dimension, embed=embed, batch=1000)
 
 
 def own_extractor(settings: OwnNetwork, shape: Shape) -> Extractor:

@@ -19,8 +19,9 @@ class Evaluate(Settings):
     bound: bool = True  # also train on the real training images: the upper bound
     # a second student, linear on a public network: imagenet (needs sfumato[imagenet]), or one's own; None: none
     public_student: OwnNetwork | Literal["imagenet"] | None = None
-    # feature space of the fidelity metrics: a small network trained on drawn images, or Inception, which is downloaded
-    extractor: Literal["embedded", "inception"] = "embedded"
+    # feature space of the fidelity metrics: a small network trained on drawn images; Inception, which is downloaded; or
+    # small pictures, which cost next to nothing and are for the test for copies
+    extractor: Literal["embedded", "inception", "pixels"] = "embedded"
     network: OwnNetwork | None = None  # of the owner's, which gives the feature space instead
     weights: str | None = None  # local weights file of Inception; None: pytorch-fid's own download
     # metrics to compute (see Fidelity numbers); None: all that the extractor has; []: none

@@ -109,9 +109,20 @@ def test_the_configured_extractor_is_built_and_draws_only_if_it_must(published, 
     assert build_extractor(Evaluate(fidelity=()), (1, 12, 12), print) is None
     config = Evaluate(extractor="inception", weights=str(published))
     assert build_extractor(config, (1, 12, 12), print).dimension == 2048 and drawn == []
+    assert build_extractor(Evaluate(extractor="pixels"), (3, 12, 40), print).name == "pixels-12x16" and drawn == []
     for channels, source in ((1, "glyphs"), (3, "procedural")):
         build_extractor(Evaluate(), (channels, 12, 12), print)
         assert drawn.pop() == (source, (channels, 12, 12))
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 40), (1, 64, 50)])
+def test_in_small_pictures_a_copy_is_nearest_and_a_shade_moves_each_feature_alike(shape):
+    extractor = build_extractor(Evaluate(extractor="pixels"), shape, print)
+    images = np.random.default_rng(0).integers(0, 200, (6, *shape[1:], shape[0]), dtype=np.uint8)
+    features = extractor(images)
+    assert features.shape == (6, extractor.dimension) and len(np.unique(features, axis=0)) == 6
+    assert np.array_equal(extractor(images[3:4])[0], features[3])
+    assert np.allclose(extractor(images + np.uint8(51)), features + 0.2, atol=1e-6)
 
 
 def test_an_extractor_that_does_not_exist_is_refused():

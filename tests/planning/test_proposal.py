@@ -116,6 +116,12 @@ def test_a_linear_classifier_and_one_of_convolutions_judge(known):
     assert linear == "lr" and other in ("cnn", "student")
 
 
+@pytest.mark.parametrize("known", [GREY, SMALL, COLOUR, CELLS, CHOSEN, SEVERAL])
+def test_a_release_is_tested_for_copies_without_a_network_to_be_trained_for_it(known):
+    evaluate = propose(known, seconds).params.evaluate
+    assert (evaluate.fidelity, evaluate.extractor) == (("disclosure",), "pixels")
+
+
 def test_images_that_nothing_is_known_of_are_refused():
     with pytest.raises(ConfigError, match="colour images of 300×300"):
         propose(replace(COLOUR, side=300), seconds)

@@ -3,6 +3,7 @@
 import json
 import stat
 import subprocess
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import pytest
 import yaml
 
 from sfumato.data.images import ImageSet, save_images
-from sfumato.data.store import read_card
+from sfumato.data.prepare import card_text
+from sfumato.data.store import Card, read_card
 from sfumato.evaluation import downstream, extractors
 from sfumato.evaluation import evaluate as library
-from sfumato.evaluation.tables import read_local
+from sfumato.evaluation.tables import read_local, tables_of
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.privacy.resolved import read_stage_plan
 from sfumato.storage.artifacts import writing
@@ -125,11 +127,30 @@ def test_the_test_for_copies_is_of_the_release_and_shown_on_a_terminal_only(desk
     evaluate("", "A SIGN OF COPYING", fidelity=["disclosure"])
 
 
-def test_the_library_measures_what_the_stage_does(evaluate):
-    evaluate(fidelity=["frechet"])
+def by_library(card: Card) -> dict:
+    """What the library finds under the last plan."""
     plan, state = read_stage_plan(Path("artifacts/plan/evaluate.yaml"), "evaluate"), Path("state")
     folders = Path("artifacts/synthesize"), Path("artifacts/teacher")
-    assert library.evaluate_folder(plan, *folders, state, read_card(CARD), Path("pictures")) == measured()
+    return library.evaluate_folder(plan, *folders, state, card, Path("pictures"))
+
+
+def test_what_init_proposes_tests_for_copies_and_trains_no_network_for_it(desk, evaluate, terminal):
+    assert "feature network" not in evaluate("", "no sign of copying", extractor="pixels", fidelity=["disclosure"])
+    assert Path("evaluation/neighbours.png").exists()
+    assert not [table.title for table in tables_of(measured()) if "Fidelity" in table.title]
+
+
+def test_beside_a_hold_out_that_was_brought_the_test_for_copies_says_what_it_rests_on(evaluate):
+    evaluate(extractor="pixels", fidelity=["disclosure"])
+    card = replace(read_card(CARD), split="official")
+    Path("state/data/digits/card.json").write_bytes(card_text(asdict(card)))
+    drawn, brought = (found["verdict"]["sentence"] for found in (measured(), by_library(card)))
+    assert brought == f"{drawn} {library.NOT_BY_CHANCE}"
+
+
+def test_the_library_measures_what_the_stage_does(evaluate):
+    evaluate(fidelity=["frechet"])
+    assert by_library(read_card(CARD)) == measured()
 
 
 def git_repository(*ignored: str) -> None:
