@@ -92,7 +92,7 @@ def one_run(target: float, steps: int = 20, confidence: float = 0.95, subject: S
     seen: list[Tensor] = []
     subject = subject or Subject(name="DP-SGD", max_norm=CLIP, spend=lambda charge: None)
     made = partial(Mechanism, sample_rate=SAMPLE_RATE, uses=steps)
-    enough = smallest_noise(lambda noise: epsilon([made(noise_multiplier=noise).event], DELTA), target)
+    enough = smallest_noise(lambda noise: epsilon([made(noise_multiplier=noise).event], DELTA) <= target)
     mechanism = made(noise_multiplier=round_up(enough))
     with opened(images, torch.zeros(len(images), dtype=torch.int64), subject, mechanism) as charge:
         state, watched = trainer(SIDE), Watched(charge, seen.append)

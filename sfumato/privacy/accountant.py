@@ -5,7 +5,7 @@ conversion, which drops an order whose value is not a number (it never counts as
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -39,8 +39,6 @@ RELATIONS = {
 LARGEST_PLD = 100.0  # epsilon above which no privacy-loss distribution is computed
 ROOT_ERROR = 1e-11  # of epsilon: ten times what dp-accounting's search for it leaves open
 MOST_NOISE = 1e7  # no multiplier is sought above it
-CLEARLY = 1.01  # how many times as much is more, whatever a curve was rounded to
-MOST_NOISES_TRIED = 5  # for one middle of a bisection; the last is the middle
 EXACT = "exact"
 BOUNDS = ("rdp", "rdp_classic", "pld")  # listed in every ledger
 ACCOUNTANTS = (*BOUNDS, EXACT)  # the most cautious first
@@ -165,47 +163,14 @@ def round_up(value: float, digits: int = 4) -> float:
     return float(f"{rounded:.{digits}g}")
 
 
-def smallest_noise(
-    cost: Callable[[float], float], most: float, low: float = 0.05, high: float = MOST_NOISE, tolerance: float = 1e-5
-) -> float:
-    """The smallest noise multiplier whose `cost`, which falls with it, is at most `most`; or infinity.
-
-    It is where a bisection from `low` to `high` ends. But most middles of it lie above noise that is known to be enough
-    or below noise that is not: noise is tried first where a chord of log cost over log noise crosses `most`.
-    Source: regula falsi in its Illinois form (Dowell & Jarratt 1971).
-    """
-    enough, lacking = high, 0.0
-    value = cost(enough)
-    if not value <= most:
+def smallest_noise(fits, low: float = 0.05, high: float = MOST_NOISE, tolerance: float = 1e-5) -> float:
+    """The smallest noise multiplier for which `fits(sigma)` holds (monotone), or infinity."""
+    if not fits(high):
         return math.inf
-    under, over = _log_ratio(value, most), math.inf  # what `enough` and `lacking` cost
-    side = True
     while high / low > 1 + tolerance:
         middle = math.sqrt(low * high)
-        for tried in range(MOST_NOISES_TRIED):
-            if not lacking < middle < enough:
-                break
-            crossing = middle
-            if math.isfinite(over - under):
-                crossing = enough * (lacking / enough) ** (under / (under - over))
-            elif math.isfinite(under):  # one point, and costs that fall as 1 / noise or its square
-                crossing = enough * math.exp(under if under > -1 else under / 2)
-            last = tried == MOST_NOISES_TRIED - 1
-            noise = middle if last or not max(lacking, low) < crossing < enough else crossing
-            value = cost(noise)
-            again, side = side == (value <= most), value <= most
-            if side:
-                enough, under, over = noise, _log_ratio(value, most), over / 2 if again else over
-            else:
-                lacking, over, under = noise, _log_ratio(value, most), under / 2 if again else under
-        low, high = (low, middle) if middle >= enough else (middle, high)
-    while high > enough and not cost(high) <= most:  # what was rounded does not always fall
-        high *= 1 + tolerance
+        low, high = (low, middle) if fits(middle) else (middle, high)
     return high
-
-
-def _log_ratio(value: float, most: float) -> float:
-    return math.log(value / most) if 0 < value < math.inf else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,11 +195,14 @@ def reference_order(ask: NoiseRequest, target: float, delta: float) -> float:
 
     Its RDP is α·ρ, so it is the order with the largest allowed RDP per order. Raises BudgetError where there is none.
     """
-    possible = [order for order in ORDERS if target > conversion(order, delta)]
-    for order in sorted(possible, key=lambda order: (target - conversion(order, delta)) / order, reverse=True):
-        if math.isfinite(_mechanism_rdp(ask.with_noise(MOST_NOISE), order)):
-            return order
-    raise BudgetError(f"privacy.epsilon={target:g} cannot be met at delta={delta:.3g}: raise privacy.epsilon")
+    known = [
+        order
+        for order in ORDERS
+        if target > conversion(order, delta) and math.isfinite(_mechanism_rdp(ask.with_noise(MOST_NOISE), order))
+    ]
+    if not known:
+        raise BudgetError(f"privacy.epsilon={target:g} cannot be met at delta={delta:.3g}: raise privacy.epsilon")
+    return max(known, key=lambda order: (target - conversion(order, delta)) / order)
 
 
 def calibrate(
@@ -285,11 +253,11 @@ def calibrate(
 
     if accountant == EXACT:
         enough = min(1.1 * best_noise, MOST_NOISE)  # Rényi's bound is the larger
-        best_noise = smallest_noise(lambda noise: total(round_up(noise)), target, high=enough, tolerance=1e-4)
+        best_noise = smallest_noise(lambda noise: total(round_up(noise)) <= target, high=enough, tolerance=1e-4)
     solved[rest] = with_found(rest, best_noise)
     if accountant == "pld":
         around = {"low": best_noise / 2, "high": best_noise * 1.1, "tolerance": 2e-4}
-        solved[rest] = with_found(rest, smallest_noise(total, target, **around))
+        solved[rest] = with_found(rest, smallest_noise(lambda noise: total(noise) <= target, **around))
     return {name: solved[name] for name in asks}
 
 
@@ -299,35 +267,27 @@ def noise_of_share(ask: NoiseRequest, share: float, target: float, delta: float,
     whole = target - conversion(order, delta)
     if accountant == EXACT:  # the RDP, at this order, of the one Gaussian that meets the target
         whole = order / 2 / get_sigma_gaussian(target, delta) ** 2
-    return smallest_noise(partial(_rdp_with_noise, ask, order), share * whole)
+    return smallest_noise(partial(_fits, ask, order, share * whole))
 
 
 def noise_of_rest(
     ask: NoiseRequest, solved: Mapping[str, Mechanism], before: Sequence[DpEvent], target: float, delta: float
 ) -> float:
     """The least noise multiplier, over all orders, with which the RDP of a stage and of all others meets the target."""
-    taken = rdp_curve(before)
-    curves = [rdp_curve([mechanism.event]) for mechanism in solved.values()]
+    taken = dict(zip(ORDERS, rdp_curve(before), strict=True))
     best_noise = math.inf
-    lower = 0.0  # RDP at a lower whole order of noise below the best: it grows with the order
-    for place, order in enumerate(ORDERS):
-        left = target - conversion(order, delta) - taken[place]
-        left -= sum(curve[place] for curve in curves)
-        if left <= 0 or lower > CLEARLY * left:
-            continue
-        cost = partial(_rdp_with_noise, ask, order)
-        if math.isfinite(best_noise):
-            value = cost(best_noise * (1 - 1e-5))
-            if value > left:
-                lower = value if order == int(order) and math.isfinite(value) else lower
-                continue
-        best_noise = min(best_noise, smallest_noise(cost, left, high=min(best_noise, MOST_NOISE)))
-        lower = 0.0
+    for order in ORDERS:
+        left = target - conversion(order, delta) - taken[order]
+        left -= sum(_mechanism_rdp(m, order) for m in solved.values())
+        fits = partial(_fits, ask, order, left)
+        if left > 0 and (not math.isfinite(best_noise) or fits(best_noise * (1 - 1e-5))):
+            best_noise = min(best_noise, smallest_noise(fits, high=min(best_noise, MOST_NOISE)))
     return best_noise
 
 
-def _rdp_with_noise(ask: NoiseRequest, order: float, noise: float) -> float:
-    return _mechanism_rdp(ask.with_noise(noise), order)
+def _fits(ask: NoiseRequest, order: float, most: float, noise: float) -> bool:
+    """Whether the RDP of a request with this noise is at most `most`."""
+    return _mechanism_rdp(ask.with_noise(noise), order) <= most
 
 
 def _infeasible(fixed: Mapping[str, Mechanism], rest: str, target: float, delta: float, accountant: str) -> str:

@@ -13,7 +13,6 @@ from sfumato.privacy import accountant
 from sfumato.privacy.accountant import (
     EXACT,
     LARGEST_PLD,
-    MOST_NOISE,
     ORDERS,
     NoiseRequest,
     calibrate,
@@ -24,7 +23,6 @@ from sfumato.privacy.accountant import (
     rdp_curve,
     round_up,
     shares_of_rdp,
-    smallest_noise,
 )
 from sfumato.privacy.events import Mechanism
 
@@ -364,45 +362,3 @@ def test_by_the_accountants_of_before_plans_have_the_noise_of_before():
     for name, noise in (("rdp", [31.45, 4.695, 4.755]), ("pld", [31.45, 4.695, 4.403])):
         solved = calibrate(asks, 1.0, default_delta(60_000), name)
         assert [m.noise_multiplier for m in solved.values()] == noise
-    # at orders between whole ones, this curve is far above those of the whole ones beside them
-    asks = {"count": NoiseRequest(share=0.02), "frequency": NoiseRequest(share=0.01)}
-    asks |= {"central": NoiseRequest(share=0.1, sample_rate=0.3, uses=5)}
-    solved = calibrate(asks | {"finetune": NoiseRequest(sample_rate=0.5, uses=1650)}, 10.0, default_delta(60_000))
-    assert [m.noise_multiplier for m in solved.values()] == [3.981, 5.629, 1.49, 12.35]
-    asks = {"count": NoiseRequest(share=0.02), "finetune": NoiseRequest(sample_rate=0.2, uses=4)}
-    assert calibrate(asks, 1.0, default_delta(300), EXACT)["finetune"].noise_multiplier == 1.582
-
-
-@pytest.mark.parametrize("most", [1e-3, 0.7, 30.0])
-@pytest.mark.parametrize(
-    "cost",
-    [
-        lambda noise: 5 / noise**2,
-        lambda noise: math.exp(-noise) + 3 / noise if noise > 0.2 else math.inf,
-        lambda noise: 1 / round(noise, 2) if noise > 0.01 else math.inf,  # in steps, as of rounded noise
-        lambda noise: 1e3 if noise < 2 else 1e-4,
-        lambda noise: 0.0,
-    ],
-)
-def test_the_noise_found_is_that_of_a_bisection(cost, most):
-    tried: list[float] = []
-    low, high = 0.05, MOST_NOISE
-    while high / low > 1 + 1e-5:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if cost(middle) <= most else (middle, high)
-    assert smallest_noise(lambda noise: tried.append(noise) or cost(noise), most) == high
-    assert len(tried) < 50 and smallest_noise(lambda noise: 2 * most, most) == math.inf
-
-
-def test_the_noise_of_a_gaussian_is_found_by_half_of_the_costs_of_a_bisection():
-    tried: list[float] = []
-    found = smallest_noise(lambda noise: tried.append(noise) or 5 / noise**2, 0.7)
-    assert found == pytest.approx((5 / 0.7) ** 0.5, rel=2e-5)
-    assert len(tried) < 12  # of 21 halvings
-
-
-def test_the_noise_found_is_enough_where_a_cost_rises_by_what_it_was_rounded_to():
-    def cost(noise: float) -> float:
-        return 5 / noise**2 * (1 + 1e-4 * math.sin(1e6 * noise))
-
-    assert all(cost(smallest_noise(cost, most)) <= most for most in np.geomspace(1e-3, 30, 200))
