@@ -13,7 +13,7 @@ from sfumato.text_to_image.prompts import NO_LABEL
 
 # attributes of an attention
 UNSUPPORTED = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj", "residual_connection")
-DECODED = 2**20  # pixels that a GPU decodes at a time: 3 GiB
+DECODED = {"cpu": 1, "cuda": 2**20}  # pixels at a time, at least one image: 3 GiB
 LONGEST_T5 = 120  # tokens; class prompts are far shorter, and masked tokens only cost time
 
 
@@ -215,7 +215,7 @@ class LatentCodec:
     def decode(self, latents: Tensor, shape: tuple[int, int, int]) -> Tensor:
         """(B, c, h, w) to images of `shape` (C, H, W): (B, C, H, W) float32 in [0, 1], on the CPU."""
         channels, height, _ = shape
-        size = max(1, DECODED // self.image_size**2) if self.device.type == "cuda" else 1
+        size = max(1, DECODED[self.device.type] // self.image_size**2)
         rows = [self.vae.decode(part / self.scale).sample.float() for part in latents.to(self.device).split(size)]
         images = ((torch.cat(rows) + 1) / 2).clamp(0, 1)
         return resize(with_channels(images, channels), height).cpu()

@@ -86,7 +86,9 @@ def warm_up(
     for phase in phases:
         optimiser = torch.optim.Adam(parameters.values(), lr=phase.learning_rate, fused=True)
         batches = drawn_batches(model, phase, sources, generator, label_dropout)
-        for step, batch in enumerate(batches if device.type == "cpu" else ahead(batches), start=1):
+        if device.type == "cuda":
+            batches = ahead(batches)
+        for step, batch in enumerate(batches, start=1):
             # a step of Adam, on the gradient here or at the worst weights nearby
             own = (to_device(distributed.local_shard(tensor), device).split(most) for tensor in batch)
             mean = functools.partial(mean_loss, model, autocast=fast, size=phase.batch)
@@ -167,7 +169,7 @@ def rand_augment(images: Tensor, operations: int, generator: torch.Generator) ->
     rounds: list[dict[tuple[str, float], list[Tensor]]] = [{} for _ in range(operations)]
     for group, groups_of in itertools.product(order.split(IMAGES_PER_DRAW), rounds):
         name, (magnitudes, signed) = bag[int(torch.randint(len(bag), (1,), generator=drawn))]
-        magnitude = float(magnitudes[augment.magnitude]) if magnitudes.ndim else 0.0
+        magnitude = float(magnitudes.expand(augment.num_magnitude_bins)[augment.magnitude])
         if signed and torch.randint(2, (1,), generator=drawn):
             magnitude = -magnitude
         groups_of.setdefault((name, magnitude), []).append(group)

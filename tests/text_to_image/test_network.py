@@ -197,7 +197,7 @@ def test_a_latent_depends_on_its_own_image_alone_bit_for_bit(models, size):
 
 
 def test_a_gpu_decodes_several_latents_at_a_time_as_far_as_they_fit(models, monkeypatch):
-    monkeypatch.setattr(parts, "DECODED", 2 * 16**2)
+    monkeypatch.setitem(parts.DECODED, "cuda", 2 * 16**2)
     codec = load_codec(reference(models, "unet-epsilon"), CPU)
     with pretended_gpu() as card:
         codec.device = torch.device("cuda")
