@@ -237,7 +237,7 @@ def test_the_release_chooses_what_is_trained(desk, owner, monkeypatch):
     assert said["set"] == "salient-lora"
     assert said["trained"] == [name.replace(".weight", part) for name in selected for part in (".A", ".B")]
     shapes = [network().get_parameter(name).shape for name in selected]
-    assert said["parameters"] == sum(2 * sum(shape) for shape in shapes)
+    assert said["parameters"] == sum(4 * sum(shape) for shape in shapes)
     assert len((finetune / "log.csv").read_text().splitlines()) == 5
     paid = json.loads((finetune / "privacy.json").read_text())["records"]
     assert set(paid) == {record["id"] for record in opened}  # for both
