@@ -46,6 +46,8 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
         else:
             images, labels, sources = drawn(settings=settings, seed=plan.seed)
             varied = vary(images, labels, settings, teacher, plan.seed, sources == PUBLIC_SOURCE)
+        if settings.herding > 1:
+            varied = replace(varied, asked=None)  # its labels were the teacher's before
     with run.writing() as directory:
         inputs = list(run.inputs.values())
         save_release(directory, varied, sources, merge_records(inputs), plan, declared_apart(inputs))

@@ -34,25 +34,24 @@ def draw_herded(
 ) -> Drawn:
     """What `drawn` gives under the settings and the seed, kept from `settings.herding` times as much, in random order.
 
-    means, priors: as of `herded`; teacher: of images that it labels, only those of the class that was asked are kept.
+    means, priors: as of `herded`; teacher: under `settings.relabel` it labels what is drawn, each class by its share.
     """
     more = settings.model_copy(update={"count": settings.count * settings.herding})
     images, labels, sources = drawn(settings=more, seed=seed)
-    sure = torch.ones(len(labels), dtype=torch.bool)
     if teacher is not None and settings.relabel:
         classes = (*map(str, range(teacher.classes)),)
         pictures = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), classes)
-        sure = torch.from_numpy(relabelled(teacher, pictures).labels) == labels
-    rows = herded(images, labels, means, priors, settings.count, sure)
+        labels = torch.from_numpy(relabelled(teacher, pictures).labels)
+    rows = herded(images, labels, means, priors, settings.count)
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
     return images[rows], labels[rows], sources[rows.numpy()]
 
 
-def herded(images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, number: int, sure: Tensor) -> Tensor:
+def herded(images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, number: int) -> Tensor:
     """The rows of the images to keep, (number,) int64, class by class: of each class the same part, within one image.
 
-    images: (N, C, H, W) uint8; labels: (N,) int64; means: of `frequency`; priors: (classes,) public label shares; sure:
-    (N,) bool, the images to choose among, if a class has enough of them. A class of prior 0 keeps its first images.
+    images: (N, C, H, W) uint8; labels: (N,) int64; means: of `frequency`; priors: (classes,) public label shares.
+    A class of prior 0 keeps its first images.
     """
     features = means.features.to(device())
     random = torch.Generator().manual_seed(features.seed)
@@ -60,9 +59,7 @@ def herded(images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, 
     ends = labels.bincount(minlength=len(priors)).cumsum(0) * number // len(labels)
     kept = []
     for label, wanted in enumerate(ends.diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()):
-        among = ((labels == label) & sure).nonzero().flatten()
-        if len(among) < wanted:
-            among = (labels == label).nonzero().flatten()
+        among = (labels == label).nonzero().flatten()
         if wanted and priors[label] > 0:
             target = (means.table[cells, label] / priors[label]).to(device())
             for part, share in zip(among.split(TOGETHER), shares(wanted, len(among)), strict=True):

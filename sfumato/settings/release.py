@@ -52,7 +52,8 @@ class Synthesize(Settings):
     # all images of `select`, as it labels them, join those of the other sources, of which the weights' part then stays,
     # if a student of that mixture agrees with the teacher as well as one of the other sources alone
     choose: bool = False
-    # images drawn for each one that is kept: of each class those whose mean is nearest to that of `frequency`
+    # images drawn for each one that is kept: of each class, as the teacher sees it if it relabels, those whose mean is
+    # nearest to that of `frequency`
     herding: Positive = 1
     relabel: bool = False  # released with the teacher's labels, not with those asked of the models
     distorted: Fraction = 0.0  # part of the images that is warped, textured and relit; needs `relabel`

@@ -7,8 +7,6 @@ from sfumato.features.fourier import FourierFeatures
 from sfumato.release.herding import herded, nearest_mean
 from sfumato.settings.queries import FeatureMap
 
-SURE = torch.ones(400, dtype=torch.bool)
-
 
 @pytest.fixture(scope="module")
 def features():
@@ -34,7 +32,7 @@ def means(drawn, features):
 
 
 def test_the_kept_images_have_the_proportions_of_the_release_and_not_those_drawn(drawn, means):
-    rows = herded(*drawn, means, torch.tensor([0.25, 0.75]), 100, SURE)
+    rows = herded(*drawn, means, torch.tensor([0.25, 0.75]), 100)
     zeros = (rows < 100).sum()
     ones = ((rows >= 100) & (rows < 200)).sum()
     assert zeros + ones == 50 and 3 <= ones <= 8
@@ -53,25 +51,16 @@ def test_the_first_is_the_nearest_and_the_others_make_up_for_it():
     assert nearest_mean(rows, torch.tensor([1.0, 0.05]), 3).tolist() == [0, 1, 2]
 
 
-def test_only_those_are_kept_that_are_sure_unless_a_class_has_too_few(drawn, means):
-    sure = torch.zeros(400, dtype=torch.bool)
-    sure[100:180] = True
-    sure[200:210] = True
-    rows = herded(*drawn, means, torch.tensor([0.25, 0.75]), 100, sure)
-    first, second = rows[drawn[1][rows] == 0], rows[drawn[1][rows] == 1]
-    assert sure[first].all() and len(first) == len(second) == 50
-
-
 def test_a_class_that_the_release_says_nothing_of_keeps_its_first_images(drawn, means):
-    rows = herded(*drawn, means, torch.tensor([0.0, 1.0]), 100, SURE)
+    rows = herded(*drawn, means, torch.tensor([0.0, 1.0]), 100)
     assert rows[drawn[1][rows] == 0].tolist() == list(range(50))
 
 
 def test_exactly_as_many_are_kept_as_asked_also_where_a_class_is_taken_in_parts(drawn, means, monkeypatch):
     monkeypatch.setattr("sfumato.release.herding.TOGETHER", 37)
     for number in (1, 99, 133):
-        rows = herded(*drawn, means, torch.tensor([0.25, 0.75]), number, SURE)
+        rows = herded(*drawn, means, torch.tensor([0.25, 0.75]), number)
         assert len(rows) == len(rows.unique()) == number
         assert abs(int((drawn[1][rows] == 0).sum()) - number / 2) <= 1
-    zeros = (herded(*drawn, means, torch.tensor([0.25, 0.75]), 100, SURE) < 100).sum()
+    zeros = (herded(*drawn, means, torch.tensor([0.25, 0.75]), 100) < 100).sum()
     assert zeros >= 25, "each part has the proportions of the release as far as it can"
