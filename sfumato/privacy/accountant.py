@@ -174,38 +174,53 @@ def smallest_noise(
     or below noise that is not: noise is tried first where a chord of log cost over log noise crosses `most`.
     Source: regula falsi in its Illinois form (Dowell & Jarratt 1971).
     """
-    enough, lacking = high, 0.0
+    enough = high
     value = cost(enough)
     if not value <= most:
         return math.inf
-    under, over = _log_ratio(value, most), math.inf  # what `enough` and `lacking` cost
-    side = True
+    lacking = 0.0
+    under = _log_ratio(value, most)  # what `enough` costs, and what `lacking` costs
+    over = math.inf
+    fitted = True
     while high / low > 1 + tolerance:
         middle = math.sqrt(low * high)
-        for tried in range(MOST_NOISES_TRIED):
-            if not lacking < middle < enough:
-                break
+        tried = 0
+        while lacking < middle < enough:
+            tried += 1
             crossing = middle
             if math.isfinite(over - under):
                 crossing = enough * (lacking / enough) ** (under / (under - over))
             elif math.isfinite(under):  # one point, and costs that fall as 1 / noise or its square
-                crossing = enough * math.exp(under if under > -1 else under / 2)
-            last = tried == MOST_NOISES_TRIED - 1
-            noise = middle if last or not max(lacking, low) < crossing < enough else crossing
-            value = cost(noise)
-            again, side = side == (value <= most), value <= most
-            if side:
-                enough, under, over = noise, _log_ratio(value, most), over / 2 if again else over
+                crossing = enough * math.exp(under)
+                if under < -1:
+                    crossing = enough * math.exp(under / 2)
+            if tried >= MOST_NOISES_TRIED or not max(lacking, low) < crossing < enough:
+                crossing = middle
+            value = cost(crossing)
+            fits = value <= most
+            if fits == fitted:  # the other end is stale
+                over *= 0.5**fits
+                under *= 0.5 ** (not fits)
+            fitted = fits
+            if fits:
+                enough = crossing
+                under = _log_ratio(value, most)
             else:
-                lacking, over, under = noise, _log_ratio(value, most), under / 2 if again else under
-        low, high = (low, middle) if middle >= enough else (middle, high)
+                lacking = crossing
+                over = _log_ratio(value, most)
+        if middle >= enough:
+            high = middle
+        else:
+            low = middle
     while high > enough and not cost(high) <= most:  # what was rounded does not always fall
         high *= 1 + tolerance
     return high
 
 
 def _log_ratio(value: float, most: float) -> float:
-    return math.log(value / most) if 0 < value < math.inf else math.inf
+    if 0 < value < math.inf:
+        return math.log(value / most)
+    return math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +334,8 @@ def noise_of_rest(
         if math.isfinite(best_noise):
             value = cost(best_noise * (1 - 1e-5))
             if value > left:
-                lower = value if order == int(order) and math.isfinite(value) else lower
+                if order == int(order) and math.isfinite(value):
+                    lower = value
                 continue
         best_noise = min(best_noise, smallest_noise(cost, left, high=min(best_noise, MOST_NOISE)))
         lower = 0.0
