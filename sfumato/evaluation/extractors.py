@@ -5,7 +5,6 @@ FIDs. `pixels` needs no network.
 """
 
 import hashlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,13 +114,13 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
 
 def pixel_extractor(shape: Shape) -> Extractor:
     """`pixels-<rows>x<columns>`: images shrunk to SHRUNK_TO a side at most. Copies are near; content is not seen."""
-    sides = [min(side, SHRUNK_TO) for side in shape[1:]]
-    name = "pixels-" + "x".join(map(str, sides))
+    rows, columns = (min(side, SHRUNK_TO) for side in shape[1:])
+    name = f"pixels-{rows}x{columns}"
 
     def embed(images: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(images, sides).flatten(1)
+        return F.adaptive_avg_pool2d(images, (rows, columns)).flatten(1)
 
-    dimension = shape[0] * math.prod(sides)
+    dimension = shape[0] * rows * columns
     return Extractor(name=name, digest=digest_of([name]), dimension=dimension, embed=embed, batch=1000)
 
 
