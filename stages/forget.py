@@ -12,7 +12,7 @@ from sfumato.settings.stages import CARD_PATH
 from stages.screen import tell
 from stages.state import EVALUATION, state_dir
 
-NAMED = 4  # entries of a folder, of which only some are deleted
+ENTRIES = 4  # shown of a folder, of which only some are deleted
 
 
 def forget(
@@ -59,5 +59,6 @@ def show(title: str, found: Mapping[str, Sequence[Path]]) -> None:
         size = f"{sum(file.stat().st_size for file in every) / 1e6:12,.1f} MB" if sys.stdout.isatty() else ""
         place = Path(os.path.commonpath(paths or ["none"]))
         names = sorted(str(path.relative_to(place)) for path in paths if path != place)
-        more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
-        tell(f"  {what:<32}{size}  {place}{': ' * bool(names)}{', '.join(names[:NAMED] + more)}")
+        if len(names) > ENTRIES:
+            names[ENTRIES:] = [f"{len(names) - ENTRIES} more"]
+        tell(f"  {what:<32}{size}  {place}{': ' * bool(names)}{', '.join(names)}")

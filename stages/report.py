@@ -76,4 +76,4 @@ def report(
             verdict = f"local, so only a terminal shows it: see {METRICS_FILE} or {page}"
         tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())  # git adds nothing if one is not
         for line in summary_lines(release, LEDGER, PAGES[Audience.public].parent, verdict, tracked):
-            (typer.echo if "git add" in line else tell)(line)  # a command is copied as it is
+            tell(line)

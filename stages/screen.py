@@ -47,7 +47,7 @@ def tell(*lines: str) -> None:
 
 def wrapped(text: str, stream: IO[str]) -> str:
     """Text that a terminal need not cut within words; a line goes on below where its words began."""
-    if not stream.isatty():
+    if not stream.isatty() or "git add " in text:  # a command is copied as it is
         return text
     form = TextWrapper(get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
     lines = []
