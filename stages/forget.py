@@ -57,7 +57,7 @@ def show(title: str, found: Mapping[str, Sequence[Path]]) -> None:
     for what, paths in found.items():
         every = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
         size = f"{sum(file.stat().st_size for file in every) / 1e6:12,.1f} MB" if sys.stdout.isatty() else ""
-        place = Path(os.path.commonpath(paths or ["none"]))
+        place = Path(os.path.commonpath(paths or [Path("none")]))
         names = sorted(str(path.relative_to(place)) for path in paths if path != place)
         if len(names) > ENTRIES:
             names[ENTRIES:] = [f"{len(names) - ENTRIES} more"]
