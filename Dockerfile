@@ -14,6 +14,7 @@ RUN python -m venv /opt/sfumato \
 
 FROM python:3.11-slim
 ARG UID=1000
+# hadolint ignore=DL3008  # Debian keeps one version of git only: a pinned one could not be built later
 RUN apt-get update \
     && apt-get install -y --no-install-recommends git \
     && rm -rf /var/lib/apt/lists/* \
@@ -22,7 +23,7 @@ RUN apt-get update \
     && install -d -o sfumato -g sfumato -m 0700 /state /project
 COPY --from=build /opt/sfumato /opt/sfumato
 ENV PATH=/opt/sfumato/bin:$PATH SFUMATO_STATE=/state DVC_SITE_CACHE_DIR=/state/dvc
-USER sfumato
+USER ${UID}
 VOLUME /state
 WORKDIR /project
 CMD ["stage", "--help"]

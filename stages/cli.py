@@ -26,7 +26,7 @@ from stages.merge import merge
 from stages.plan import plan
 from stages.report import report
 from stages.runner import command, keep_memory_off_disk
-from stages.screen import hold_back, named, say
+from stages.screen import hold_back, named, say, wrapped
 from stages.serve import serve
 from stages.state import state_dir
 
@@ -77,7 +77,7 @@ def main() -> None:
             error = DataError()
         if reason is None:
             raise
-        print(f"error: {shown(reason)}", file=named.get("stderr", sys.stderr))
+        print(wrapped(f"error: {shown(reason)}", sys.stderr), file=named.get("stderr", sys.stderr))
         code = getattr(error, "exit_code", DataError.exit_code)
         if LAST_ERROR in os.environ:
             write_json(Path(os.environ[LAST_ERROR]), {"exit_code": code, "message": shown(reason)})
@@ -110,7 +110,8 @@ def beyond_the_machine(error: BaseException) -> str | None:
         if not error.filename:
             return message
         if isinstance(error, PermissionError):
-            message += f". Give yourself access: chmod u+rwX {error.filename}"
+            place = next(filter(os.path.exists, (error.filename, *Path(error.filename).parents)))
+            message += f". Give yourself access: chmod u+rwX {place}"
         return f"{error.filename}: {message}"
     if isinstance(error, RecursionError):
         return "an input is nested too deeply to be read"

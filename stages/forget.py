@@ -12,6 +12,8 @@ from sfumato.settings.stages import CARD_PATH
 from stages.screen import tell
 from stages.state import EVALUATION, state_dir
 
+ENTRIES = 4  # shown of a folder, of which only some are deleted
+
 
 def forget(
     dataset: Annotated[str | None, typer.Option(help="Dataset id. Default: that of the data card.")] = None,
@@ -55,4 +57,8 @@ def show(title: str, found: Mapping[str, Sequence[Path]]) -> None:
     for what, paths in found.items():
         every = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
         size = f"{sum(file.stat().st_size for file in every) / 1e6:12,.1f} MB" if sys.stdout.isatty() else ""
-        tell(f"  {what:<32}{size}  {os.path.commonpath(paths or [Path('none')])}")
+        place = Path(os.path.commonpath(paths or [Path("none")]))
+        names = sorted(str(path.relative_to(place)) for path in paths if path != place)
+        if len(names) > ENTRIES:
+            names[ENTRIES:] = [f"{len(names) - ENTRIES} more"]
+        tell(f"  {what:<32}{size}  {place}{': ' * bool(names)}{', '.join(names)}")

@@ -14,7 +14,7 @@ from sfumato.errors import ConfigError
 from sfumato.settings.data import GROUP
 from sfumato.settings.fields import part_of
 from stages.plan import show_budget, show_minutes
-from stages.screen import say, show_numbers, tell
+from stages.screen import say, show_numbers, tell, wrapped
 from stages.state import state_dir
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def init(
 
 def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
     """What somebody answers. lacking: options. Raises ConfigError where nobody can, as without a terminal."""
+    question = wrapped(question, sys.stderr)
     try:
         if kind is None:
             return typer.confirm(question, err=True, default=default)
@@ -123,7 +124,7 @@ def show_sizes(made: Proposed) -> None:
     from sfumato.planning.create import size_rows
     from sfumato.planning.forecast import advice
 
-    columns = "pixels a side", "minutes", "more help up to", "usefulness (two of three public sets)"
+    columns = "pixels a side", "minutes", "more help up to minute", "expected usefulness, and range"
     show_numbers("sizes, of which --size chooses", columns, size_rows(made), words=columns[3:])
     if kind := made.chosen.kind:
         privacy = made.chosen.params.privacy

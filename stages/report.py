@@ -11,7 +11,7 @@ from sfumato.errors import ConfigError
 from sfumato.settings.stages import ARTIFACTS, LEDGER
 from sfumato.storage.artifacts import check_out, read_artifact, writing
 from sfumato.storage.files import write_local
-from stages.screen import say
+from stages.screen import say, tell
 from stages.state import EVALUATION, check_local
 
 
@@ -66,4 +66,4 @@ def report(
             verdict = f"local, so only a terminal shows it: see {METRICS_FILE} or {page}"
         tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())  # git adds nothing if one is not
         for line in summary_lines(release, LEDGER, PAGES[Audience.public].parent, verdict, tracked):
-            typer.echo(line)
+            tell(line)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import TextWrapper
 from typing import IO, TYPE_CHECKING
 
 import typer
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from sfumato.release.report import Table as LocalTable
 
 Report = Callable[[int, int], None]  # done, of how many
+BEGINNING = re.compile(r"((?:\w+ {2,})?[\s├└─]*).*")  # of a line, before its words
 named: dict[str, IO[str]] = {}  # the streams of what is shown by name, once all else is held back
 
 
@@ -32,13 +36,25 @@ def say(*lines: str) -> None:
     """Lines on standard error, of the first process only."""
     for line in lines:
         if launch.speaks():
-            typer.echo(line, named.get("stderr"), err=True)
+            typer.echo(wrapped(line, sys.stderr), named.get("stderr"), err=True)
 
 
 def tell(*lines: str) -> None:
     """Lines on standard output."""
     for line in lines:
-        typer.echo(line, named.get("stdout"))
+        typer.echo(wrapped(line, sys.stdout), named.get("stdout"))
+
+
+def wrapped(text: str, stream: IO[str]) -> str:
+    """Text that a terminal need not cut within words; a line goes on below where its words began."""
+    if not stream.isatty() or "git add " in text:  # a command is copied as it is
+        return text
+    form = TextWrapper(get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
+    lines = []
+    for line in text.split("\n"):
+        form.subsequent_indent = " " * len(BEGINNING.sub(r"\1", line))
+        lines.append(form.fill(line))
+    return "\n".join(lines)
 
 
 def table_console() -> Console:
@@ -75,7 +91,8 @@ def show_numbers(
     """Print a table of numbers. total: the last row, apart; words: the columns that hold text; note: below it."""
     table = Table(title=title, title_justify="left", min_width=len(title), caption=note)
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in words else "right", overflow="fold")
+        least = max(map(len, heading.split()), default=0)
+        table.add_column(heading, justify="left" if heading in words else "right", overflow="fold", min_width=least)
     for row in rows:
         table.add_row(*row)
     if total:

@@ -25,9 +25,11 @@ def test_both_stages_start_from_a_slim_python_that_the_package_takes():
 
 def test_what_runs_is_not_root_and_its_state_is_a_volume():
     (user,), (state,) = said("USER"), said("VOLUME")
-    assert user not in ("root", "0") and [name for name, _ in FINAL][-4:] == ["USER", "VOLUME", "WORKDIR", "CMD"]
+    assert [name for name, _ in FINAL][-4:] == ["USER", "VOLUME", "WORKDIR", "CMD"]
+    assert user == "${UID}" and said("ARG") == ["UID=1000"], "a number, by which Kubernetes knows that it is not root"
+    (name,) = re.findall(r"useradd --uid \$\{UID\} --create-home (\w+)", said("RUN")[0])
     assert f"SFUMATO_STATE={state} " in said("ENV")[0] and f"DVC_SITE_CACHE_DIR={state}/" in said("ENV")[0]
-    assert re.search(rf"install -d -o {user} -g {user} -m 0700 {state} {said('WORKDIR')[0]}", said("RUN")[0])
+    assert re.search(rf"install -d -o {name} -g {name} -m 0700 {state} {said('WORKDIR')[0]}", said("RUN")[0])
 
 
 def test_pytorch_is_the_cpu_s_unless_an_argument_names_another_build():

@@ -97,8 +97,8 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
         try:
             opened = Image.open(file, formats=known)
         except UnidentifiedImageError:
-            if not is_tiff(file):
-                raise
+            if not is_tiff(file):  # Pillow's message says where in this program it was read
+                raise ValueError("its bytes are those of no picture") from None
             return decode_tiff(file, span, str(path))
         if (frames := getattr(opened, "n_frames", 1)) > 1:
             raise DataError(f"{path} holds {frames} frames: save the one to use as a picture of its own.")

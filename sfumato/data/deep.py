@@ -51,10 +51,10 @@ def shown(
 
 @contextmanager
 def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
-    """Raise DataError for whatever a decoder raises for damaged bytes."""
+    """Raise DataError for whatever a decoder raises for damaged bytes; what may not be read is not damaged."""
     try:
         yield
-    except SfumatoError:
+    except (SfumatoError, PermissionError):
         raise
     except Exception as error:
         raise DataError(f"{what} ({' '.join(str(error).split())}): {fix}.") from error

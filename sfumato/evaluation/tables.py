@@ -56,7 +56,7 @@ def tables_of(found: Mapping) -> Iterator[Table]:
         title = f"Accuracy of {names[-1]} on shifted hold-out images, % (local)"
         yield table_of(title, ["trained on", *moved["release"]], rows)
     rows = ([name, *reliability(row)] for name, row in judged.items() if row.get("per_class"))  # older ones lack it
-    heads = ("classifier", "95 % interval", "worst class", measure, "below the mean", "calibration error")
+    heads = ("classifier", "95 % interval", "worst class", f"its {measure}", "below the mean", "calibration error")
     note = "Interval: over the hold-out, of persons where it has persons. Mean: over the classes."
     yield table_of("How far these can be relied on, % (local)", heads, rows, note)
     columns = {name: row["by_column"] for name, row in judged.items() if "by_column" in row}
@@ -116,7 +116,7 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
                 read_artifact(artifacts / stage, stage)
         except SfumatoError:  # not whole, so do not trust its pictures
             continue
-        pictures += [picture(path, f"{stage}: {path.stem}", what) for path in files]
+        pictures += [picture(path, f"{stage}, {path.stem}", what) for path in files]
     return numbers._replace(plots=plots, pictures=tuple(pictures))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,8 +201,10 @@ def propose_for(
 
 
 def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> None:
-    """Raise ConfigError if git would take the images, or if files would be overwritten."""
+    """Raise ConfigError if there is no folder, if git would take the images, or if files would be overwritten."""
     for images in filter(None, (folder, public)):
+        if not images.exists():
+            raise ConfigError(f"{images} does not exist: name the folder of the images")
         if out == images or out in images.parents or images in out.parents:
             text = f"the project {out} and {images} lie in one another, where git would take the images"
             raise ConfigError(f"{text}: run from another folder, or name one with --out")
@@ -237,7 +240,8 @@ def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> s
     """The dataset id. Raises ConfigError if images of this very folder are counted under another one."""
     origins = sorted((state / "data").glob(f"*/{ORIGIN}"))
     before = next((file.parent.name for file in origins if read_json(file).get("path") == str(folder)), None)
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.stem if folder.is_file() else folder.name).strip("-._")[:64]
+    spelled = unicodedata.normalize("NFKD", folder.stem if folder.is_file() else folder.name)  # ö as o and a mark
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub("[\u0300-\u036f]", "", spelled)).strip("-._")[:64]
     name = given or owner.answer("Name of the dataset, for ever", before or plain or "images")
     if before not in (None, name):
         remedy = "keep that name, under which their costs add up, or move images of other people to another folder"

@@ -220,7 +220,7 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
 
 
 def risk_line(made: Plan) -> str:
-    """How often an attacker is right at most, and at which ε half as far above a coin."""
+    """How often an attacker is right at most, and the ε of half the way from a coin to that."""
     mechanisms = [*made.mechanisms.values()]
     adjacency = made.budget["adjacency"]
     one = "person" if made.params.privacy.unit == GROUP else "image"
@@ -229,9 +229,8 @@ def risk_line(made: Plan) -> str:
     events = [replace(each, noise_multiplier=half * each.noise_multiplier).event for each in mechanisms]
     lower = epsilon(events, made.budget["delta"], made.budget["accountant"], adjacency)
     return (
-        f"risk: who guesses whether one {one} was in the set is right at most "
-        f"{percent_up(guess)} % of the time (a coin: 50 %), whatever else they know; half as far above a coin, "
-        f"{percent_up((guess + 0.5) / 2)} %, at ε = {lower:.2g}"
+        f"risk: who guesses whether one {one} was in the set is right at most {percent_up(guess)} % of the time (a "
+        f"coin: 50 %), whatever else they know; at ε = {lower:.2g}, {percent_up((guess + 0.5) / 2)} %"
     )
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -122,14 +124,13 @@ class Release:
 
 def prepared(card: dict[str, Any], picture: str | Path | np.ndarray) -> np.ndarray:
     """A picture as `card` says that pictures were prepared, (H, W, C) uint8: by the same functions."""
-    from sfumato.data.decoding import decode, fit
-    from sfumato.data.sources.source import Request
+    from sfumato.data.decoding import decode, fit  # which needs Pillow only
 
     with explained(DataError, lambda _: "card.json does not say how pictures were prepared: an older version wrote it"):
         made = card["prepared"]
     channels, height, width = card["shape"]
     pad = made["fit"] == "pad"
-    request = Request(section="data", name="", path=None, size=(height, width), channels=channels, pad=pad)
+    request = SimpleNamespace(size=(height, width), channels=channels, pad=pad, converted=Counter())
     image = picture if isinstance(picture, np.ndarray) else decode(Path(picture), made["range"])
     return fit(np.atleast_3d(image), request, "the picture")
 

@@ -1,5 +1,6 @@
 """Decoding in several processes: the same pictures, order and messages, and an end when anything goes wrong."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -100,6 +101,18 @@ def test_a_process_that_dies_is_an_error_and_the_others_end(tmp_path, begun, num
         list(images)
     assert not error.value.public  # off a terminal it is one constant sentence
     assert len(begun) == 2 and all(one.poll() is not None for one in begun)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_a_broken_picture(tmp_path, begun, monkeypatch):
+    files = pictures(tmp_path / "in")
+
+    def refused(path, *args):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(PermissionError) as error:
+        list(decoded(files, Request(**REQUEST, skip=1.0)))
+    assert error.value.filename == str(files[0]), "the first one stops it, whatever may be left out"
 
 
 def test_who_reads_no_further_ends_them_all(tmp_path, begun):

@@ -37,6 +37,7 @@ sys.meta_path.insert(0, Only())
 import sfumato
 release = sfumato.load_release(sys.argv[1])
 print(len(release), release.images.shape, release.images.dtype, release.labels[:3].tolist(), release.classes)
+assert release.prepare(release.images[0]).shape == release.images.shape[1:]
 loaded = {name.split(".")[0] for name in sys.modules}
 print(release.card["epsilon"] > 0, len(release.ledger), sorted(loaded & {"torch", "pandas", "yaml"}))
 """

@@ -313,7 +313,7 @@ def test_pictures_of_noisy_releases_are_shown_only_while_whole(desk, tmp_path):
     with writing(tmp_path / "artifacts" / "pretrain", "pretrain", records=RECORDS) as directory:
         save_png(directory / "central.png", np.zeros((4, 4), np.uint8))
     arguments = (tmp_path / "metrics.json", tmp_path / "evaluation", tmp_path / "artifacts")
-    assert [item.title for item in read_local(*arguments).pictures] == ["pretrain: central"]
+    assert [item.title for item in read_local(*arguments).pictures] == ["pretrain, central"]
     save_png(tmp_path / "artifacts" / "pretrain" / "central.png", np.ones((4, 4), np.uint8))
     assert read_local(*arguments).pictures == ()
 
@@ -436,7 +436,7 @@ def test_a_release_of_persons_speaks_of_persons_and_one_of_images_of_images(tmp_
         text = " ".join(report_page(release, write_ledger(tmp_path / f"{name}.json", records)).split())
         plain = text.split('<h2 id="plain">')[1].split("</section>")[0]
         assert bool(told.search(text)) == (name == "images"), told.findall(text)
-        assert f"about 1 500 {name} 1 in" in plain and "not said yet" not in plain
+        assert f"for each of about 1 500 {name} (" in plain and "not said yet" not in plain
 
 
 def test_the_first_half_page_says_who_what_for_whom_how_long_and_what_may_go_wrong(tmp_path):
@@ -453,5 +453,5 @@ def test_the_first_half_page_says_who_what_for_whom_how_long_and_what_may_go_wro
     for said in about.values():
         assert said in told.split('<h2 id="plain">')[1].split("</section>")[0] and said not in bare
     assert "Not said yet (release.retention" in owners and "ot said yet" not in bare + told
-    assert f"for all of them added up {percent_up(default_delta(HINT) * HINT)} %" in bare
+    assert f"({percent_up(default_delta(HINT) * HINT)} % added up)" in bare
     assert bare.index('id="plain"') < bare.index('id="released"')

@@ -280,8 +280,11 @@ def test_what_the_machine_cannot_do_is_one_sentence(fails, fault, code, words):
 
 
 def test_permission_denied_says_which_command_gives_it(tmp_path):
-    said = beyond_the_machine(PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "x")))
-    assert said.endswith(f"Permission denied. Give yourself access: chmod u+rwX {tmp_path / 'x'}")
+    denied = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "x"))
+    wanted = f"{tmp_path / 'x'}: Permission denied. Give yourself access: chmod u+rwX {tmp_path}"
+    assert beyond_the_machine(denied) == wanted, "of a file that is not there yet, to its folder"
+    (tmp_path / "x").touch()
+    assert beyond_the_machine(denied) == f"{wanted}/x"
     assert "chmod" not in beyond_the_machine(OSError(errno.ENOENT, "No such file", "x"))
 
 

@@ -139,5 +139,6 @@ def test_nothing_is_deleted_unless_it_is_agreed_to(desk):
 def test_sizes_which_tell_how_many_images_there_are_stay_off_a_log(desk):
     said = desk.run("du", "clinic:", "private copy", "kept releases and checkpoints", "this project")
     assert not re.search(r"\d\.\d", said)
+    assert "state/printed.txt" in said and ".: data/sensitive, evaluation, metrics.json" in said, "what of a folder"
     desk.terminal = True
     assert len(re.findall(r"\d\.\d", desk.run("du"))) == 7

@@ -23,7 +23,7 @@ from sfumato.data import decoding
 from sfumato.data.survey import survey
 from sfumato.planning import estimate
 from sfumato.planning import project as project_module
-from sfumato.planning.create import Owner, understood
+from sfumato.planning.create import Owner, choose_name, understood
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.odometer import Odometer
 from sfumato.settings.data import Groups
@@ -92,6 +92,16 @@ def test_a_project_is_written_without_a_question(desk, quick, project, tmp_path)
     assert workflow["jobs"]["ledger"]["steps"][-1]["run"] == check
     assert "ε = 5" in (project / "README.md").read_text()
     desk.run("recipe show")  # by the recipes of the package: the project has none
+
+
+def test_a_folder_that_does_not_exist_is_named_in_a_log_too(desk, project, tmp_path):
+    code, text = desk("init", str(tmp_path / "nowhere"), "--epsilon", "5", "--yes")
+    assert code == 2 and text.startswith(f"error: {tmp_path}/nowhere does not exist: "), "nothing of it was opened"
+
+
+@pytest.mark.parametrize("folder, name", [("Röntgen Bilder", "Rontgen-Bilder"), ("Łódź", "odz"), ("胸部", "images")])
+def test_the_name_of_a_folder_is_spelled_in_plain_letters(folder, name, tmp_path):
+    assert choose_name(tmp_path / folder, None, Owner(), tmp_path) == name
 
 
 def test_nothing_is_overwritten_without_being_told(init, project, tmp_path):
