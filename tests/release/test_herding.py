@@ -64,3 +64,11 @@ def test_exactly_as_many_are_kept_as_asked_also_where_a_class_is_taken_in_parts(
         assert abs(int((drawn[1][rows] == 0).sum()) - number / 2) <= 1
     zeros = (herded(*drawn, means, torch.tensor([0.25, 0.75]), 100) < 100).sum()
     assert zeros >= 25, "each part has the proportions of the release as far as it can"
+
+
+def test_what_is_farthest_from_the_mean_is_left_out_unless_too_few_would_be_left():
+    angles = torch.cat([torch.linspace(-0.3, 0.3, 19), torch.tensor([2.5])])
+    rows = torch.stack([angles.cos(), angles.sin()], dim=1)
+    target = torch.tensor([0.5, 0.0])  # nearer than the mean of any of the first 19: the last one would help
+    assert 19 not in nearest_mean(rows, target, 12)
+    assert 19 in nearest_mean(rows, target, 20)
