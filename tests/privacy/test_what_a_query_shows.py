@@ -102,7 +102,7 @@ def differ(one: list[Tensor], other: list[Tensor]) -> bool:
 KEYS = {
     central: {"repeats": 3, "max_norm": 1.0, "statistic": "mode"},
     teach: {"learning_rate": 3.0, "last_rate": 0.9, "momentum": 0.5, "max_norm": 0.5, "ridge": 0.3, "average": 1.0},
-    salient: {"max_norm": 2e-3, "draws": 3, "noise_levels": LogNormal(mean=1.0)},
+    salient: {"max_norm": 2e-3, "noise_levels": LogNormal(mean=1.0)},
 }
 
 

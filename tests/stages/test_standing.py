@@ -38,12 +38,12 @@ def test_each_stage_says_its_place_the_minutes_and_epsilon_so_far(desk):
     desk.terminal = True
     said = {name: desk.run(name) for name in ("count", "central", "frequency", "auxiliary", "evolve", "synthesize")}
     assert ERASED.sub("", said["central"]) == ERASED.sub("", said["evolve"]) == ""
-    shown = {name: re.search(r"stage (\d of \d), .*: (\d of about \d minutes), ε = ([\d.]+) of 10 so far", text)
+    shown = {name: re.search(r"stage (\d of \d), .*: (\d of about \d minutes), ε = ([\d.]+) of 1 so far", text)
              for name, text in said.items() if name in RUN}  # fmt: skip
     places = {name: (found[1], found[2]) for name, found in shown.items()}
     assert places == {name: (f"{i + 1} of 4", f"{i} of about 4 minutes") for i, name in enumerate(RUN)}
     spent = [float(found[3]) for found in shown.values()]
-    assert spent[0] == 0 < spent[1] < spent[2] == spent[3] == pytest.approx(10, abs=0.05)
+    assert spent[0] == 0 < spent[1] < spent[2] == spent[3] == pytest.approx(1, abs=0.005)
     assert "look at artifacts/preview.png" in " ".join(said["synthesize"].split())
     assert "look at" not in " ".join(said["auxiliary"].split())
     assert "auxiliary: first pictures in artifacts/preview.png" in said["auxiliary"]
