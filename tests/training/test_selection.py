@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import math
 import resource
 import sys
@@ -260,6 +261,8 @@ def test_the_mixture_is_chosen_without_a_look_at_any_sensitive_image(desk, tmp_p
     said = card["mixture"]
     assert said["chosen"] in said["agreement"] and f"The set is {said['chosen']}" in text
     assert ("select" in card["sources"]) == (said["chosen"] == "with public images") == ("public" in card["kinds"])
+    assert "kept from 2 times as many" in text
+    assert all((out / name).exists() for name in re.findall(r"^\| `([^`*]+)` \|", text, re.MULTILINE))
     assert len(read_artifact(out, "synthesize").records) == 3, "no charge but those of count, frequency and teacher"
 
 
