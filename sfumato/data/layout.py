@@ -6,6 +6,7 @@ Nothing becomes the name of a class by a guess: what may be read in two ways is 
 import re
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,20 @@ from sfumato.data.images import GROUPS
 from sfumato.data.sources import tabled
 from sfumato.data.sources.npz import archive_layout
 from sfumato.data.sources.packed import unpacked
-from sfumato.data.sources.splits import PARTS, folders_in, split_of, visible
-from sfumato.data.tables import BETWEEN, TABLES, columns_of, read_table, table_in, table_of
+from sfumato.data.sources.splits import folders_in, is_filing, split_of, visible
+from sfumato.data.tables import BETWEEN, TABLES, columns_of, meaning, read_table, table_in, table_of
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import OUTER, Groups
 
 FOLDERS: dict[str, Any] = {"name": "imagefolder"}  # the layout of class folders
 Layout = tuple[dict[str, Any], Groups | None]  # keys of the Request, and where the ids of persons are
-# what columns of persons' ids and of labels are called, and folders that are no classes, as `meaning` has it
+# what columns of persons' ids and of labels are called, as `meaning` has it
 PERSONS = re.compile(
     r"(anon\w*|study|source|dicom)?(patient(en)?|person|subject|participant|case|individual|donor|volunteer)s?"
     r"(ids?|uid|no|nr|num|number|code|key|name|identifier|pseudonym)?"
     r"|groups?(ids?)?|mrns?|pids?|(medicalrecord|hospital|nhs|mrn)(id|no|nr|number)|ssn"
 )
 LABELLED = re.compile(r"(label|class|classname|category|target|diagnosis|dx|disease|pathology|finding|findinglabel)s?")
-FILING = re.compile("|".join([*PARTS, "(image|img|picture|photo|scan|mask|label|annotation|segmentation)s?|data|raw"]))
 # in ids (long, zeros in front, hexadecimal), dates and names of persons ("Smith, John", Smith^John of DICOM)
 PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,]", re.IGNORECASE)
 MANY = 20  # classes: of more, pictures than FEW in each are few; else than LEAST
@@ -78,7 +78,7 @@ def layout_of(
         return folder_layout(path, groups, classes)
     groups = groups or groups_in(columns_of(table))
     columns = [name for name in columns_of(table) if groups is None or name != groups.column]
-    folders = {folder.name for part in train for folder in folders_in(part)}
+    folders = {folder.name for part in train for folder in folders_in(part) if not is_filing(folder.name)}
     several = several_in(table, columns, label) if table.parent == path else None
     if several and (label is not None or len(folders) < 2 or table.name == TABLES[0]):
         return several | named, groups
@@ -100,11 +100,6 @@ def layout_of(
         text = f"{table} has the columns {', '.join(columns_of(table))}: name that of the labels by --label-column"
         raise Unclear(f"{text}; what stands in it is published", "label", columns[0] if len(columns) == 1 else None)
     return FOLDERS | {"label_column": label} | named, groups
-
-
-def meaning(name: str) -> str:
-    """A name without capitals, spaces and signs: "Patient ID", patient-id and PatientID are one."""
-    return re.sub(r"[\W_]+", "", name).casefold()
 
 
 def cells_in(table: Path, column: str) -> list[str]:
@@ -172,13 +167,15 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> U
     first = {folder.name for folder in outer}
     second = {folder.name for folder in inner}
     proposed = None
-    if not any(FILING.fullmatch(meaning(name)) for name in second):
+    if not any(map(is_filing, second)):
         if likeness(second) > likeness(first):
             proposed = "class/person"
         elif likeness(first) > likeness(second):
             proposed = "person/class"
     text = f"{path} holds folders in folders: --groups class/person or --groups person/class says which are classes"
     text += f", whose names are published, as of {outer[0].name}/{inner[0].name}"
+    if len(second) < 3:
+        text += f"; if {inner[0].name} is neither, move its pictures up into {outer[0].name}"
     if len(first) == 1:
         text += f"; if {outer[0].name} is neither, name the folder {outer[0]}"
     return Unclear(text, "groups", proposed)
@@ -190,14 +187,22 @@ def likeness(names: Collection[str]) -> int:
     return 2 if long else int(all(re.search(r"\d", name) for name in names))
 
 
+def like_people(names: Sequence[str]) -> bool:
+    """Whether three names or more are like Tony_Blair and Smith-John: words with capitals, of which few come back."""
+    words = [re.findall(r"[^\W\d_]+", name) for name in names]
+    every = list(chain.from_iterable(words))
+    named = all(len(own) > 1 and all(map(str.istitle, own)) for own in words)
+    return named and len(words) > 2 and 2 * sum(every.count(word) > 1 for word in every) < len(every)
+
+
 def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
     """Raise Unclear if names that would be published as those of classes may be persons', or kinds of files.
 
     counts: pictures of each, if they are known.
     """
     reasons = {
-        "some are those of parts or kinds of files": any(FILING.fullmatch(meaning(name)) for name in names),
-        "some look like ids, dates or names of persons": any(PERSONAL.search(name) for name in names),
+        "some are those of parts or kinds of files": any(map(is_filing, names)),
+        "some look like ids, dates or names of persons": any(map(PERSONAL.search, names)) or like_people(names),
         "they are many, and numbered": len(names) > MANY and likeness(names) > 0,
         "they have few pictures each, as persons do": np.median(counts or FEW) < (FEW if len(names) > MANY else LEAST),
     }

@@ -2,8 +2,11 @@
 
 import csv
 import io
+import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +17,54 @@ METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # as Hugging 
 TABLES = ("labels.csv", *METADATA)  # of several labels: a column of 0 and 1 for each, or one that lists them
 BETWEEN = "|"  # labels in a cell that lists several
 FILE = "file_name"  # the column that names the picture, by its path from the table's folder
+# what else it is called, as `meaning` has it
+NAMING = re.compile(
+    r"(file|image|img|picture|photo|scan|bild|datei)s?((file)?(name|path)|id|index|no)?|(relative)?path|idcode"
+)
 
 Cells = tuple[list[str], list[tuple[int, list[Any]]]]  # names of columns; the number of each row, and its cells
 Rows = list[tuple[int, list[str]]]  # each row's number in messages, and the cells that were asked for
 
 
 def table_in(folder: Path) -> Path | None:
-    """The metadata of a folder. Raises DataError for two of them."""
+    """The metadata of a folder, or the only other CSV file there with a column for pictures.
+
+    Raises DataError for two of METADATA.
+    """
     found = [folder / name for name in METADATA if (folder / name).is_file()]
     if len(found) > 1:
         raise DataError(f"{folder} holds {' and '.join(file.name for file in found)}: keep one of them.")
-    return next(iter(found), None)
+    found = found or [file for file in folder.glob("[!.]*.csv") if names_pictures(file)]
+    if len(found) != 1:
+        return None
+    return found[0]
 
 
 def table_of(root: Path) -> Path | None:
-    return next((root / name for name in TABLES if (root / name).is_file()), None)
+    if (root / TABLES[0]).is_file():
+        return root / TABLES[0]
+    return table_in(root)
+
+
+def names_pictures(table: Path) -> bool:
+    with suppress(DataError):
+        columns_of(table)
+        return True
+    return False
+
+
+def meaning(name: str) -> str:
+    """A name without capitals, spaces and signs: "Patient ID", patient-id and PatientID are one."""
+    return re.sub(r"[\W_]+", "", name).casefold()
+
+
+def file_column(table: Path) -> str:
+    """The column that names the pictures: FILE, or the only one that is called so. Raises DataError, as `cells_of`."""
+    heads = cells_of(table, (), str(table))[0]  # the first line may be somebody's row
+    found = [head for head in heads if head == FILE] or [head for head in heads if NAMING.fullmatch(meaning(head))]
+    if len(found) != 1:
+        raise DataError(f"{table} has no column {FILE}: name the columns in its first line")
+    return found[0]
 
 
 def read_table(table: Path, columns: Sequence[str], what: str) -> Rows:
@@ -58,11 +94,14 @@ def rows_by_file(
 ) -> dict[Path, list[str]]:
     """The cells of each row by the file that it names, in the order of the rows.
 
-    called: the table in messages; columns: the first holds paths below `root`, the others are returned; files: each
-    must be named; others: may be named too. Raises as `read_table`; DataError for a file without a row, and for a
-    row that names another file, one once more, or a link.
+    called: the table in messages; columns: the first holds paths below `root`, or the name of a file that no other has,
+    with or without its suffix; the others are returned; files: each must be named; others: may be named too, by path.
+    Raises as `read_table`; DataError for a file without a row, and for a row that names another file, one once more, or
+    a link.
     """
-    known = {plain_path(str(file.relative_to(root))): file for file in (*files, *others)}
+    counted = Counter(name for file in files for name in {file.name, file.stem})
+    known = {plain_path(name): file for file in files for name in (file.name, file.stem) if counted[name] == 1}
+    known |= {plain_path(str(file.relative_to(root))): file for file in (*files, *others)}
     found: dict[Path, list[str]] = {}
     for number, (name, *cells) in read_table(table, columns, called):
         if (file := known.get(plain_path(name))) is None:
@@ -84,10 +123,9 @@ def plain_path(text: str) -> str:
 
 
 def columns_of(table: Path) -> list[str]:
-    """The names of the columns but FILE; of JSON lines, the keys of the first. Raises as `cells_of`."""
-    if FILE not in (heads := cells_of(table, (), str(table))[0]):  # the first line may be somebody's row
-        raise DataError(f"{table} has no column {FILE}: name the columns in its first line")
-    return [name for name in heads if name != FILE]
+    """The names of the columns but that of the pictures; of JSON lines, the keys of the first. Raises as `cells_of`."""
+    named = file_column(table)
+    return [name for name in cells_of(table, (), str(table))[0] if name != named]
 
 
 def cells_of(table: Path, columns: Sequence[str], what: str) -> Cells:
@@ -108,7 +146,8 @@ def cells_of(table: Path, columns: Sequence[str], what: str) -> Cells:
         text = read_text(table).removeprefix("\ufeff")
         if table.suffix == ".jsonl":
             return json_rows(text, columns)
-        heads, *rows = [*csv.reader(io.StringIO(text, newline=""), strict=True)] or [[]]
+        between = max(",;\t", key=text.partition("\n")[0].count)  # a semicolon where commas are in numbers
+        heads, *rows = [*csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True)] or [[]]
         return [name.strip() for name in heads], [(number, row) for number, row in enumerate(rows, 2) if row]
 
 

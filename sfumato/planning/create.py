@@ -17,7 +17,7 @@ from sfumato import errors
 from sfumato.data.duplicates import ORIGIN
 from sfumato.data.layout import ASKED_OF_THE_OWNER, Unclear
 from sfumato.data.sources.imagefolder import list_folder
-from sfumato.data.sources.splits import VALIDATION, split_of
+from sfumato.data.sources.splits import VALIDATION, split_of, words_in
 from sfumato.data.survey import Survey, survey
 from sfumato.errors import ConfigError, explained
 from sfumato.planning.project_files import Say, project_files, unsaid, write_project
@@ -356,7 +356,8 @@ def summary(made: Proposed) -> Iterator[str]:
     yield f"images   {colours}, {len(classes)} {named}"
     drawn = f"{params.data.holdout_fraction:.0%} of them, drawn by a key"
     yield f"hold-out {drawn if made.survey.held_out is None else 'test/'}"
-    if joined := [part.name for part in split_of(Path(str(params.data.path)))[0] if part.name.casefold() in VALIDATION]:
+    trained = [part.name for part in split_of(Path(str(params.data.path)))[0]]
+    if joined := [name for name in trained if {*words_in(name)} & {*VALIDATION}]:
         yield f"         {', '.join(joined)}/ joins the training images: nothing is chosen by it"
     yield f"protects {protected(params)}"
     yield f"recipe   {params.recipe}: {made.chosen.row}"

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from sfumato.data.layout import FILING, LABELLED, PERSONS, Unclear, check_names, layout_of, likeness, meaning
+from sfumato.data.layout import LABELLED, PERSONS, Unclear, check_names, layout_of, likeness, meaning
+from sfumato.data.sources.splits import is_filing
 from sfumato.data.survey import pattern_in
 
 OF_PERSONS = (
@@ -20,11 +21,15 @@ def test_columns_of_persons_are_known_by_their_meaning(name):
     assert not (PERSONS.fullmatch(meaning(name)) and LABELLED.fullmatch(meaning(name)))
 
 
-@pytest.mark.parametrize(
-    "name", ["Train", "VALIDATION", "dev", "testing", "Images", "mask", "Ground-truth labels", "data"]
-)
-def test_folders_of_files_are_known_by_their_meaning(name):
-    assert bool(FILING.fullmatch(meaning(name))) == (name != "Ground-truth labels")
+@pytest.mark.parametrize("name", ["Train", "VALIDATION", "dev", "testing", "Images", "mask", "data"])
+@pytest.mark.parametrize("form", ["{}", "{}_001", "2_{}", "{}2017", "my10000_{}_part_1", "{} images"])
+def test_folders_of_files_are_known_by_their_meaning(name, form):
+    assert is_filing(form.format(name))
+
+
+@pytest.mark.parametrize("name", ["Ground-truth labels", "stage 2", "grade 1", "10", "bus", "test positive", "no mask"])
+def test_classes_are_not_taken_for_folders_of_files(name):
+    assert not is_filing(name)
 
 
 def test_names_of_diagnoses_and_grades_are_taken():
@@ -73,6 +78,26 @@ def test_a_folder_that_holds_the_classes_one_level_below_is_named(tmp_path):
 def test_names_that_may_be_those_of_persons_are_asked_about_however_few_they_are(names):
     with pytest.raises(Unclear, match="look like ids, dates or names of persons"):
         check_names(names, (500, 500))
+
+
+@pytest.mark.parametrize(
+    "names", [("Tony_Blair", "Colin_Powell", "George_W_Bush"), ("Anna Müller", "Jan-Erik Berg", "Anna Ito", "Li Na")]
+)
+def test_three_first_and_last_names_are_asked_about(names):
+    with pytest.raises(Unclear, match="names of persons"):
+        check_names(names, (500,) * len(names))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("Mild_Demented", "Moderate_Demented", "Non_Demented", "Very_Mild_Demented"),
+        ("Basal_Cell_Carcinoma", "Squamous_Cell_Carcinoma", "Melanoma"),
+        ("No Finding", "Pleural effusion", "Mass"),
+    ],
+)
+def test_diagnoses_of_several_words_are_taken(names):
+    check_names(names, (500,) * len(names))
 
 
 def test_grades_and_ranges_are_no_ids():

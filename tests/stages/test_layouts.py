@@ -189,6 +189,20 @@ def accented(root: Path) -> None:
     table(root, {"file_name": [unicodedata.normalize("NFC", name) for name in names], "label": [*KINDS] * 24})
 
 
+def listed(head: str, columns: str, form: str = "{i:03}.png", named=lambda path: path.name, tables=("export.csv",)):
+    """Pictures in folders that say nothing, and tables as clinics export them: other names, and semicolons in one."""
+
+    def write(root: Path) -> None:
+        names = draw(root, [form.format(i=i, part=1 + i % 2) for i in range(48)])
+        cells = {what: [CELLS[cell](i, 0) for i in range(48)] for what, cell in pairs(columns)}
+        for name in tables:
+            table(root, {head: [named(Path(one)) for one in names], **cells}, name)
+            if ";" in name:
+                (root / name).write_text((root / name).read_text().replace(",", ";"))
+
+    return write
+
+
 def odd_names(root: Path) -> None:
     """Names that repeat their beginnings, but for two."""
     draw(root, [f"{kind}/{IDS[i % 20]}_{i}.png" for kind in KINDS for i in range(30)])
@@ -262,6 +276,14 @@ ROWS: dict[str, tuple] = {
     "<id>/": (folders("{person}/{kind}{i}.png"), ASKED, "-", None, None, False),
     "<name>/": (folders("{person}/{kind}{i}.png", people=NAMES), ASKED, "-", None, None, False),
     "<name>/, nine": (folders("{person}/{i}.png", each=18, people=NAMES[:9], kinds=("a",)), ASKED, "-", None, None, 0),
+    "<first and last name>/": (
+        folders("{person}/{kind}{i}.png", people=["Tony_Blair", "Colin_Powell", "Hugo_Chavez"]),
+        ASKED,
+        "-",
+        None,
+        None,
+        False,
+    ),
     "one person": (folders(kinds=("Smith",)), "one class only", "-", None, None, False),
     "numbered persons": (folders("{person}/{i}.png", 300, ("a",), list(range(30))), ASKED, "-", None, None, False),
     "ids that are classes": (
@@ -293,6 +315,7 @@ ROWS: dict[str, tuple] = {
             ("TRAINING", "VALIDATION", "TESTING"),
             ("training", "valid", "testing"),
             ("train", "dev", "test"),
+            ("train_images", "Val-Images", "test2017"),
         ]
     },
     "train val": (splits("train", "val"), None, WHOLE, KINDS, None, False),
@@ -380,6 +403,35 @@ ROWS: dict[str, tuple] = {
         0,
         1,
     ),
+    "a table of any name": (listed("Image Index", "Diagnosis=kind, Patient ID=id"), None, PERSONS, KINDS, "column", 0),
+    "a table with semicolons": (listed("Bild", "label=kind", tables=(";.csv",)), None, WHOLE, KINDS, None, False),
+    "a table without suffixes, pictures in parts": (
+        listed("image_id", "lesion=id, dx=kind", "X10000_images_part_{part}/X_{i:04}.jpg", lambda path: path.stem),
+        None,
+        WHOLE,
+        KINDS,
+        None,
+        False,
+    ),
+    "a list of labels, pictures in parts": (
+        listed("Image Index", "Finding Labels=both, Patient ID=id", "images_00{part}/images/{i:04}.png"),
+        None,
+        PERSONS,
+        KINDS,
+        "column",
+        False,
+    ),
+    "a table, one column, beside train": (
+        listed("image", "level=kind", "train/{i}_left.png", lambda path: path.stem),
+        "name that of the labels",
+        "- " + WHOLE,
+        KINDS,
+        None,
+        False,
+    ),
+    "two tables": (listed("id_code", "dx=kind", tables=("a.csv", "b.csv")), "no folder of a class", "-", 0, 0, 0),
+    "pictures in train_images": (splits("train_images", "test_images", form="{i}.png"), "no folder of", "-", 0, 0, 1),
+    "pictures in parts": (splits("images_001", "images_002", form="{i}.png"), ASKED, "-", None, None, False),
     "several labels": (tabled("mass=bit, nodule=other, MRN=id"), None, PERSONS, ("mass", "nodule"), "column", False),
     "labels in a list": (tabled("found=both, patient=id", "labels.csv"), None, PERSONS, KINDS, "column", False),
     "folders and a table": (

@@ -2,8 +2,8 @@
 
 import csv
 import json
-import re
 import math
+import re
 import resource
 import sys
 from secrets import token_hex

@@ -14,7 +14,7 @@ from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.source import Example, Listing, Place, Request, Source
 from sfumato.data.sources.splits import TRAIN, folders_in, split_of, visible
 from sfumato.data.sources.tabled import list_labels, list_metadata, list_shards, rows_of
-from sfumato.data.tables import FILE, TABLES
+from sfumato.data.tables import FILE, METADATA, TABLES
 from sfumato.errors import DataError
 from sfumato.settings.data import OUTER, Groups
 
@@ -49,7 +49,7 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     names = [file.name for file in files]
     compared: list[str] = []
     if request.compare_by is not None:
-        cells: dict[Any, list[str]] = dict(rows_of(path, (FILE, request.compare_by)))
+        cells: dict[Any, list[str]] = dict(rows_of(path, [request.compare_by]))
         compared = [cells.get(file, [""])[0] for file in files]
     return Source(found.classes, train, test, len(files), ids, names, labels, compared, len(found.test or ()))
 
@@ -87,14 +87,15 @@ def list_folder(
     if not classes:
         held = "no pictures: expected one folder of pictures per class, or a table of labels"
         if problems:
-            held = "pictures, but no folder of a class: move each into a folder named after its class"
+            held = "pictures, but no folder of a class: move each into a folder named after its class, or write "
+            held += f"{METADATA[0]} with the columns {FILE} and label"
         if (path / TABLES[0]).is_file():
             held += ". For labels.csv, set data.labels: several"
         raise DataError(f"{option}={path} holds {held}.")
     listing = Listing(tuple(classes), train, test if has_test else None, problems)
     if groups is None or groups.column is None or problems:
         return listing
-    rows: dict[Any, list[str]] = dict(rows_of(path, (FILE, groups.column)))
+    rows: dict[Any, list[str]] = dict(rows_of(path, [groups.column]))
     return replace(listing, ids=[rows.get(file, [""])[0] for file, _ in listing.files])
 
 

@@ -1,4 +1,4 @@
-"""Training images and the hold-out by the names of folders: train, val and test, in any case."""
+"""Training images and the hold-out by the names of folders: train, val and test, train_images, in any case."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,8 @@ TRAIN = "train"
 TEST = "test"
 VALIDATION = ("val", "valid", "validation", "dev")  # they join the training part: nothing is chosen by them
 PARTS = {TRAIN: TRAIN, "training": TRAIN, TEST: TEST, "testing": TEST, **dict.fromkeys(VALIDATION, TRAIN)}
+# words of names that say how files are kept, not what they show
+FILED = re.compile("(image|img|picture|photo|scan|file|mask|label|annotation|segmentation|part)s?|(data)?set|raw|data")
 LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "dicomdir"}  # in any case; and hidden files
 
 
@@ -20,8 +22,26 @@ def visible(folder: Path) -> list[Path]:
 
 def is_test(name: str) -> bool:
     """Whether a file is of the hold-out: its name begins with "test", or has it, or a word for it, as a word."""
-    words = re.findall("[a-z]+", name.casefold())
-    return name.startswith(TEST) or TEST in map(PARTS.get, words)
+    return name.startswith(TEST) or TEST in map(PARTS.get, words_in(name))
+
+
+def words_in(name: str) -> list[str]:
+    return re.findall(r"[^\W\d_]+", name.casefold())
+
+
+def is_filing(name: str) -> bool:
+    """Whether a name only says how files are kept: images_001, Train, masks, HAM10000_images_part_1."""
+    others = [word for word in words_in(name) if word not in PARTS and not FILED.fullmatch(word)]
+    numbered = re.findall(r"[^\W\d_]+(?=\d)", name.casefold())
+    return {*others} <= {*numbered} and len(others) < len(words_in(name))
+
+
+def part_of(folder: Path) -> str | None:
+    """TRAIN or TEST, by a folder's name: train, Testing, val_images; None for others."""
+    parts = {PARTS[word] for word in words_in(folder.name) if word in PARTS}
+    if len(parts) != 1 or not is_filing(folder.name):
+        return None
+    return parts.pop()
 
 
 def folders_in(folder: Path) -> list[Path]:
@@ -35,7 +55,7 @@ def split_of(path: Path) -> tuple[list[Path], list[Path]]:
 
     Others are let be where a part for training has a table. Otherwise it is the folder itself, without a hold-out.
     """
-    parts = [(folder, PARTS.get(folder.name.casefold())) for folder in folders_in(path)]
+    parts = [(folder, part_of(folder)) for folder in folders_in(path)]
     train = [folder for folder, part in parts if part == TRAIN]
     if train and (all(part for _, part in parts) or any(map(table_in, train))):
         return train, [folder for folder, part in parts if part == TEST]

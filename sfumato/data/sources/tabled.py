@@ -13,7 +13,18 @@ from sfumato.data.decoding import Member
 from sfumato.data.deep import is_dicom
 from sfumato.data.sources.source import Listing, Place, Request
 from sfumato.data.sources.splits import is_test, split_of
-from sfumato.data.tables import BETWEEN, FILE, METADATA, TABLES, cell_text, columns_of, rows_by_file, table_in, table_of
+from sfumato.data.tables import (
+    BETWEEN,
+    FILE,
+    METADATA,
+    TABLES,
+    cell_text,
+    columns_of,
+    file_column,
+    rows_by_file,
+    table_in,
+    table_of,
+)
 from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.storage.documents import parse_json
 
@@ -31,7 +42,7 @@ def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[s
     """
     if not path.is_dir():
         raise DataError(f"data.path={path} is not a folder: expected pictures and {METADATA[0]}.")
-    columns = [column for column in (FILE, label, group) if column]
+    columns = [column for column in (label, group) if column]
     held_out = split_of(path)[1]
     train: list[Row] = []
     test: list[Row] = []
@@ -42,13 +53,15 @@ def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[s
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> dict[Path, list[str]]:
-    """The cells of each picture of a folder, from its table, or from those of its parts. Raises as `rows_by_file`."""
+    """The cells of each picture of a folder, from its table, or those of its parts. Raises as `rows_by_file`."""
     train, test = split_of(path)
     rows = dict[Path, list[str]]()
     for part in [path] if table_in(path) else train + test:
         if (table := table_in(part)) is None:
-            raise DataError(f"{part} holds no {', '.join(METADATA)} with the columns {', '.join(columns)}: write one.")
-        rows |= rows_by_file(table, str(table), columns, pictures_below(part), part, files_below(part))
+            wanted = ", ".join([FILE, *columns])
+            raise DataError(f"{part} holds no {', '.join(METADATA)} with the columns {wanted}: write one.")
+        named = [file_column(table), *columns]
+        rows |= rows_by_file(table, str(table), named, pictures_below(part), part, files_below(part))
     return rows
 
 
@@ -82,7 +95,7 @@ def list_labels(request: Request) -> Listing:
         raise DataError(f"data.labels: several, but data.path={root} is not a folder with {wanted}: write that table.")
     files = pictures_below(root)
     classes = request.classes or tuple(name for name in columns_of(table) if name != person)
-    asked = (FILE, *([column] if column else classes), *([person] if person else ()))
+    asked = (file_column(table), *([column] if column else classes), *([person] if person else ()))
     rows = rows_by_file(table, str(table), asked, files, root)
     ids = [rows[file].pop() for file in files] if person else None
     places: list[Place] = []

@@ -108,6 +108,18 @@ def test_a_row_that_names_a_file_outside_the_folder_is_refused_without_its_name(
     assert "out.png" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["0.png", "0"])
+def test_a_name_that_two_files_have_names_neither(tmp_path, name):
+    """Else a picture gets the label of another."""
+    kept = ["a/0.png", "b/0.png", "c/1.png", "c/2.png"]
+    write_table(tmp_path, rows_of(names=[name, "b/0.png", "1.png", "2"]), pictures=kept)
+    with pytest.raises(DataError, match="row 2, names a file that is not below"):
+        read_source(data(tmp_path), tmp_path)
+    table = tmp_path / "metadata.csv"
+    table.write_text(table.read_text().replace(f"\n{name},", "\na/0.png,"))
+    assert [label for _, label in read_source(data(tmp_path), tmp_path).train] == [1, 0, 1, 0]
+
+
 def test_a_link_out_of_the_folder_is_refused_and_a_folder_behind_a_link_is_not_looked_into(tmp_path):
     write_table(tmp_path / "in", rows_of())
     (tmp_path / "out").mkdir()
