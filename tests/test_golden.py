@@ -24,6 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -52,6 +53,7 @@ from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.resolved import QueryPlan
 from sfumato.queries.count import PublicCounts, save_counts
 from sfumato.queries.feature_means import LENGTH_SCALES, moment_features, save_means
+from sfumato.settings.baselines import Adversarial
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.dpsgd import Lora
 from sfumato.settings.queries import FeatureMap
@@ -344,8 +346,8 @@ CASES: dict[str, Case] = {
     "covariance, mirrored": case("covariance", flip=True, colour=True),
     "evolve": case("evolve", **EVOLVE),
     "evolve in colour": case("evolve", **EVOLVE, colour=True),
-    "adversarial": case("adversarial", **MATCHED, images=10),
-    "adversarial of groups": case("adversarial", **MATCHED | {"steps": 2}, images=10, colour=True, grouped=True),
+    "adversarial": case("adversarial", **MATCHED),
+    "adversarial of groups": case("adversarial", **MATCHED | {"steps": 2}, colour=True, grouped=True),
     "histogram": case("histogram"),
     "histogram by class": case("histogram", per_class=True, votes=2, colour=True),
     "histogram of groups": case("histogram", votes=2, grouped=True),
@@ -557,7 +559,7 @@ def computed(case: Case) -> dict[str, Tensor]:
     mechanism = Mechanism(noise_multiplier=NOISE, sample_rate=rate, uses=uses)
     groups = {"unit": GROUP if case.grouped else IMAGE, "group_cap": case.group_cap}
     plan = QueryPlan(**public_facts, **asked, **groups, mechanism=mechanism, digest="")
-    with tempfile.TemporaryDirectory() as name:
+    with mock.patch.object(Adversarial, "images", 10), tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run = SilentRun(plan=plan, inputs={}, images=images, out=folder / "out")
         with settled(run):

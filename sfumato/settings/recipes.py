@@ -19,6 +19,7 @@ from sfumato.storage import documents
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
 # settings that nothing set, with the value that holds now
 REMOVED = {
+    "adversarial.images": 10_000,
     "adversarial.learning_rate": 2e-3,
     "central.pool": 1,
     "classifier.batch": 128,
