@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from PIL import ImageOps
+from PIL.ExifTags import Base as Tag
 
 from sfumato.errors import ConfigError, DataError, SfumatoError, explained
 
@@ -71,9 +73,6 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
 
     opened: by Pillow, from `file`; where its modes have 8 bits, it cuts the others off.
     """
-    from PIL import ImageOps
-    from PIL.ExifTags import Base as Tag
-
     tags = getattr(opened, "tag_v2", {})
     white = 255  # in a PPM, whose values Pillow stretches to all bits of the mode
     if opened.format == "PPM" and opened.tile[0].codec_name.startswith("ppm"):

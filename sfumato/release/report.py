@@ -10,6 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from jinja2 import TemplateError
+
+from sfumato.data.images import per_class
 from sfumato.errors import UNREADABLE, BudgetError, DataError, explained
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.check import check_ledger
@@ -65,8 +69,6 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     Raises what `checked` raises.
     Guarantee: without `local` the page is a function of the files of `release` and `ledger`, both already released.
     """
-    from jinja2 import TemplateError
-
     artifact, content, spent = checked(release, ledger)
     released = what_was_released(artifact)
     shown = f"{ledger} has a record that cannot be shown"  # a field that `check_ledger` does not need
@@ -118,10 +120,6 @@ def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
 
 def what_was_released(artifact: Artifact) -> dict[str, Any]:
     """Number, shape and classes of the images, how many of each class, and the grid."""
-    import numpy as np
-
-    from sfumato.data.images import per_class
-
     shown = f"{artifact.path} is not a release that can be shown"
     with explained(DataError, lambda error: f"{shown} ({error!r}): run `stage synthesize` again"):
         card = read_json(artifact.path / "card.json")

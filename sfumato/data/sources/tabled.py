@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL.Image import registered_extensions
 
 from sfumato.data.decoding import Member
 from sfumato.data.deep import is_dicom
@@ -61,8 +62,6 @@ def files_below(root: Path) -> Iterator[Path]:
 
 def pictures_below(root: Path) -> list[Path]:
     """Those that are pictures, by their suffixes, or DICOM."""
-    from PIL.Image import registered_extensions
-
     known = registered_extensions()
     return [file for file in files_below(root) if file.is_file() and (file.suffix.lower() in known or is_dicom(file))]
 
@@ -158,8 +157,6 @@ def list_shards(path: Path, label: str | None, group: str | None, classes: Seque
     of .cls; group: the key of the person's id. Raises DataError that names a sample by its place.
     Guarantee: nothing is unpacked, and links within an archive are refused.
     """
-    from PIL.Image import registered_extensions
-
     train: list[Row] = []
     test: list[Row] = []
     shards = shards_of(path)
