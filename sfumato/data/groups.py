@@ -27,8 +27,6 @@ ANONYMOUS = (
     "noid test dummy x xx xxx xxxx xxxxx xxxxxx xxxxxxx xxxxxxxx"
 )
 UNCLEAR = {*ANONYMOUS.split()}
-CROWD = 10  # an id is asked about if it has more than so many times the images that nine in ten have at most,
-CROWD_IMAGES = 30  # and more than these
 # what is not seen, besides the categories C
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 # small letters that look like digits or like Latin ones, in small or capital letters
@@ -166,10 +164,10 @@ def spelling(text: str) -> str:
 
 
 def refuse_crowd(sizes: np.ndarray, groups: Groups) -> None:
-    """Raise DataError if one id has far more images than others. sizes: (G,), images of each id."""
+    """Raise DataError if one id has 10 times the images that nine in ten have at most, and 30. sizes: (G,), of each."""
     usual = np.quantile(sizes, 0.9)
     most = sizes.max()
-    if most > max(CROWD * usual, groups.largest or CROWD_IMAGES):
+    if most > max(10 * usual, groups.largest or 30):
         raise DataError(
             f"data.groups gives {most} images to one id, and at most {usual:g} to nine in ten: does it stand for "
             f"unknown persons? Leave it empty then; if it is one person, say data.groups.largest: {most}"

@@ -32,7 +32,6 @@ IDENTITY_COLUMNS = {  # entries of an evaluation's identity, and the columns tha
     "reference": "reference",
     "training": "schedule",
 }
-COST = ("run", "recipe", "target", "epsilon", "delta")  # the first columns of a run
 DVC_COLUMNS = {  # of `dvc exp show --json`
     "rev": "revision",
     "name": "name",
@@ -203,7 +202,7 @@ def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     marks["ledger"] = ["ledger" if row["problems"] else "" for row in rows]
     runs["differs"] = [", ".join(filter(None, row)) for row in marks.itertuples(index=False)]
     measured = [column for name in classifiers_of(runs) for column in (name, f"{name}_std")]
-    columns = [*COST, *measured, "distance", "mind", "space", "differs"]
+    columns = ["run", "recipe", "target", "epsilon", "delta", *measured, "distance", "mind", "space", "differs"]
     return runs.sort_values(["recipe", "target", "run"])[columns], warnings
 
 

@@ -24,8 +24,6 @@ VERDICT_LEVELS = {
 }
 UNJUDGED = "cannot be judged"
 FEWEST_OF_A_CLASS = 10  # hold-out images of each class, below which nothing is judged
-ERRORS = 3.0  # standard errors by which an accuracy must exceed chance to be told from it
-BETTER = 0.02  # balanced accuracy by which the teacher must lead to be recommended
 
 
 def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
@@ -55,7 +53,7 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     error = math.sqrt(chance * (1 - chance) / len(labels))
     if labels.ndim == 2:
         error = auroc_error(present, len(labels))
-    clear = ERRORS * error  # what so many images can tell from chance
+    clear = 3.0 * error  # what so many images can tell from chance
     learned = None
     if present.min() < FEWEST_OF_A_CLASS:
         level = UNJUDGED
@@ -70,7 +68,7 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
         sentence = VERDICT_LEVELS[level][1]
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     parts = [f"{level}{part}: {sentence}"]
-    if level != UNJUDGED and balanced.get("teacher", 0.0) > release + BETTER:
+    if level != UNJUDGED and balanced.get("teacher", 0.0) > release + 0.02:
         parts.append("The teacher is a better classifier: who needs no more than a classifier should take it")
     if found.get("mixture"):
         parts.append(f"It was made {found['mixture']['chosen']}, as the students of both mixtures decided")

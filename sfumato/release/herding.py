@@ -22,7 +22,6 @@ from sfumato.settings.release import Synthesize
 
 FARTHEST = 0.1  # of the images, those with the least product with the target, are left out
 COMPARED_CELLS = 4000  # of φ that are compared, at most
-HERDING_BATCH = 100  # images at a time
 TOGETHER = 5000  # images of a class, of which some are kept, at most: more are taken in parts
 
 
@@ -82,7 +81,7 @@ def rows_of(features: FourierFeatures, images: Tensor, cells: Tensor) -> Tensor:
     """Some cells of φ of (N, C, H, W) uint8 images: (N, cells), where the features are."""
     where = features.amplitude.device
     chosen = cells.to(where)
-    return torch.cat([features(as_floats(part).to(where))[:, chosen] for part in images.split(HERDING_BATCH)])
+    return torch.cat([features(as_floats(part).to(where))[:, chosen] for part in images.split(100)])
 
 
 def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:

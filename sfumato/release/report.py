@@ -28,10 +28,7 @@ from sfumato.storage.artifacts import PRIVACY, Artifact, read_artifact
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
 
-FALSE_POSITIVE_RATE = 0.01
-LISTED_CLASSES = 100
 ACCOUNTANT_NAMES = {"rdp": "Rényi", "rdp_classic": "Rényi, older conversion", "pld": "privacy-loss distribution"}
-LARGEST_FACTOR = 10.0  # of e^ε in words
 STRENGTHS = {"strong": 0.1, "limited": 0.5, "weak": 1.0}  # the largest membership advantage of each
 
 
@@ -135,7 +132,7 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
             "images": grouped(card["images"]),
             "shape": f"{height} × {width}",
             "colour": "grey" if channels == 1 else "colour",
-            "classes": classes[:LISTED_CLASSES],
+            "classes": classes[:100],
             "class_count": number,
             "several": labels.ndim == 2,
             "in_classes": f"in {number} classes" if labels.ndim == 1 else f"with any number of {number} labels each",
@@ -186,7 +183,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "one_in": grouped(math.floor(1 / delta)),
         "anyone": percent_up(delta * ledger["size_hint"]),
         # a larger factor is of no use to a reader: the ceilings on an attacker are
-        "factor": bound_text(math.exp(spent), 3) if spent <= math.log(LARGEST_FACTOR) else "",
+        "factor": bound_text(math.exp(spent), 3) if spent <= math.log(10) else "",
         "accountant": ACCOUNTANT_NAMES.get(ledger["accountant"], ledger["accountant"]),
         "accountants": [(name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())],
         "stages": rows,
@@ -207,7 +204,7 @@ def what_it_means(ledger: Mapping) -> dict[str, Any]:
     parts = of_one_person(ledger["records"], ledger.get("apart", ())).values()
     profiles = [privacy_profile(map(event_of, part), ledger["adjacency"]) for part in parts]
     advantage = max(map(membership_advantage, profiles))
-    hits = max(true_positive_rate(profile, FALSE_POSITIVE_RATE) for profile in profiles)
+    hits = max(true_positive_rate(profile, false_positive_rate=0.01) for profile in profiles)
     strength = next(name for name, most in STRENGTHS.items() if advantage <= most)
     shares = {"guess": (1 + advantage) / 2, "hits": hits, "advantage": advantage}
     return {name: percent_up(share) for name, share in shares.items()} | {"strength": strength}

@@ -16,9 +16,6 @@ from sfumato.runtime import compute
 from sfumato.settings.training import Classifier
 from sfumato.training.supervised import Schedule, accuracy, train_supervised
 
-WEIGHT_DECAY = {"residual": 0.02, "whitened": 5e-4}  # by network
-WHITENED_BY = 5000  # images whose patches set the first layer
-
 
 def train_public_classifier(
     images: ImageSet, settings: Classifier, seed: int, progress: Callable[[int, int], None] = lambda done, total: None
@@ -40,7 +37,7 @@ def train_public_classifier(
     schedule = Schedule(
         steps=settings.steps,
         learning_rate=settings.learning_rate,
-        weight_decay=WEIGHT_DECAY[settings.network],
+        weight_decay={"residual": 0.02, "whitened": 5e-4}[settings.network],
         decay_vectors=False,
         sgd=settings.network == "whitened",
         label_smoothing=0.1,
@@ -50,7 +47,7 @@ def train_public_classifier(
         torch.manual_seed(seed)
         model = build_network(settings.network, images.shape, len(images.classes), settings.width)
         if isinstance(model, WhitenedCNN):
-            model.whiten(images.batch(np.sort(training[:WHITENED_BY]))[0])
+            model.whiten(images.batch(np.sort(training[:5000]))[0])
         batches = (images.batch(rows) for rows in shuffled(training, settings.batch, order))
         train_supervised(model.to(compute.device()), batches, schedule, progress)
     return model, accuracy(model, images, np.sort(chosen[:held]))
