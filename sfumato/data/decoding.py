@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from sfumato.data.deep import TRANSPARENT, Span, decode_deep, decode_dicom, decode_tiff, is_dicom, is_tiff, readable
+from sfumato.data.deep import TRANSPARENT, Span, decode_deep, decode_dicom, decode_tiff, is_dicom, readable
 from sfumato.errors import DataError, explained
 
 Request = Any  # of `sfumato.data.sources.source`, which imports this module
@@ -88,7 +88,8 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
         try:
             opened = Image.open(file, formats=known)
         except UnidentifiedImageError:
-            if not is_tiff(file):  # Pillow's message says where in this program it was read
+            file.seek(0)
+            if file.read(4) not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # no TIFF; Pillow names an object here
                 raise ValueError("its bytes are those of no picture") from None
             return decode_tiff(file, span, str(path))
         if (frames := getattr(opened, "n_frames", 1)) > 1:

@@ -132,11 +132,6 @@ def with_alpha(values: np.ndarray, opaque: int, span: Span | None, name: str, in
     return shown(values[..., :-1], span, name, values[..., -1:] / opaque, inverted)
 
 
-def is_tiff(file: BinaryIO) -> bool:
-    file.seek(0)
-    return file.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-
-
 def is_dicom(path: Path) -> bool:
     """Whether a file is DICOM, by its bytes, whatever its name; or by its suffix."""
     with suppress(OSError), path.open("rb") as file:  # whoever decodes it says why

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.data.deep import patient_of
 from sfumato.data.images import load_array
 from sfumato.data.tables import rows_by_file
 from sfumato.errors import DataError
@@ -77,8 +78,6 @@ def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequen
     elif groups.folder:
         ids = [None if file.parents[1] == root else file.parent.name for file in files]
     elif groups.dicom:
-        from sfumato.data.deep import patient_of
-
         ids = [patient_of(file) for file in files]
     elif groups.array:
         ids = ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy"))

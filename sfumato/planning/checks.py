@@ -17,7 +17,7 @@ from sfumato.text_to_image.prompts import class_prompts
 
 def check_consistent(params: Params, card: Card, public: PublicCard | None = None) -> None:
     """Raise ConfigError if a stage needs one that is switched off, or if parameters and images do not fit."""
-    of_the_card = card_problems(params, card), unit_problems(params, card), label_problems(params, card)
+    of_the_card = card_problems(params, card), label_problems(params, card)
     of_the_stages = missing_stages(params), name_problems(params), public_model_problems(params)
     for problem in chain(*of_the_card, *of_the_stages, shape_problems(params, card), release_problems(params)):
         raise ConfigError(problem)
@@ -41,6 +41,7 @@ PREPARE_AGAIN = "run `stage prepare sensitive`, or mend params.yaml"
 
 
 def card_problems(params: Params, card: Card) -> Iterator[str]:
+    """What is asked for and was not prepared, and a unit of privacy that the images do not have."""
     data = params.data
     if card.dataset_id != data.name:
         yield f"data.dataset_id={data.name!r}, but the prepared card is of {card.dataset_id!r}: {PREPARE_AGAIN}"
@@ -50,11 +51,8 @@ def card_problems(params: Params, card: Card) -> Iterator[str]:
     for key, prepared in {"source": card.source, "labels": card.labels, **shape}.items():
         if (asked := getattr(data, key)) not in (None, prepared):
             yield f"data.{key}={asked}, but {prepared} was prepared: {PREPARE_AGAIN}"
-
-
-def unit_problems(params: Params, card: Card) -> Iterator[str]:
     privacy = params.privacy
-    groups = params.data.groups
+    groups = data.groups
     if groups is not None and privacy.unit != GROUP:
         remedy = "say privacy.unit: group (and count groups in privacy.size_hint), or take data.groups out"
         yield f"data.groups names groups, but privacy.unit={privacy.unit or 'null'}: {remedy}"
