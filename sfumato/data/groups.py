@@ -14,20 +14,11 @@ from sfumato.data.images import load_array
 from sfumato.data.tables import rows_by_file
 from sfumato.errors import DataError
 from sfumato.settings.data import OUTER, Groups
+from sfumato.storage.documents import read_yaml
 
-# what tables hold where nothing is known, in several languages, as `plain` has it
-UNKNOWN_WORDS = (
-    "na nan nat none null nil unknown unk missing anonymous notavailable undefined unbekannt inconnu inconnue "
-    "desconocido desconocida desconhecido sconosciuto onbekend okand ukjent ukendt nieznany неизвестно 不明 未知"
-)
-NO_ID = {"", *UNKNOWN_WORDS.split()}
-# ids in some data, and in others what stands for none, as in DICOM whose persons were taken out
-ANONYMOUS = (
-    "0 -1 -9 -99 -999 anon anonym anonymised anonymized anonymise anonymize anonymisiert anonimo anoniem pseudonym "
-    "deidentified deid removed redacted deleted hidden masked withheld patient patientid person subject name noname id "
-    "noid test dummy x xx xxx xxxx xxxxx xxxxxx xxxxxxx xxxxxxxx"
-)
-UNCLEAR = {*ANONYMOUS.split()}
+WORDS: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # in place of ids, as `plain` has them
+NO_ID = {"", *WORDS["unknown"].split()}
+UNCLEAR = {*WORDS["unclear"].split()}
 # what is not seen, besides the categories C
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 # small letters that look like digits or like Latin ones, in small or capital letters

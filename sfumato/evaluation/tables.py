@@ -1,5 +1,6 @@
 """The numbers of an evaluation as tables: CSV files, the screen and the owner's report. All of it is local."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -92,6 +93,26 @@ def tables_of(found: Mapping) -> Iterator[Table]:
 
 def table_of(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], note: str = "") -> Table:
     return Table(title, tuple(columns), tuple(map(tuple, rows)), note)
+
+
+def comparison_table(runs: pd.DataFrame, classifiers: list[str]) -> Table:
+    """The runs on the screen, a row each."""
+    rows = []
+    for name, row in zip(short_names(list(runs["run"])), runs.to_dict("records"), strict=True):
+        accuracies = [percent({"mean": row[key], "std": row[f"{key}_std"]}) for key in classifiers]
+        cost = f"{row['target']:g}", f"{row['epsilon']:.4g}"
+        distances = number(row["distance"]), number(row["mind"])
+        rows.append([name, row["recipe"], *cost, *accuracies, *distances, row["differs"]])
+    columns = ["run", "recipe", "target", "ε", *classifiers, "distance", "MIND", "differs in"]
+    return table_of("Runs (local). Accuracy on the real hold-out, %", columns, rows)
+
+
+def short_names(names: list[str]) -> list[str]:
+    """The names without the folder that all of them are in."""
+    if len(names) < 2 or len({Path(name).is_absolute() for name in names}) > 1:
+        return names
+    folder = Path(os.path.commonpath(names))
+    return [str(Path(name).relative_to(folder)) if Path(name) != folder else name for name in names]
 
 
 def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:

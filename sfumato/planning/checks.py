@@ -6,6 +6,14 @@ from itertools import chain
 
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import ConfigError, nearest
+from sfumato.evaluation.classifiers import CLASSIFIERS
+from sfumato.evaluation.metrics.fidelity import METRICS
+from sfumato.features import FEATURES
+from sfumato.features.efficientnet_lite import INSTALL, PACKAGE
+from sfumato.features.own_network import OWN
+from sfumato.features.projection import CLASSIFIER
+from sfumato.queries.count import several_bound
+from sfumato.release.synthesizer import outline
 from sfumato.settings.data import GROUP, SEVERAL
 from sfumato.settings.fields import size_of
 from sfumato.settings.params import Params
@@ -13,6 +21,7 @@ from sfumato.settings.sources import names_in
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import PUBLIC_MODEL
 from sfumato.text_to_image.prompts import class_prompts
+from sfumato.training.selection import number_to_keep
 
 
 def check_consistent(params: Params, card: Card, public: PublicCard | None = None) -> None:
@@ -24,8 +33,6 @@ def check_consistent(params: Params, card: Card, public: PublicCard | None = Non
     if params.model.directory is not None:
         class_prompts(params.model, card.dataset_id, card.classes)  # raises ConfigError if a prompt cannot be made
     elif params.runs("pretrain"):
-        from sfumato.release.synthesizer import outline
-
         outline(params.model, card.shape, len(card.classes))  # raises ConfigError if widths and levels do not fit
     if public is not None:
         for problem in public_problems(params, public, len(card.classes)):
@@ -91,8 +98,6 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
     if not params.runs("count"):
         yield "data.labels=several needs the share of images that has each label: add count to run"
     elif not isinstance(noise := params.count.noise, str):
-        from sfumato.queries.count import several_bound
-
         size = params.privacy.size
         spread = noise * several_bound(len(card.classes))
         if spread > 0.05 * size:
@@ -123,13 +128,6 @@ def missing_stages(params: Params) -> Iterator[str]:
 
 def name_problems(params: Params) -> Iterator[str]:
     """Names that no table has: sources, feature maps, classifiers and metrics; a metric without its extractor."""
-    from sfumato.evaluation.classifiers import CLASSIFIERS
-    from sfumato.evaluation.metrics.fidelity import METRICS
-    from sfumato.features import FEATURES
-    from sfumato.features.efficientnet_lite import INSTALL, PACKAGE
-    from sfumato.features.own_network import OWN
-    from sfumato.features.projection import CLASSIFIER
-
     of_teachers = (CLASSIFIER, *FEATURES, OWN)
     for used, key, names, known in (
         (True, "data.source", [params.data.source], names_in("data")),
@@ -222,8 +220,6 @@ def public_problems(params: Params, public: PublicCard, sensitive: int) -> Itera
                 f"give between {sensitive} and {public.images}"
             )
     elif params.runs("select") and params.runs("histogram") and histogram.per_class:
-        from sfumato.training.selection import number_to_keep
-
         kept = number_to_keep(select, classes)
         remedy = f"select.ratio must be at least {sensitive / classes:.4g}"
         if classes < sensitive:

@@ -5,6 +5,7 @@ It reads only JSON and file names, so a plan can be checked without the librarie
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ WEIGHTS_OF = {"text_encoder": "model"} | dict.fromkeys(("vae", "unet", "transfor
 VARIANTS = ("", ".fp16")  # half-precision files only if there are no others
 HUB = "hub:"
 AGAIN = "download the model again"
-EXTRA = "pip install 'sfumato[diffusers]'"
 LAYOUT = (
     "expected a directory as diffusers saves it, with model_index.json, tokenizer, text_encoder, vae, scheduler, "
     "and unet or transformer"
@@ -73,11 +73,10 @@ class ModelDirectory:
 
 def require_library() -> None:
     """Raise ConfigError if `diffusers` or `transformers` is not installed. Imports neither."""
-    import importlib.util
-
     for name in ("diffusers", "transformers"):
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"model.directory names a public text-to-image model, which needs {name}: {EXTRA}")
+        if find_spec(name) is None:
+            needs = f"model.directory names a public text-to-image model, which needs {name}"
+            raise ConfigError(f"{needs}: pip install 'sfumato[diffusers]'")
 
 
 def locate(directory: str) -> Path:
