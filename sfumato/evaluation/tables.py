@@ -10,19 +10,11 @@ import pandas as pd
 from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
 from sfumato.evaluation.downstream import FEWEST_OF_A_GROUP
 from sfumato.evaluation.plots import scored
+from sfumato.release.card import WORDS
 from sfumato.release.report import Local, Picture, Table, picture
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text
-
-PICTURED_STAGES = {  # stages whose pictures the owner's report shows
-    "auxiliary": "drawn by the generator",
-    "refine": "drawn by the generator, fitted further",
-    "adversarial": "drawn by the generator that a discriminator taught",
-    "select": "public images that were chosen",
-    "pretrain": "what the warm-up saw",
-    "saliency": "noisy gradient norms",
-}
 
 
 def csv_of(table: pd.DataFrame, numbers: str = ".4f") -> str:
@@ -130,7 +122,7 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
             numbers = Local(found["verdict"]["sentence"], tuple(tables_of(found)), warnings)
     plots = tuple(picture(path, path.stem, "rests on real images") for path in sorted(evaluation.glob("*.png")))
     pictures: list[Picture] = []
-    for stage, what in PICTURED_STAGES.items():
+    for stage, what in WORDS["pictures"].items():
         try:
             files = sorted((artifacts / stage).glob("*.png"))
             if files:
