@@ -74,8 +74,7 @@ class Discriminator(Denoiser):
 class AdversarialState:
     """What a run carries: the discriminator as DP-SGD trains it, the generator, its average and Adam's moments.
 
-    priors: (classes,) public label shares of generated images; seed: fixes what is generated, which is public. The rest
-    as for `State`.
+    priors: (classes,) public label shares of generated images; seed: fixes what is generated. The rest as for `State`.
     """
 
     def __init__(

@@ -16,9 +16,9 @@ from sfumato.errors import DataError
 from sfumato.settings.data import OUTER, Groups
 from sfumato.storage.documents import read_yaml
 
-WORDS: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # in place of ids, as `plain` has them
-NO_ID = {"", *WORDS["unknown"].split()}
-UNCLEAR = {*WORDS["unclear"].split()}
+ID_WORDS: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # in place of ids, as `plain` has them
+NO_ID = {"", *ID_WORDS["unknown"].split()}
+UNCLEAR = {*ID_WORDS["unclear"].split()}
 # what is not seen, besides the categories C
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 # small letters that look like digits or like Latin ones, in small or capital letters

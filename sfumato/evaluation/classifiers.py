@@ -24,8 +24,7 @@ Body = tuple[nn.Module, int]  # images (B, C, H, W) in [-1, 1] -> (B, width), an
 class Spec:
     """One classifier.
 
-    body: (channels, height, width) of the images -> body; augment: training images are shifted a little, and colour
-    ones mirrored.
+    body: (channels, height, width) of images -> body; augment: images are shifted a little, and colour ones mirrored.
     """
 
     body: Callable[[int, int, int], Body]

@@ -34,8 +34,7 @@ WATCHER = ["sh", "-c", WATCHED, "sh"] if os.name == "posix" else []
 class Project:
     """A folder with `params.yaml` and `dvc.yaml`: the same stages, ledger and odometer as on the command line.
 
-    Threads may work with several projects at once. Raises ConfigError if the folder holds no project:
-    `Project.create` makes one.
+    Threads may work with several projects at once. Raises ConfigError without a project, which `create` makes.
     """
 
     def __init__(self, folder: str | Path = ".") -> None:

@@ -26,8 +26,6 @@ def unsaid(text: str) -> None:
     """Show nothing."""
 
 
-# DVC's run cache must bring back neither an old card, nor an old plan (it depends on the odometer), nor an old total.
-PERSISTENT = (str(CARD_PATH), str(PLAN))
 SHARES = {"template": "bar_horizontal", "x": "share", "y": "stage", "title": "Share of the privacy budget"}
 PLOTS: list[Any] = [
     {f"{PLAN}/budget.csv": SHARES},
@@ -63,7 +61,11 @@ def dvc_content(*, clone: bool = False) -> dict[str, Any]:
             if path == str(LEDGER):
                 entry["metrics"] = [{path: {"cache": False, "persist": True}}]
             else:
-                entry.setdefault("outs", []).append({path: {"persist": True}} if path in PERSISTENT else path)
+                kept = path in (
+                    str(CARD_PATH),
+                    str(PLAN),
+                )  # DVC's run cache must bring back no old card and no old plan
+                entry.setdefault("outs", []).append({path: {"persist": True}} if kept else path)
         stages[name] = entry
     return {"stages": stages, "plots": PLOTS}
 

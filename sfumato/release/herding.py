@@ -87,8 +87,7 @@ def rows_of(features: FourierFeatures, images: Tensor, cells: Tensor) -> Tensor:
 def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
     """Places of `number` of the rows, (N, d) of one norm, whose mean comes near to the target, (d,): (number,) int64.
 
-    Each is the one that, beside those chosen before it, brings the mean nearest. The FARTHEST are left out, unless too
-    few would be left.
+    Each is the one that, beside those before it, brings the mean nearest; without the FARTHEST, if enough are left.
     """
     towards = rows @ target
     beside = torch.zeros_like(towards)  # products with the sum of those chosen

@@ -95,8 +95,7 @@ def not_covered(grouped: bool) -> list[str]:
 def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
     """The release, its ledger, and ε computed again.
 
-    Raises BudgetError if the ledger does not hold or belongs to another release, DataError if the release is
-    missing, changed or local.
+    Raises BudgetError if the ledger does not hold, or not for this release, DataError if that is missing or changed.
     """
     artifact = read_artifact(release, "synthesize")
     content = read_ledger(ledger)

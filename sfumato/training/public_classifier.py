@@ -1,7 +1,6 @@
 """The public classifier: a network trained only on the labelled public images (RPGen stage 1, PrivImage).
 
-It reads no sensitive image. Later `sfumato.queries.histogram` counts its answers on sensitive images, and charges for
-that count.
+It reads no sensitive image. `sfumato.queries.histogram` counts its answers on sensitive images, and charges for it.
 """
 
 from collections.abc import Callable, Iterator

@@ -27,8 +27,7 @@ Row = tuple[Any, ...]  # a picture, its label as text, and the id of its person 
 def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[str] | None) -> Listing:
     """A folder with metadata.csv, .jsonl or .parquet: file_name, and columns of the label and of the person's id.
 
-    Or its parts, as `split_of` finds them, each with its own. classes: None for those that occur. Raises as
-    `rows_by_file`.
+    Or its parts, by `split_of`, each with its own. classes: None for those that occur. Raises as `rows_by_file`.
     """
     if not path.is_dir():
         raise DataError(f"data.path={path} is not a folder: expected pictures and {METADATA[0]}.")
