@@ -107,9 +107,6 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
     return np.atleast_3d(np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB")))
 
 
-# --- in several processes ---------------------------------------------------------------------------------------------
-
-
 def decoded(files: Sequence[Path | Member], request: Request) -> Generator[np.ndarray | DataError, None, None]:
     """Each picture as `request` asks, or why it cannot be used, in the order of `files`.
 

@@ -40,9 +40,6 @@ DVC_COLUMNS = {  # of `dvc exp show --json`
 }
 
 
-# --- where runs come from ---------------------------------------------------------------------------------------------
-
-
 def read_run(folder: Path) -> dict:
     """The run of a folder that holds `metrics.json` and `ledger.json`, as a row.
 
@@ -117,9 +114,6 @@ def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
     return row | {word: identity.get(key) for key, word in IDENTITY_COLUMNS.items()} | {"problems": problems}
 
 
-# --- the local numbers of a release, kept in the state directory ------------------------------------------------------
-
-
 def directory_hash(directory: Path) -> str:
     """The hash that DVC gives a directory, read file by file."""
     files = (path for path in directory.rglob("*") if path.is_file())
@@ -175,9 +169,6 @@ def find_evaluation(state: Path, release: str, ledger: str) -> dict | None:
     if isinstance(kept, dict) and {*kept, "apart"} == KEYS and kept["digest"] == ledger:
         return content
     return None
-
-
-# --- comparing --------------------------------------------------------------------------------------------------------
 
 
 def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:

@@ -214,9 +214,6 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
             path.unlink()
 
 
-# --- what it means for the owner, in sentences ------------------------------------------------------------------------
-
-
 def risk_line(made: Plan) -> str:
     """How often an attacker is right at most, and the ε of half the way from a coin to that."""
     mechanisms = [*made.mechanisms.values()]

@@ -87,9 +87,6 @@ def query_feature_means(
     return (charge.sum(rows_of, 1.0, size=512) / public_size).float()
 
 
-# --- the features of each kind ----------------------------------------------------------------------------------------
-
-
 def cosine_moments(shape: Shape, flip: bool) -> CosineMoments:
     """Low frequencies of an image and their products. flip: an image and its mirror image have the same row."""
     return CosineMoments(shape, **COSINE, flip=flip)  # type: ignore[arg-type]
@@ -135,9 +132,6 @@ def learned_features(
     features = [FeatureMap(map=name, length_scales=length_scales, weight=part) for name, (_, part) in maps.items()]
     makers = {name: lambda shape, found=found: ScaleToSqrtD(found) for name, (found, _) in maps.items()}
     return FourierFeatures((*teacher.shape,), features, size, seed, makers)  # type: ignore[arg-type]
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
 
 
 Part = Annotated[float, Field(gt=0, lt=1)]
@@ -248,9 +242,6 @@ def load_means(
         ):
             raise ValueError(f"the release is {table.dtype} {(*table.shape,)}, expected {(features.size, classes)}")
         return FeatureMeans(table, features, about.deviation)
-
-
-# --- maps of the sensitive images, kept as latents --------------------------------------------------------------------
 
 
 def encoder_of(map: nn.Module, arguments: Mapping[str, Any]) -> str:

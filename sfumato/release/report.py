@@ -111,9 +111,6 @@ def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
     return artifact, content, spent
 
 
-# --- sections ---------------------------------------------------------------------------------------------------------
-
-
 def what_was_released(artifact: Artifact) -> dict[str, Any]:
     """Number, shape and classes of the images, how many of each class, and the grid."""
     shown = f"{artifact.path} is not a release that can be shown"
@@ -229,9 +226,6 @@ def day_of(record: Mapping) -> str:
     return datetime.fromtimestamp(record["time"], UTC).strftime("%Y-%m-%d")
 
 
-# --- the terminal -----------------------------------------------------------------------------------------------------
-
-
 def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, tracked: str) -> list[str]:
     """The last page in the terminal after a run.
 
@@ -253,9 +247,6 @@ def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, track
         tracked=tracked,
     )
     return text.splitlines()
-
-
-# --- text and pictures ------------------------------------------------------------------------------------------------
 
 
 def picture(path: Path, title: str, caption: str) -> Picture:
