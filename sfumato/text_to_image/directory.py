@@ -25,7 +25,6 @@ KNOWN = {  # the classes that this package can load, by part
 MODEL_PARTS = (*KNOWN, "scheduler")
 CONFIG_OF = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_config.json"}  # the others: config.json
 WEIGHTS_OF = {"text_encoder": "model"} | dict.fromkeys(("vae", "unet", "transformer"), "diffusion_pytorch_model")
-VARIANTS = ("", ".fp16")  # half-precision files only if there are no others
 HUB = "hub:"
 AGAIN = "download the model again"
 LAYOUT = (
@@ -169,7 +168,7 @@ def weights_of(path: Path, part: str) -> tuple[Path, str]:
     """
     directory = path / part
     stem = WEIGHTS_OF[part]
-    for variant in VARIANTS:
+    for variant in ("", ".fp16"):  # half-precision files only if there are no others
         for name in (f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json"):
             if (directory / name).is_file():
                 return directory / name, variant
