@@ -55,7 +55,6 @@ from sfumato.queries.count import PublicCounts, save_counts
 from sfumato.queries.feature_means import LENGTH_SCALES, moment_features, save_means
 from sfumato.settings.baselines import Adversarial
 from sfumato.settings.data import GROUP, IMAGE
-from sfumato.settings.dpsgd import Lora
 from sfumato.settings.queries import FeatureMap
 from sfumato.settings.stages import STAGES, Kind
 from sfumato.settings.training import Model
@@ -197,7 +196,7 @@ def made_adapters(folder: Path, shape: Shape) -> None:
     model = unet_of(shape)
     with tempfile.TemporaryDirectory() as base:
         model.save(Path(base))
-        add_lora(model, candidates(model), Lora(rank=2), seed=4)
+        add_lora(model, candidates(model), 2, seed=4)
         for name, value in model.named_parameters():
             if value.requires_grad:
                 value.data.copy_(normal(name, *value.shape, scale=0.3))

@@ -16,6 +16,7 @@ from sfumato.storage.documents import read_json
 from sfumato.training.curriculum import Images, MappedImages
 
 SELECT_AGAIN = "run `stage select` again"
+MEDIAN = 3  # pixels: side of the window of the median blur
 
 
 def training_sets(
@@ -55,14 +56,17 @@ def load_central(directory: Path, shape: Shape) -> tuple[Tensor, Tensor]:
     if file.stem == "mode":
         released = mode_images(released)
     repeats, classes = released.shape[:2]
-    images = released.flatten(0, 1).clamp(0, 1).numpy()
-    blurred = torch.from_numpy(median_filter(images, (1, 1, 3, 3), mode="nearest"))  # the median of 3×3 pixels
-    return blurred, torch.arange(classes).repeat(repeats)
+    return blurred(released.flatten(0, 1).clamp(0, 1)), torch.arange(classes).repeat(repeats)
 
 
 def mode_images(histograms: Tensor) -> Tensor:
     """Midpoint of each pixel's fullest bin: (R, M, bins, C, H, W) -> (R, M, C, H, W) in [0, 1]. Free."""
     return (histograms.argmax(dim=2).float() + 0.5) / histograms.shape[2]
+
+
+def blurred(images: Tensor) -> Tensor:
+    """The median blur of each channel: (N, C, H, W), the same shape. Free."""
+    return torch.from_numpy(median_filter(images.numpy(), (1, 1, MEDIAN, MEDIAN), mode="nearest"))
 
 
 def public_training_set(public: ImageSet, selection: Path, classes: int | None) -> tuple[MappedImages, Tensor, int]:
