@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.storage.digest import digest_of_file
-from sfumato.storage.documents import read_json
+from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import load_tensors, save_tensors
 
@@ -114,7 +115,7 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
         content = read_json(directory / ADAPTER_CONFIG)
         expected = str(content["base_sha256"])
         scale = float(content["scale"])
-        rank = int(content["rank"])
+        rank = validated(PositiveInt, content["rank"])
         matrices = [str(name) for name in content["matrices"]]
         tensors = load_tensors(directory / ADAPTER)
     if (found := digest_of_file(base)) != expected:
