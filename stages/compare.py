@@ -1,13 +1,10 @@
 """`stage compare`: many runs as one table and one plot of accuracy by ε. Local: the numbers are from real images."""
 
-from __future__ import annotations
-
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,11 +12,6 @@ from sfumato.errors import ConfigError, DataError, explained
 from sfumato.storage.files import write_local
 from stages.screen import show_local
 from stages.state import EVALUATION, check_local, state_dir
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from sfumato.release.report import Table
 
 EXPERIMENTS = "dvc exp show --json"
 DVC_HELP = "Also the experiments of this repository, as `dvc exp show` lists them."
@@ -37,7 +29,7 @@ def compare(
         raise ConfigError("nothing to compare: name folders that hold metrics.json and ledger.json, or give --dvc")
     from sfumato.evaluation.comparison import classifiers_of, compared, read_run
     from sfumato.evaluation.plots import plot_comparison
-    from sfumato.evaluation.tables import csv_of
+    from sfumato.evaluation.tables import comparison_table, csv_of
 
     check_local("--out", out / "comparison.csv")
     rows = [read_run(folder) for folder in runs or ()]
@@ -54,7 +46,7 @@ def compare(
         raise ConfigError(f"--classifier {chosen}: no run has it, they have {', '.join(names)}")
     write_local(out / "comparison.csv", csv_of(table, ".6g").encode())
     plot_comparison(table, chosen, out / "comparison.png")
-    show_local([screen_table(table, names)], out / "comparison.csv")
+    show_local([comparison_table(table, names)], out / "comparison.csv")
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"{out / 'comparison.csv'}, {out / 'comparison.png'}: local, not to be shared", err=True)
@@ -78,24 +70,3 @@ def experiments() -> list[dict]:
     for reason in left_out:
         typer.echo(f"left out: {reason}", err=True)
     return rows
-
-
-def screen_table(runs: pd.DataFrame, classifiers: list[str]) -> Table:
-    from sfumato.evaluation.tables import number, percent, table_of
-
-    rows = []
-    for name, row in zip(short_names(list(runs["run"])), runs.to_dict("records"), strict=True):
-        accuracies = [percent({"mean": row[key], "std": row[f"{key}_std"]}) for key in classifiers]
-        cost = f"{row['target']:g}", f"{row['epsilon']:.4g}"
-        distances = number(row["distance"]), number(row["mind"])
-        rows.append([name, row["recipe"], *cost, *accuracies, *distances, row["differs"]])
-    columns = ["run", "recipe", "target", "ε", *classifiers, "distance", "MIND", "differs in"]
-    return table_of("Runs (local). Accuracy on the real hold-out, %", columns, rows)
-
-
-def short_names(names: list[str]) -> list[str]:
-    """The names without the folder that all of them are in."""
-    if len(names) < 2 or len({Path(name).is_absolute() for name in names}) > 1:
-        return names
-    folder = Path(os.path.commonpath(names))
-    return [str(Path(name).relative_to(folder)) if Path(name) != folder else name for name in names]

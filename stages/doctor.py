@@ -52,8 +52,6 @@ def doctor() -> None:
 def card_in_words() -> str:
     from sfumato.data.store import read_card
 
-    if not CARD_PATH.is_file():
-        return f"no {CARD_PATH}"
     try:
         return read_card(CARD_PATH).dataset_id
     except DataError as error:

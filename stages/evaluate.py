@@ -51,7 +51,10 @@ def evaluate(
 
     join()
     ready_processor("evaluate")
-    numbers = evaluate_folder(plan, synthesize, teacher, state_dir(), read_card(CARD_PATH), out, log)
+    card = read_card(CARD_PATH)
+    numbers = evaluate_folder(
+        plan, synthesize, teacher, state_dir(), card, out, progress=lambda what: say(f"evaluate: {what}")
+    )
     if numbers is None:  # another process has it
         return
     write_local(metrics, (json.dumps(numbers, indent=1) + "\n").encode())
@@ -60,7 +63,3 @@ def evaluate(
     for warning in numbers["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)  # not by `say`: they hold numbers of real images
     show_local(tables_of(numbers), metrics, f"Verdict: {numbers['verdict']['sentence']}")
-
-
-def log(what: str) -> None:
-    say(f"evaluate: {what}")

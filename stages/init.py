@@ -13,6 +13,7 @@ from sfumato import errors
 from sfumato.errors import ConfigError
 from sfumato.settings.data import GROUP
 from sfumato.settings.fields import part_of
+from sfumato.storage.documents import read_yaml
 from stages.plan import show_budget, show_minutes
 from stages.screen import say, show_numbers, tell, wrapped
 from stages.state import state_dir
@@ -21,29 +22,7 @@ if TYPE_CHECKING:
     from sfumato.planning.create import Owner, Proposed
 
 OFFICER = ("controller", "purpose", "legal_basis", "recipients", "retention")  # of `release`, which the pages show
-HELP = {  # by parameter
-    "images": (
-        "Folder of images: one folder a class, or train/, val/ (joins train/) and test/, each laid out so; or a table "
-        "labels.csv, metadata.csv, .jsonl or .parquet beside them; or tar files (WebDataset); or an .npz, as "
-        "MedMNIST's; or Parquet with pictures inside, as hubs have them; or a zip of any of these."
-    ),
-    "label_column": "The column of the labels in metadata.csv, .jsonl or .parquet; of tar files, the key in .json.",
-    "classes": "The classes, which are published: a,b,c; or `all` that are found, your word that none is a person.",
-    "alone": "Your word that each image without an id is the only one of its person.",
-    "size": "Pixels stored and released, at most their own: 64, or rows x columns, 96x128. Default: as minutes allow.",
-    "size_hint": "Public, rounded number of images. Default: their number to one digit, which is published.",
-    "groups": (
-        "Protect persons with all their images: a pattern whose one group in parentheses is the id in a file's name, a "
-        "CSV file with the columns file and group, a column beside the labels (an array of the .npz), class/person or "
-        "person/class for folders in folders."
-    ),
-    "range": "Values of black and white, if pictures have more than 8 bits (16 bits, DICOM): 0,4095, say. Public.",
-    "one_image_each": "Your word that no two images are of one person; reports quote it.",
-    "fit": "Images in other proportions: crop to the middle, or pad with black.",
-    "skip": "Share of the pictures, such as 1%, that may be broken: they are left out. Default: none, all are refused.",
-    "evaluate": "Judge the release on real images, in a quarter of the minutes at most; or leave them to the release.",
-    "dataset_id": "The name that the odometer counts by, for ever. Default: that of the folder.",
-}
+HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # by parameter
 
 
 def init(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sfumato.planning.make import ProjectPlan
 
 ParamsPath = Annotated[Path, typer.Option("--params", help="What the user edits.")]
-BUSY = 0.5  # running programs per processor, from which a line warns of them
 
 
 def plan(
@@ -95,5 +94,5 @@ def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
     show_numbers("minutes, idle machine", ("stage", "expected"), rows, total=("together", f"{together:.1f}"))
     load = os.getloadavg()[0]
     processors = os.cpu_count() or 1
-    if load > BUSY * processors:
+    if load > 0.5 * processors:
         tell(f"other programs are running (load {load:.1f} on {processors} processors): expect longer")

@@ -10,8 +10,6 @@ from sfumato.settings.training import Refine
 from stages.runner import StageRun
 from stages.screen import progress
 
-AGREEMENT = 0.01  # weight of the teacher's cross-entropy
-
 
 def refine(run: StageRun, settings: Refine) -> None:
     plan = run.plan
@@ -24,7 +22,8 @@ def refine(run: StageRun, settings: Refine) -> None:
     priors = run.counts.priors
     generator = load_generator(run.path("auxiliary"))
     with progress("refine") as report:
-        fit_generator(generator, matches, settings, priors, plan.seed + 2, report, teacher=teacher, agreement=AGREEMENT)
+        # agreement: the weight of the teacher's cross-entropy
+        fit_generator(generator, matches, settings, priors, plan.seed + 2, report, teacher=teacher, agreement=0.01)
     with run.writing() as directory:
         label = partial(relabelled, teacher)
         save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 3, directory, label)

@@ -1,7 +1,6 @@
 """`stage report`: one self-contained page; the public edition may be shared, the owner's may not."""
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,27 +13,21 @@ from sfumato.storage.files import write_local
 from stages.screen import say, tell
 from stages.state import EVALUATION, check_local
 
-
-class Audience(StrEnum):
-    """Who will read the page."""
-
-    public = "public"
-    owner = "owner"
-
-
 AUDIENCE_HELP = "public: made of the release and the ledger only. owner: also numbers from real images."
 OUT_HELP = "HTML file. Default: artifacts/report/index.html; evaluation/report.html for the owner."
 METRICS_FILE = Path("metrics.json")  # of `stage evaluate`
-PAGES = {Audience.public: ARTIFACTS / "report" / "index.html", Audience.owner: Path("evaluation/report.html")}
+PAGES = {"public": ARTIFACTS / "report" / "index.html", "owner": Path("evaluation/report.html")}  # by audience
 
 
 def report(
-    audience: Annotated[Audience, typer.Option(help=AUDIENCE_HELP)] = Audience.public,
+    audience: Annotated[str, typer.Option(help=AUDIENCE_HELP, metavar="public|owner")] = "public",
     out: Annotated[Path | None, typer.Option(help=OUT_HELP)] = None,
 ) -> None:
     """Free: what was released, what it cost and what that means, as one HTML page. The owner's edition is local."""
+    if audience not in PAGES:
+        raise ConfigError(f"--audience {audience}: give public or owner")
     page = out or PAGES[audience]
-    public = audience is Audience.public
+    public = audience == "public"
     release = ARTIFACTS / "synthesize"
     sharing = "may be shared with the release" if public else "local: not to be shared"
     from sfumato.evaluation.tables import read_local
@@ -65,5 +58,5 @@ def report(
         if local.verdict and not sys.stdout.isatty():
             verdict = f"local, so only a terminal shows it: see {METRICS_FILE} or {page}"
         tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())  # git adds nothing if one is not
-        for line in summary_lines(release, LEDGER, PAGES[Audience.public].parent, verdict, tracked):
+        for line in summary_lines(release, LEDGER, PAGES["public"].parent, verdict, tracked):
             tell(line)

@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from sfumato.errors import ConfigError, SfumatoError
 from sfumato.privacy.resolved import QueryPlan, StagePlan, read_lineage, read_stage_plan
-from sfumato.settings.stages import ARTIFACTS, CARD_PATH, PLAN, PUBLIC, Kind, Stage
+from sfumato.settings.stages import ARTIFACTS, CARD_PATH, PLAN, PUBLIC, QUERIES, RECIPES, STAGES, Kind, Stage
 from sfumato.storage.artifacts import (
     PRIVACY,
     Artifact,
@@ -34,6 +34,7 @@ from sfumato.storage.artifacts import (
     writing,
 )
 from sfumato.storage.digest import digest_of_file
+from sfumato.storage.documents import read_json
 from sfumato.storage.files import check_writable, copy_directory
 from stages import launch
 from stages.dvc_lock import keep_copy
@@ -137,8 +138,6 @@ def standing(name: str) -> str:
     from sfumato.planning.estimate import expected_seconds
     from sfumato.privacy.accountant import epsilon
     from sfumato.settings.recipes import load_params
-    from sfumato.settings.stages import QUERIES, RECIPES, STAGES
-    from sfumato.storage.documents import read_json
 
     params = load_params(Path("params.yaml"), RECIPES)
     card = read_card(CARD_PATH)

@@ -3,8 +3,6 @@
 A log gets no more of the latter once sensitive files were opened: only what `say`, `tell` and tables show, by name.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -14,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import TextWrapper
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import typer
 from rich.console import Console
@@ -24,10 +22,8 @@ from sfumato.storage.files import open_private
 from stages import launch
 from stages.state import state_dir
 
-if TYPE_CHECKING:
-    from sfumato.release.report import Table as LocalTable
-
 Report = Callable[[int, int], None]  # done, of how many
+LocalTable = tuple[str, Sequence[str], Iterable[Sequence[str]], str]  # as `sfumato.release.report.Table`
 BEGINNING = re.compile(r"((?:\w+ {2,})?[\s├└─]*).*")  # of a line, before its words
 named: dict[str, IO[str]] = {}  # the streams of what is shown by name, once all else is held back
 

@@ -24,6 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -52,8 +53,8 @@ from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.resolved import QueryPlan
 from sfumato.queries.count import PublicCounts, save_counts
 from sfumato.queries.feature_means import LENGTH_SCALES, moment_features, save_means
+from sfumato.settings.baselines import Adversarial
 from sfumato.settings.data import GROUP, IMAGE
-from sfumato.settings.dpsgd import Lora
 from sfumato.settings.queries import FeatureMap
 from sfumato.settings.stages import STAGES, Kind
 from sfumato.settings.training import Model
@@ -195,7 +196,7 @@ def made_adapters(folder: Path, shape: Shape) -> None:
     model = unet_of(shape)
     with tempfile.TemporaryDirectory() as base:
         model.save(Path(base))
-        add_lora(model, candidates(model), Lora(rank=2), seed=4)
+        add_lora(model, candidates(model), 2, seed=4)
         for name, value in model.named_parameters():
             if value.requires_grad:
                 value.data.copy_(normal(name, *value.shape, scale=0.3))
@@ -344,8 +345,8 @@ CASES: dict[str, Case] = {
     "covariance, mirrored": case("covariance", flip=True, colour=True),
     "evolve": case("evolve", **EVOLVE),
     "evolve in colour": case("evolve", **EVOLVE, colour=True),
-    "adversarial": case("adversarial", **MATCHED, images=10),
-    "adversarial of groups": case("adversarial", **MATCHED | {"steps": 2}, images=10, colour=True, grouped=True),
+    "adversarial": case("adversarial", **MATCHED),
+    "adversarial of groups": case("adversarial", **MATCHED | {"steps": 2}, colour=True, grouped=True),
     "histogram": case("histogram"),
     "histogram by class": case("histogram", per_class=True, votes=2, colour=True),
     "histogram of groups": case("histogram", votes=2, grouped=True),
@@ -557,7 +558,7 @@ def computed(case: Case) -> dict[str, Tensor]:
     mechanism = Mechanism(noise_multiplier=NOISE, sample_rate=rate, uses=uses)
     groups = {"unit": GROUP if case.grouped else IMAGE, "group_cap": case.group_cap}
     plan = QueryPlan(**public_facts, **asked, **groups, mechanism=mechanism, digest="")
-    with tempfile.TemporaryDirectory() as name:
+    with mock.patch.object(Adversarial, "images", 10), tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run = SilentRun(plan=plan, inputs={}, images=images, out=folder / "out")
         with settled(run):

@@ -6,12 +6,10 @@ is added after the noise, at no cost. The generator then descends on the noisy d
 Source: Xie et al. 2018; Torkzadehmahani et al. 2019 for the two halves clipped apart; Bie et al. 2023.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +23,9 @@ from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State, Trained, gradient_sum, update
 from sfumato.generators.network import Generator, half
 from sfumato.generators.one_step import balanced_labels, recompute_batch_norm
+from sfumato.privacy.charge import Charge
 from sfumato.settings.baselines import Adversarial
 from sfumato.settings.fields import Size, both_sides, size_of
-
-if TYPE_CHECKING:
-    from sfumato.privacy.charge import Charge
 
 SLOPE = 0.2  # of the leaky ReLU
 
@@ -78,8 +74,7 @@ class Discriminator(Denoiser):
 class AdversarialState:
     """What a run carries: the discriminator as DP-SGD trains it, the generator, its average and Adam's moments.
 
-    priors: (classes,) public label shares of generated images; seed: fixes what is generated, which is public. The rest
-    as for `State`.
+    priors: (classes,) public label shares of generated images; seed: fixes what is generated. The rest as for `State`.
     """
 
     def __init__(

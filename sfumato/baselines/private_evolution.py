@@ -5,12 +5,10 @@ Gaussian of the noise multiplier σ/√T.
 Source: Lin et al. 2024 (PE); Lin et al. 2025 (Sim-PE, renderers).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,14 +19,12 @@ from sfumato.data.rendered import DRAWN
 from sfumato.data.rendered.genes import Genes
 from sfumato.features.projection import FEATURE_BATCH, ProjectedFeatures
 from sfumato.generators.one_step import balanced_labels
+from sfumato.privacy.charge import Charge
 from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.privacy.rows import Rows, one_hot
 from sfumato.settings.baselines import Evolve
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
-
-if TYPE_CHECKING:
-    from sfumato.privacy.charge import Charge
 
 GRID_STEPS = 2048  # steps to a unit, of the grid on which nearness is measured
 BOUND = 8  # the largest coordinate on the grid

@@ -3,8 +3,6 @@
 Those processes import this module and no more, so it is light.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sys
@@ -18,15 +16,13 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
 
-from sfumato.data.deep import TRANSPARENT, Span, decode_deep, decode_dicom, decode_tiff, is_dicom, is_tiff, readable
+from sfumato.data.deep import TRANSPARENT, Span, decode_deep, decode_dicom, decode_tiff, is_dicom, readable
 from sfumato.errors import DataError, explained
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Request = Any  # of `sfumato.data.sources.source`, which imports this module
 # one that writes keeps no more busy; macOS does not tell which processors may be used
@@ -63,19 +59,16 @@ def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
         raise DataError(f"{name} has no pixels ({height}×{width}): remove it.")
     if request.size in (None, (height, width)) and request.channels in (None, channels):
         return np.ascontiguousarray(image)
-    from PIL import ImageOps
-    from PIL.Image import Resampling, fromarray
-
     if channels == 3 and request.channels == 1 and (image != image[..., :1]).any():
         request.converted["colour pictures made grey"] += 1
     if request.size is not None and height * request.size[1] != width * request.size[0]:
         request.converted["padded with black" if request.pad else "cropped to the middle"] += 1
-    picture: Image = fromarray(np.ascontiguousarray(image[..., 0] if channels == 1 else image))
+    picture = Image.fromarray(np.ascontiguousarray(image[..., 0] if channels == 1 else image))
     if request.channels is not None:
         picture = picture.convert("L" if request.channels == 1 else "RGB")
     if request.size is not None:
         fitted = ImageOps.pad if request.pad else ImageOps.fit
-        picture = fitted(picture, request.size[::-1], Resampling.LANCZOS)
+        picture = fitted(picture, request.size[::-1], Image.Resampling.LANCZOS)
     return np.atleast_3d(np.asarray(picture))
 
 
@@ -84,8 +77,6 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
 
     span: shows files with more than 8 bits, as `shown` does.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
     if isinstance(path, Path) and is_dicom(path):
         return decode_dicom(path, span)
     Image.init()
@@ -97,7 +88,8 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
         try:
             opened = Image.open(file, formats=known)
         except UnidentifiedImageError:
-            if not is_tiff(file):  # Pillow's message says where in this program it was read
+            file.seek(0)
+            if file.read(4) not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # no TIFF; Pillow names an object here
                 raise ValueError("its bytes are those of no picture") from None
             return decode_tiff(file, span, str(path))
         if (frames := getattr(opened, "n_frames", 1)) > 1:
@@ -113,9 +105,6 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
         black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
         picture = Image.alpha_composite(black, picture).convert(mode)
     return np.atleast_3d(np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB")))
-
-
-# --- in several processes ---------------------------------------------------------------------------------------------
 
 
 def decoded(files: Sequence[Path | Member], request: Request) -> Generator[np.ndarray | DataError, None, None]:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from PIL import ImageOps
+from PIL.ExifTags import Base as Tag
 
 from sfumato.errors import ConfigError, DataError, SfumatoError, explained
 
@@ -71,9 +73,6 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
 
     opened: by Pillow, from `file`; where its modes have 8 bits, it cuts the others off.
     """
-    from PIL import ImageOps
-    from PIL.ExifTags import Base as Tag
-
     tags = getattr(opened, "tag_v2", {})
     white = 255  # in a PPM, whose values Pillow stretches to all bits of the mode
     if opened.format == "PPM" and opened.tile[0].codec_name.startswith("ppm"):
@@ -131,11 +130,6 @@ def with_alpha(values: np.ndarray, opaque: int, span: Span | None, name: str, in
     if values.shape[2] % 2:
         return shown(values, span, name, None, inverted)
     return shown(values[..., :-1], span, name, values[..., -1:] / opaque, inverted)
-
-
-def is_tiff(file: BinaryIO) -> bool:
-    file.seek(0)
-    return file.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
 def is_dicom(path: Path) -> bool:

@@ -6,6 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
+from PIL.Image import Resampling, fromarray
 
 from sfumato.data.images import GROUPS, IMAGES, load_array
 from sfumato.data.lineage import digests
@@ -68,8 +69,6 @@ def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
 
     most: so many of each part at most, always the same.
     """
-    from PIL.Image import Resampling, fromarray
-
     for images in (load_array(home / part / IMAGES) for part in (SENSITIVE, HOLDOUT)):
         rows: Sequence[int] | np.ndarray = range(len(images))
         if most is not None and most < len(images):

@@ -9,26 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.data.deep import patient_of
 from sfumato.data.images import load_array
 from sfumato.data.tables import rows_by_file
 from sfumato.errors import DataError
 from sfumato.settings.data import OUTER, Groups
+from sfumato.storage.documents import read_yaml
 
-# what tables hold where nothing is known, in several languages, as `plain` has it
-UNKNOWN_WORDS = (
-    "na nan nat none null nil unknown unk missing anonymous notavailable undefined unbekannt inconnu inconnue "
-    "desconocido desconocida desconhecido sconosciuto onbekend okand ukjent ukendt nieznany неизвестно 不明 未知"
-)
-NO_ID = {"", *UNKNOWN_WORDS.split()}
-# ids in some data, and in others what stands for none, as in DICOM whose persons were taken out
-ANONYMOUS = (
-    "0 -1 -9 -99 -999 anon anonym anonymised anonymized anonymise anonymize anonymisiert anonimo anoniem pseudonym "
-    "deidentified deid removed redacted deleted hidden masked withheld patient patientid person subject name noname id "
-    "noid test dummy x xx xxx xxxx xxxxx xxxxxx xxxxxxx xxxxxxxx"
-)
-UNCLEAR = {*ANONYMOUS.split()}
-CROWD = 10  # an id is asked about if it has more than so many times the images that nine in ten have at most,
-CROWD_IMAGES = 30  # and more than these
+ID_WORDS: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # in place of ids, as `plain` has them
+NO_ID = {"", *ID_WORDS["unknown"].split()}
+UNCLEAR = {*ID_WORDS["unclear"].split()}
 # what is not seen, besides the categories C
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 # small letters that look like digits or like Latin ones, in small or capital letters
@@ -79,8 +69,6 @@ def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequen
     elif groups.folder:
         ids = [None if file.parents[1] == root else file.parent.name for file in files]
     elif groups.dicom:
-        from sfumato.data.deep import patient_of
-
         ids = [patient_of(file) for file in files]
     elif groups.array:
         ids = ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy"))
@@ -166,10 +154,10 @@ def spelling(text: str) -> str:
 
 
 def refuse_crowd(sizes: np.ndarray, groups: Groups) -> None:
-    """Raise DataError if one id has far more images than others. sizes: (G,), images of each id."""
+    """Raise DataError if one id has 10 times the images that nine in ten have at most, and 30. sizes: (G,), of each."""
     usual = np.quantile(sizes, 0.9)
     most = sizes.max()
-    if most > max(CROWD * usual, groups.largest or CROWD_IMAGES):
+    if most > max(10 * usual, groups.largest or 30):
         raise DataError(
             f"data.groups gives {most} images to one id, and at most {usual:g} to nine in ten: does it stand for "
             f"unknown persons? Leave it empty then; if it is one person, say data.groups.largest: {most}"

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 from filelock import FileLock
+from rich.console import Console
+from rich.progress import track
 
 from sfumato.data.duplicates import ORIGIN, refuse_another_id, refuse_regrouping
 from sfumato.data.groups import GroupIndex, refuse_crowd
@@ -322,7 +324,4 @@ def fingerprint(image_set: ImageSet, key: bytes) -> str:
 
 def progress(items: Iterable, total: int, what: str = "preparing") -> Iterator:
     """The same items, with a bar on a terminal only: a log would show how many there are, and whether they are read."""
-    from rich.console import Console
-    from rich.progress import track
-
     yield from track(items, what, total, console=Console(stderr=True), disable=not sys.stderr.isatty())

@@ -130,9 +130,6 @@ def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
     return load_images(directory, card.classes)
 
 
-# --- latents ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class LatentSet:
     """Labelled latents.

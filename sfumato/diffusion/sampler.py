@@ -58,8 +58,7 @@ def sample(
 
 def solve(model: Denoiser, x: Tensor, labels: Tensor, steps: int, guidance: float, guide: Guide | None) -> Tensor:
     """Heun's method from `x`, (B, C, H, W) with noise of level SIGMA_MAX, to σ = 0. Returns images, about [-1, 1]."""
-    sigmas = noise_schedule(steps).tolist()
-    for sigma, following in itertools.pairwise(sigmas):
+    for sigma, following in itertools.pairwise(noise_schedule(steps).tolist()):
         slope = (x - guided(model, x, sigma, labels, guidance, guide)) / sigma
         euler = x + (following - sigma) * slope
         if following > 0:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, DataError, explained
-from sfumato.settings.dpsgd import Lora
 from sfumato.storage.digest import digest_of_file
-from sfumato.storage.documents import read_json
+from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import load_tensors, save_tensors
 
@@ -52,7 +52,7 @@ def layer_of(model: nn.Module, name: str) -> nn.Linear:
     return layer
 
 
-def add_lora(model: nn.Module, names: Sequence[str], lora: Lora, seed: int) -> None:
+def add_lora(model: nn.Module, names: Sequence[str], rank: int, seed: int, scale: float = 1.0) -> None:
     """Put an adapter beside each named weight, in place. A ~ N(0, 1) from the public `seed`; B = 0 keeps the output.
 
     It freezes the weights and biases of the adapted layers; the caller decides what else is trained.
@@ -61,17 +61,17 @@ def add_lora(model: nn.Module, names: Sequence[str], lora: Lora, seed: int) -> N
     layers = {name: layer_of(model, name) for name in dict.fromkeys(names)}
     for name, layer in layers.items():
         rows, columns = layer.weight.shape
-        if lora.rank > min(rows, columns):
+        if rank > min(rows, columns):
             raise ConfigError(
-                f"adapters of rank {lora.rank} are above min({rows}, {columns}), the shape of {name}: "
+                f"adapters of rank {rank} are above min({rows}, {columns}), the shape of {name}: "
                 "take a wider network (model.width), or another finetune.trainable"
             )
     public = torch.Generator().manual_seed(seed)
     for name, layer in layers.items():
         weight = layer.weight.detach()
-        a = torch.randn(len(weight), lora.rank, generator=public).to(weight)
-        b = weight.new_zeros(lora.rank, weight.shape[1])
-        model.set_submodule(name.removesuffix(".weight"), LoraLinear(layer, a, b, lora.scale))
+        a = torch.randn(len(weight), rank, generator=public).to(weight)
+        b = weight.new_zeros(rank, weight.shape[1])
+        model.set_submodule(name.removesuffix(".weight"), LoraLinear(layer, a, b, scale))
 
 
 def adapted_layers(model: nn.Module) -> dict[str, LoraLinear]:
@@ -115,7 +115,7 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
         content = read_json(directory / ADAPTER_CONFIG)
         expected = str(content["base_sha256"])
         scale = float(content["scale"])
-        lora = Lora(rank=content["rank"])
+        rank = validated(PositiveInt, content["rank"])
         matrices = [str(name) for name in content["matrices"]]
         tensors = load_tensors(directory / ADAPTER)
     if (found := digest_of_file(base)) != expected:
@@ -127,8 +127,7 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
         raise DataError(f"{directory}: {ADAPTER} does not hold what {ADAPTER_CONFIG} lists: {TUNE_AGAIN}")
     misfit = f"{directory} does not fit the model of {base.parent}"
     with explained(DataError, lambda error: f"{misfit} ({error}): {TUNE_AGAIN}", causes=(ConfigError, RuntimeError)):
-        add_lora(model, matrices, lora, seed=0)
+        add_lora(model, matrices, rank, 0, scale)
         for name, layer in adapted_layers(model).items():
             layer.load_state_dict({part: tensors[f"{name}.{part}"] for part in ("A", "B")}, strict=False)
-            layer.scale = scale
     merge(model)

@@ -69,7 +69,7 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[str]
         chosen = candidates(model)
     model.requires_grad_(False)
     if kind in ADAPTED:
-        add_lora(model, chosen, settings.lora, seed)
+        add_lora(model, chosen, settings.rank, seed)
     else:
         for name in chosen:
             model.get_parameter(name).requires_grad_(True)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from sfumato.features.public_network import MaxAndMean, PooledBlock
 
-DROPOUT = 0.3  # inside wide blocks, as DPImageBench sets it
 PENULTIMATE_WIDTH = 128  # of the layer before the last one of `mlp` and `cnn`
 CNN_SIDE = 32  # side at which the stages of `cnn` begin
 Body = tuple[nn.Module, int]  # images (B, C, H, W) in [-1, 1] -> (B, width), and the width
@@ -25,8 +24,7 @@ Body = tuple[nn.Module, int]  # images (B, C, H, W) in [-1, 1] -> (B, width), an
 class Spec:
     """One classifier.
 
-    body: (channels, height, width) of the images -> body; augment: training images are shifted a little, and colour
-    ones mirrored.
+    body: (channels, height, width) of images -> body; augment: images are shifted a little, and colour ones mirrored.
     """
 
     body: Callable[[int, int, int], Body]
@@ -140,7 +138,8 @@ class PreActivated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         active = F.relu(self.first_norm(x))
-        hidden = F.dropout(F.relu(self.second_norm(self.first(active))), DROPOUT, self.training)
+        # the dropout of DPImageBench
+        hidden = F.dropout(F.relu(self.second_norm(self.first(active))), 0.3, self.training)
         return self.second(hidden) + (x if self.shortcut is None else self.shortcut(active))
 
 

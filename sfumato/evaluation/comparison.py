@@ -32,16 +32,12 @@ IDENTITY_COLUMNS = {  # entries of an evaluation's identity, and the columns tha
     "reference": "reference",
     "training": "schedule",
 }
-COST = ("run", "recipe", "target", "epsilon", "delta")  # the first columns of a run
 DVC_COLUMNS = {  # of `dvc exp show --json`
     "rev": "revision",
     "name": "name",
     "data|deps|artifacts/synthesize|hash": "release",
     "data|metrics|ledger.json|data|digest": "ledger",
 }
-
-
-# --- where runs come from ---------------------------------------------------------------------------------------------
 
 
 def read_run(folder: Path) -> dict:
@@ -118,9 +114,6 @@ def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
     return row | {word: identity.get(key) for key, word in IDENTITY_COLUMNS.items()} | {"problems": problems}
 
 
-# --- the local numbers of a release, kept in the state directory ------------------------------------------------------
-
-
 def directory_hash(directory: Path) -> str:
     """The hash that DVC gives a directory, read file by file."""
     files = (path for path in directory.rglob("*") if path.is_file())
@@ -178,9 +171,6 @@ def find_evaluation(state: Path, release: str, ledger: str) -> dict | None:
     return None
 
 
-# --- comparing --------------------------------------------------------------------------------------------------------
-
-
 def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     """The runs as a table, by recipe and then ε, and a warning for each kind of difference.
 
@@ -203,7 +193,7 @@ def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     marks["ledger"] = ["ledger" if row["problems"] else "" for row in rows]
     runs["differs"] = [", ".join(filter(None, row)) for row in marks.itertuples(index=False)]
     measured = [column for name in classifiers_of(runs) for column in (name, f"{name}_std")]
-    columns = [*COST, *measured, "distance", "mind", "space", "differs"]
+    columns = ["run", "recipe", "target", "epsilon", "delta", *measured, "distance", "mind", "space", "differs"]
     return runs.sort_values(["recipe", "target", "run"])[columns], warnings
 
 

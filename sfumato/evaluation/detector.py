@@ -16,7 +16,6 @@ from sfumato.training.supervised import logits
 DETECTOR = "cnn"
 STEPS = 200  # of its training
 COMPARED = 10_000  # images of each set, at most
-FEWEST_OF_A_SET = 4  # images of each set, below which nothing is measured
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Detected:
 
 
 def detect(drawn: ImageSet, real: ImageSet, seed: int = 0) -> Detected | None:
-    """How well a small network tells `drawn` from `real`. None if they share too few images of a class.
+    """How well a small network tells `drawn` from `real`. None for fewer than 4 pairs.
 
     Both sets give equally many images of each class, as `strata` has them: their shares say nothing about likeness.
     """
@@ -46,7 +45,7 @@ def detect(drawn: ImageSet, real: ImageSet, seed: int = 0) -> Detected | None:
         number = min(len(a), len(b), COMPARED // classes)
         pairs.append(np.stack([a[:number], b[:number]]))
     first, second = map(random.permutation, np.concatenate(pairs, axis=1))
-    if len(first) < FEWEST_OF_A_SET:
+    if len(first) < 4:
         return None
     half = len(first) // 2
     learned = np.concatenate([drawn.images[first[:half]], real.images[second[:half]]])

@@ -43,9 +43,8 @@ def evaluate_folder(
 ) -> dict[str, Any] | None:
     """Measure the release in a folder on the real images of `card`, which this opens, as the journal then says.
 
-    A collective call, which ends the group of processes.
-    teacher: its folder, which need not be there; state: the state directory; out: takes the pictures; progress: told
-    of each step. Returns what metrics.json holds; None in all processes but the first.
+    A collective call, which ends the group. teacher: its folder, perhaps not there; state: the state directory; out:
+    takes the pictures; progress: told each step. Returns what metrics.json holds, None in processes but the first.
     """
     synthetic = released_sets(release, plan)
     taught = teacher.exists() and read_artifact(teacher, "teacher").enabled
@@ -75,8 +74,10 @@ def evaluate_folder(
         metrics["public_student"] = score_students(public, sets, holdout, plan.settings.seeds)
     if extractor is not None and "disclosure" in chosen:
         progress("copies of training images")
-        generated = generated_images(synthetic[RELEASE], release)
-        metrics["disclosure"] = said_of_copies(disclosure(generated, train, holdout, extractor), card)
+        tested = disclosure(generated_images(synthetic[RELEASE], release), train, holdout, extractor)
+        if card.split == "official":
+            tested["sentence"] += f" {NOT_BY_CHANCE}"
+        metrics["disclosure"] = tested
     file = release / "card.json"
     if file.exists() and (mixture := read_json(file).get("mixture")):
         metrics["mixture"] = mixture
@@ -91,13 +92,6 @@ def evaluate_folder(
         progress("plots")
         plot_neighbours(extractor, synthetic.get(PLAIN, synthetic[RELEASE]), train, out / "neighbours.png")
     return metrics
-
-
-def said_of_copies(found: dict, card: Card) -> dict:
-    """What `disclosure` found; where the hold-out was brought, its sentence says so."""
-    if card.split != "official":
-        return found
-    return found | {"sentence": f"{found['sentence']} {NOT_BY_CHANCE}"}
 
 
 def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSet]:

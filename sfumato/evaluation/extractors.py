@@ -91,8 +91,7 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
     """`cnn-<name>-128`: the input of the last layer of a small CNN, trained to tell the classes of `public` apart.
 
     It uses no sensitive image, so it is comparable across recipes; across machines if their arithmetic agrees (equal
-    `digest`). A fixed seed makes it deterministic on one machine. Features are in units of their root mean square on
-    `public`.
+    `digest`). By a fixed seed it is deterministic on one machine. Features have a root mean square of 1 on `public`.
     """
     schedule = schedule_of("cnn", len(public), EPOCHS)
     network = fit("cnn", public.images, public.labels, len(public.classes), schedule, seed=0)

@@ -1,7 +1,6 @@
 """Which mixture is released, with public images or without: that whose student agrees with the teacher.
 
-Students, draws and labels follow from what was released and from public images, so the choice is free. No real image
-is looked at.
+Students, draws and labels follow from what was released and from public images, so the choice is free.
 """
 
 from collections.abc import Mapping

@@ -13,16 +13,10 @@ from torch import Tensor
 
 from sfumato.training.supervised import apply
 
-GAIN = 1.2  # of a brighter image
-OFFSET = 0.1
-MOVED_PART = 1 / 14  # of the side by which an image moves, right and down
-ANGLE = 10.0  # degrees by which it turns
-BLUR_SIDE = 28  # pixels of a side for each two by which the window of the blur grows
-
 
 def blurred(images: Tensor) -> Tensor:
     """The mean of 3×3 pixels of images below 56 a side, 5×5 below 84 and so on, edges repeated: (B, C, H, W)."""
-    reach = max(1, min(images.shape[2:]) // BLUR_SIDE)
+    reach = max(1, min(images.shape[2:]) // 28)
     return F.avg_pool2d(F.pad(images, (reach,) * 4, mode="replicate"), 2 * reach + 1, stride=1)
 
 
@@ -38,10 +32,10 @@ def displaced(images: Tensor, angle: float, part: float) -> Tensor:
 
 
 SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "brighter": lambda images: GAIN * images + OFFSET,
+    "brighter": lambda images: 1.2 * images + 0.1,
     "blurred": blurred,
-    "moved": lambda images: displaced(images, 0.0, MOVED_PART),
-    "turned": lambda images: displaced(images, ANGLE, 0.0),
+    "moved": lambda images: displaced(images, 0.0, 1 / 14),
+    "turned": lambda images: displaced(images, 10.0, 0.0),
 }
 
 

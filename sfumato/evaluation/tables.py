@@ -1,5 +1,6 @@
 """The numbers of an evaluation as tables: CSV files, the screen and the owner's report. All of it is local."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -9,19 +10,11 @@ import pandas as pd
 from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
 from sfumato.evaluation.downstream import FEWEST_OF_A_GROUP
 from sfumato.evaluation.plots import scored
+from sfumato.release.card import WORDS
 from sfumato.release.report import Local, Picture, Table, picture
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text
-
-PICTURED_STAGES = {  # stages whose pictures the owner's report shows
-    "auxiliary": "drawn by the generator",
-    "refine": "drawn by the generator, fitted further",
-    "adversarial": "drawn by the generator that a discriminator taught",
-    "select": "public images that were chosen",
-    "pretrain": "what the warm-up saw",
-    "saliency": "noisy gradient norms",
-}
 
 
 def csv_of(table: pd.DataFrame, numbers: str = ".4f") -> str:
@@ -94,6 +87,26 @@ def table_of(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], 
     return Table(title, tuple(columns), tuple(map(tuple, rows)), note)
 
 
+def comparison_table(runs: pd.DataFrame, classifiers: list[str]) -> Table:
+    """The runs on the screen, a row each."""
+    rows = []
+    for name, row in zip(short_names(list(runs["run"])), runs.to_dict("records"), strict=True):
+        accuracies = [percent({"mean": row[key], "std": row[f"{key}_std"]}) for key in classifiers]
+        cost = f"{row['target']:g}", f"{row['epsilon']:.4g}"
+        distances = number(row["distance"]), number(row["mind"])
+        rows.append([name, row["recipe"], *cost, *accuracies, *distances, row["differs"]])
+    columns = ["run", "recipe", "target", "ε", *classifiers, "distance", "MIND", "differs in"]
+    return table_of("Runs (local). Accuracy on the real hold-out, %", columns, rows)
+
+
+def short_names(names: list[str]) -> list[str]:
+    """The names without the folder that all of them are in."""
+    if len(names) < 2 or len({Path(name).is_absolute() for name in names}) > 1:
+        return names
+    folder = Path(os.path.commonpath(names))
+    return [str(Path(name).relative_to(folder)) if Path(name) != folder else name for name in names]
+
+
 def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
     """What the owner's report shows beyond the release: numbers and plots of `stage evaluate`, noisy pictures.
 
@@ -109,7 +122,7 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
             numbers = Local(found["verdict"]["sentence"], tuple(tables_of(found)), warnings)
     plots = tuple(picture(path, path.stem, "rests on real images") for path in sorted(evaluation.glob("*.png")))
     pictures: list[Picture] = []
-    for stage, what in PICTURED_STAGES.items():
+    for stage, what in WORDS["pictures"].items():
         try:
             files = sorted((artifacts / stage).glob("*.png"))
             if files:

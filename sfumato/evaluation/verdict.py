@@ -24,8 +24,6 @@ VERDICT_LEVELS = {
 }
 UNJUDGED = "cannot be judged"
 FEWEST_OF_A_CLASS = 10  # hold-out images of each class, below which nothing is judged
-ERRORS = 3.0  # standard errors by which an accuracy must exceed chance to be told from it
-BETTER = 0.02  # balanced accuracy by which the teacher must lead to be recommended
 
 
 def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
@@ -36,8 +34,7 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     Returns {"level": one of VERDICT_LEVELS, "unknown" or UNJUDGED, "sentence", "learned": the part, None if unknown,
     "accuracy" and "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
     labels of several are (N, classes), and AUROC stands for both accuracies: 1/2 by chance.
-    Without "real", the verdict can only be too hard: perfect accuracy stands for it. If nothing was measured, the
-    last warning says why.
+    Without "real", the verdict is too hard: it takes perfect accuracy. Without a measurement, a warning says why.
     """
     if not accuracies(found["release"]):
         empty: dict[str, Any] = {"level": UNJUDGED, "learned": None, "accuracy": {}, "balanced_accuracy": {}}
@@ -55,7 +52,7 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     error = math.sqrt(chance * (1 - chance) / len(labels))
     if labels.ndim == 2:
         error = auroc_error(present, len(labels))
-    clear = ERRORS * error  # what so many images can tell from chance
+    clear = 3.0 * error  # what so many images can tell from chance
     learned = None
     if present.min() < FEWEST_OF_A_CLASS:
         level = UNJUDGED
@@ -70,7 +67,7 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
         sentence = VERDICT_LEVELS[level][1]
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     parts = [f"{level}{part}: {sentence}"]
-    if level != UNJUDGED and balanced.get("teacher", 0.0) > release + BETTER:
+    if level != UNJUDGED and balanced.get("teacher", 0.0) > release + 0.02:
         parts.append("The teacher is a better classifier: who needs no more than a classifier should take it")
     if found.get("mixture"):
         parts.append(f"It was made {found['mixture']['chosen']}, as the students of both mixtures decided")

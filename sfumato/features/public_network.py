@@ -56,8 +56,7 @@ class ResNet(nn.Module):
     """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits. In eval mode an image's logits do not depend on the batch.
 
     shape: (C, H, W), sides of 4 or more; width: channels of the first stage, then those of WIDTHS.
-    Grey images of 16 pixels or more, and colour of 64 or more, enter at half resolution: 8×8 has 2 stages, 28×28 grey
-    3, 32×32 colour 4.
+    Grey images from 16 pixels, and colour from 64, enter at half resolution: 8×8 has 2 stages, 28×28 3, 32×32 colour 4.
     """
 
     def __init__(self, shape: Shape, classes: int, width: int = 32) -> None:

@@ -6,6 +6,14 @@ from itertools import chain
 
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import ConfigError, nearest
+from sfumato.evaluation.classifiers import CLASSIFIERS
+from sfumato.evaluation.metrics.fidelity import METRICS
+from sfumato.features import FEATURES
+from sfumato.features.efficientnet_lite import INSTALL, PACKAGE
+from sfumato.features.own_network import OWN
+from sfumato.features.projection import CLASSIFIER
+from sfumato.queries.count import several_bound
+from sfumato.release.synthesizer import outline
 from sfumato.settings.data import GROUP, SEVERAL
 from sfumato.settings.fields import size_of
 from sfumato.settings.params import Params
@@ -13,19 +21,18 @@ from sfumato.settings.sources import names_in
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import PUBLIC_MODEL
 from sfumato.text_to_image.prompts import class_prompts
+from sfumato.training.selection import number_to_keep
 
 
 def check_consistent(params: Params, card: Card, public: PublicCard | None = None) -> None:
     """Raise ConfigError if a stage needs one that is switched off, or if parameters and images do not fit."""
-    of_the_card = card_problems(params, card), unit_problems(params, card), label_problems(params, card)
+    of_the_card = card_problems(params, card), label_problems(params, card)
     of_the_stages = missing_stages(params), name_problems(params), public_model_problems(params)
     for problem in chain(*of_the_card, *of_the_stages, shape_problems(params, card), release_problems(params)):
         raise ConfigError(problem)
     if params.model.directory is not None:
         class_prompts(params.model, card.dataset_id, card.classes)  # raises ConfigError if a prompt cannot be made
     elif params.runs("pretrain"):
-        from sfumato.release.synthesizer import outline
-
         outline(params.model, card.shape, len(card.classes))  # raises ConfigError if widths and levels do not fit
     if public is not None:
         for problem in public_problems(params, public, len(card.classes)):
@@ -41,6 +48,7 @@ PREPARE_AGAIN = "run `stage prepare sensitive`, or mend params.yaml"
 
 
 def card_problems(params: Params, card: Card) -> Iterator[str]:
+    """What is asked for and was not prepared, and a unit of privacy that the images do not have."""
     data = params.data
     if card.dataset_id != data.name:
         yield f"data.dataset_id={data.name!r}, but the prepared card is of {card.dataset_id!r}: {PREPARE_AGAIN}"
@@ -50,11 +58,8 @@ def card_problems(params: Params, card: Card) -> Iterator[str]:
     for key, prepared in {"source": card.source, "labels": card.labels, **shape}.items():
         if (asked := getattr(data, key)) not in (None, prepared):
             yield f"data.{key}={asked}, but {prepared} was prepared: {PREPARE_AGAIN}"
-
-
-def unit_problems(params: Params, card: Card) -> Iterator[str]:
     privacy = params.privacy
-    groups = params.data.groups
+    groups = data.groups
     if groups is not None and privacy.unit != GROUP:
         remedy = "say privacy.unit: group (and count groups in privacy.size_hint), or take data.groups out"
         yield f"data.groups names groups, but privacy.unit={privacy.unit or 'null'}: {remedy}"
@@ -93,8 +98,6 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
     if not params.runs("count"):
         yield "data.labels=several needs the share of images that has each label: add count to run"
     elif not isinstance(noise := params.count.noise, str):
-        from sfumato.queries.count import several_bound
-
         size = params.privacy.size
         spread = noise * several_bound(len(card.classes))
         if spread > 0.05 * size:
@@ -125,13 +128,6 @@ def missing_stages(params: Params) -> Iterator[str]:
 
 def name_problems(params: Params) -> Iterator[str]:
     """Names that no table has: sources, feature maps, classifiers and metrics; a metric without its extractor."""
-    from sfumato.evaluation.classifiers import CLASSIFIERS
-    from sfumato.evaluation.metrics.fidelity import METRICS
-    from sfumato.features import FEATURES
-    from sfumato.features.efficientnet_lite import INSTALL, PACKAGE
-    from sfumato.features.own_network import OWN
-    from sfumato.features.projection import CLASSIFIER
-
     of_teachers = (CLASSIFIER, *FEATURES, OWN)
     for used, key, names, known in (
         (True, "data.source", [params.data.source], names_in("data")),
@@ -224,8 +220,6 @@ def public_problems(params: Params, public: PublicCard, sensitive: int) -> Itera
                 f"give between {sensitive} and {public.images}"
             )
     elif params.runs("select") and params.runs("histogram") and histogram.per_class:
-        from sfumato.training.selection import number_to_keep
-
         kept = number_to_keep(select, classes)
         remedy = f"select.ratio must be at least {sensitive / classes:.4g}"
         if classes < sensitive:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from sfumato.planning.proposal import Proposal
 
 FEW_PICTURES = 10  # of a class, to learn from or held out, below which it is pointed out
-GROUPS_QUESTION = "Which are whose (a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file)"
 QUESTIONS = {  # by the option that the answer is of
     "groups": "Which are whose, as --groups says it; or `alone`",
     "classes": "The classes, as a,b,c; or `all` that were found",
@@ -41,7 +40,6 @@ QUESTIONS = {  # by the option that the answer is of
     "span": "Values shown as black and white, such as 0,4095",
 }
 LIKE_PERSONS = "the names of files repeat their beginnings, as several pictures of one person do"
-SIZE_NOTE = "size_hint, the number of images or persons rounded to one digit, is published with the release\n"
 NOTES = {  # comments of `params.yaml`, by the section that they stand above
     "data": "dataset_id keeps its name for ever: the odometer counts by it",
     "privacy": "epsilon is spent on the first release; privacy.lifetime_epsilon allows further ones",
@@ -96,7 +94,8 @@ class Proposed:
 
         notes = dict(NOTES)
         if self.counted:
-            notes["privacy"] = SIZE_NOTE + NOTES["privacy"]
+            size = "size_hint, the number of images or persons rounded to one digit, is published with the release"
+            notes["privacy"] = f"{size}\n{NOTES['privacy']}"
         made_by = installed_version("sfumato")
         files = project_files({**self.chosen.own, **(more or {})}, notes, self.chosen.seconds / 60, made_by)
         write_project(self.out, files, say, force=force)
@@ -274,7 +273,8 @@ def ask_for_groups(seen: Survey, owner: Owner) -> str | None:
     if seen.named:
         owner.see(f"{LIKE_PERSONS}, which {seen.named} finds")
     if owner.answer("Can two images be of one person?", bool(seen.named), None):
-        return owner.answer(GROUPS_QUESTION, seen.named)
+        way = "a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file"
+        return owner.answer(f"Which are whose ({way})", seen.named)
     return None
 
 

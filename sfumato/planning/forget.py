@@ -18,7 +18,6 @@ from sfumato.privacy.odometer import LOCAL_USE, Odometer
 
 FORGOTTEN = "forget"  # purpose of the entry in the journal
 STAYS = (ORIGIN, UNNAMED)  # against a second name of the same folder, and a second version of the same images
-OF_ALL = (LOOKED, "printed.txt", "refused.txt")  # in the state directory, of any dataset
 
 
 def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
@@ -30,11 +29,12 @@ def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
     runs = (state / "runs" / run for run in odometer.runs())
     evaluations = (state / EVALUATIONS).glob("*")
     named = f'"dataset": "{dataset_id}"'
+    of_any = LOOKED, "printed.txt", "refused.txt"  # of any dataset
     return {
         "private copy": [*(path for path in sorted(home.glob("*")) if path.name not in STAYS), *copies],
         "kept releases and checkpoints": [run for run in runs if run.exists()],
         "numbers from real images": [file for file in evaluations if named in file.read_text("utf-8", "replace")],
-        "what was printed or looked at": [path for name in OF_ALL for path in state.glob(f"*{name}*")],
+        "what was printed or looked at": [path for name in of_any for path in state.glob(f"*{name}*")],
     }
 
 

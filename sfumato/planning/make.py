@@ -40,11 +40,7 @@ from sfumato.settings.recipes import load_params
 from sfumato.settings.stages import CARD_PATH, PLAN, PUBLIC, QUERIES, RECIPES, STAGES
 from sfumato.storage.artifacts import Artifact, merge_records, read_artifact
 from sfumato.storage.files import replace_file
-
-PEOPLE = (
-    "privacy.unit is not said, so one image is protected: the costs of several images of one person add up. If there "
-    "are such, write privacy.unit: group and data.groups; if not, privacy.unit: image, which reports quote as your word"
-)
+from sfumato.text_to_image.directory import HUB, choose_image_size, locate, read_model_directory, require_library
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +128,11 @@ def resolve_project(
     if see is not None and (note := changed_pictures(loaded, state)):  # that there were changes is private
         see(note)
     if loaded.privacy.unit is None and loaded.data.groups is None and card.source in OF_THE_OWNER:
-        say(f"warning: {PEOPLE}")
+        say(
+            "warning: privacy.unit is not said, so one image is protected: the costs of several images of one person "
+            "add up. If there are such, write privacy.unit: group and data.groups; if not, privacy.unit: image, which "
+            "reports quote as your word"
+        )
     public = folder / PUBLIC
     public_card = None
     inputs = []
@@ -156,8 +156,6 @@ def resolve_project(
 
 def lineage_of_model(folder: Path, params: Params, state: Path) -> list[Artifact]:
     """The releases that the public model comes from. Raises ConfigError if it does not fit, or is not public."""
-    from sfumato.text_to_image.directory import HUB, choose_image_size, locate, read_model_directory, require_library
-
     model = params.model
     place = str(model.directory)
     require_library()
@@ -214,9 +212,6 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
     for path in out.iterdir():
         if path.name not in texts:
             path.unlink()
-
-
-# --- what it means for the owner, in sentences ------------------------------------------------------------------------
 
 
 def risk_line(made: Plan) -> str:

@@ -1,5 +1,6 @@
 """Several owners' noisy sums as one release, from which everything free goes on."""
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +35,9 @@ def merge_projects(
     for folder in folders:
         refuse_links(folder / ARTIFACTS)
         refuse_links(folder / PUBLIC.parts[0], folder / PUBLIC)
-    plans = [plans_of(folder / PLAN) for folder in folders]
+    for folder, name in itertools.product(folders, STAGES):  # raises ConfigError if one is missing or not whole
+        read_stage_plan(folder / PLAN / f"{name}.yaml", name)
+    plans = [{name: read_yaml(folder / PLAN / f"{name}.yaml") for name in STAGES} for folder in folders]
     first = plans[0]
     queries = same_settings(folders, plans)
     releases_of = {name: [read_artifact(folder / ARTIFACTS / name, name) for folder in folders] for name in queries}
@@ -74,13 +77,6 @@ def merge_projects(
     limit = {"epsilon": budget["target"], "delta": budget["delta"], "unit": first["count"].get("unit", IMAGE)}
     write_pipeline(out, free, say, **limit)
     return queries, apart
-
-
-def plans_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """The resolved file of each stage, as a mapping. Raises ConfigError if one is missing or not whole."""
-    for name in STAGES:
-        read_stage_plan(folder / f"{name}.yaml", name)
-    return {name: read_yaml(folder / f"{name}.yaml") for name in STAGES}
 
 
 def write_plans(

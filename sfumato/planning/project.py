@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sfumato.release.loading import Release
 
 REPORT = f"{ARTIFACTS}/report/index.html"
-PLAN_COLUMNS = ["noise_multiplier", "sample_rate", "releases", "epsilon", "share"]
 NOISE = ("Running stage", "Updating lock", "To track", "\tgit add", "To enable", "\tdvc config", "Use `dvc push`")
 # Becomes a program, and leaves a watcher in its process group, which ends with all of it unless a line comes to stdin.
 WATCHED = """exec 3<&0
@@ -35,8 +34,7 @@ WATCHER = ["sh", "-c", WATCHED, "sh"] if os.name == "posix" else []
 class Project:
     """A folder with `params.yaml` and `dvc.yaml`: the same stages, ledger and odometer as on the command line.
 
-    Threads may work with several projects at once. Raises ConfigError if the folder holds no project:
-    `Project.create` makes one.
+    Threads may work with several projects at once. Raises ConfigError without a project, which `create` makes.
     """
 
     def __init__(self, folder: str | Path = ".") -> None:
@@ -97,7 +95,8 @@ class Project:
         budget = resolved.plan.budget
         names = [name for name in seconds if resolved.plan.params.runs(name)]
         table = pandas.DataFrame.from_dict(budget["stages"], orient="index").rename(columns={"uses": "releases"})
-        table = table.reindex(index=names, columns=PLAN_COLUMNS).rename_axis("stage")
+        columns = ["noise_multiplier", "sample_rate", "releases", "epsilon", "share"]
+        table = table.reindex(index=names, columns=columns).rename_axis("stage")
         table["minutes"] = pandas.Series(seconds, dtype=float) / 60
         table.attrs = {key: budget[key] for key in ("epsilon", "delta", "target")}
         return table

@@ -15,6 +15,7 @@ from sfumato.errors import ConfigError, explained
 from sfumato.settings.data import IMAGE
 from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER, PLAN, RECIPES, dvc_stages
+from sfumato.storage.documents import read_yaml
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, replace_file
 from sfumato.storage.state_directory import git
 
@@ -25,8 +26,6 @@ def unsaid(text: str) -> None:
     """Show nothing."""
 
 
-# DVC's run cache must bring back neither an old card, nor an old plan (it depends on the odometer), nor an old total.
-PERSISTENT = (str(CARD_PATH), str(PLAN))
 SHARES = {"template": "bar_horizontal", "x": "share", "y": "stage", "title": "Share of the privacy budget"}
 PLOTS: list[Any] = [
     {f"{PLAN}/budget.csv": SHARES},
@@ -35,17 +34,7 @@ PLOTS: list[Any] = [
 ]
 LOCAL_FOLDERS = "artifacts data/raw data/sensitive data/public models evaluation dvc_plots .sfumato"
 IGNORED = "".join(f"/{name}/\n" for name in LOCAL_FOLDERS.split()) + "/metrics.json\n"
-DVC_HEADER = """\
-# Written by `stage init`. The one DAG. Sensitive and hold-out bytes are neither deps nor outs: DVC would write their
-# size and hash into git. `plan` runs every time, for it depends on the journal and the installed package. It takes
-# seconds, and what it leaves unchanged does not run.
-"""
-
-CLONE_HEADER = """\
-# Written by `make dvc.yaml` from the table sfumato/settings/stages.py. Sensitive and hold-out bytes are neither deps
-# nor outs: DVC would write their size and hash into git. The same holds for numbers measured on real images
-# (metrics.json, evaluation/). `persist` keeps DVC's run cache from restoring an old card, plan or ledger.
-"""
+DVC_HEADERS: dict[str, str] = dict(read_yaml(Path(__file__).with_name("dvc_headers.yaml")))  # of `dvc.yaml`
 # what git tracks in a project; a folder of recipes, if the owner has one
 TRACKED = (
     ".dvc .dvcignore .gitattributes .github .gitignore README.md params.yaml pipelines dvc.yaml dvc.lock ledger.json"
@@ -54,7 +43,7 @@ TRACKED = (
 
 def dvc_text(*, clone: bool = False) -> str:
     """The text of `dvc.yaml`."""
-    return (CLONE_HEADER if clone else DVC_HEADER) + as_yaml(dvc_content(clone=clone), blocks=True)
+    return DVC_HEADERS["clone" if clone else "project"] + as_yaml(dvc_content(clone=clone), blocks=True)
 
 
 def dvc_content(*, clone: bool = False) -> dict[str, Any]:
@@ -72,7 +61,11 @@ def dvc_content(*, clone: bool = False) -> dict[str, Any]:
             if path == str(LEDGER):
                 entry["metrics"] = [{path: {"cache": False, "persist": True}}]
             else:
-                entry.setdefault("outs", []).append({path: {"persist": True}} if path in PERSISTENT else path)
+                kept = path in (
+                    str(CARD_PATH),
+                    str(PLAN),
+                )  # DVC's run cache must bring back no old card and no old plan
+                entry.setdefault("outs", []).append({path: {"persist": True}} if kept else path)
         stages[name] = entry
     return {"stages": stages, "plots": PLOTS}
 
@@ -93,7 +86,7 @@ def renew(file: Path) -> bool:
     if not ours - set(made["stages"]):
         return False
     made["stages"] |= {name: entry for name, entry in stages.items() if name not in ours}
-    replace_file(file, (DVC_HEADER + as_yaml(made, blocks=True)).encode())
+    replace_file(file, (DVC_HEADERS["project"] + as_yaml(made, blocks=True)).encode())
     return True
 
 

@@ -26,7 +26,6 @@ from sfumato.settings.stages import RECIPES
 from sfumato.storage.documents import read_yaml
 
 PROPOSALS: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("proposals.yaml")))
-GOOD_ENOUGH = 0.9  # part of the usefulness of the best size that a larger one must reach to be proposed instead
 JUDGING = 0.25  # part of the minutes that the evaluation takes at most; the release has the rest
 LENGTHS = 128  # lengths of fits between the first and the last numbers of a row
 
@@ -144,7 +143,7 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
 def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Proposal]:
     """A proposal for each of the sizes that the table has a row for: the chosen one first, then the others by size.
 
-    The largest that the minutes allow and that is close to the most useful is chosen, else the smallest.
+    The largest that the minutes allow, and that is nine tenths as useful as the best, is chosen, else the smallest.
     Raises ConfigError if there is a row for none of them.
     """
     by_size = []
@@ -156,7 +155,7 @@ def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Pro
     if not by_size:
         row_for(replace(known, side=max(sides, key=both_sides)))  # raises
     best = max((fitted(one.grown) for one in by_size if one.enough), default=0.0)
-    worth = (one for one in by_size if one.enough and fitted(one.grown) >= GOOD_ENOUGH * best)
+    worth = (one for one in by_size if one.enough and fitted(one.grown) >= 0.9 * best)
     chosen = next(worth, by_size[-1])
     return [chosen, *(one for one in by_size if one is not chosen)]
 

@@ -3,8 +3,6 @@
 It trusts no stored number: it computes epsilon again from the records' mechanisms and compares.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -12,21 +10,18 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sfumato.errors import BudgetError, ConfigError, SfumatoError
 from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, checked_delta
 from sfumato.privacy.events import UNITS
 from sfumato.privacy.ledger import Ledger, by_id, compose, odometer_line, of_one_person, read_ledger, spent_on_one
+from sfumato.privacy.opinions import Opinion, disagreements, kept_opinions
 from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import read_stage_plan
 from sfumato.settings.stages import ARTIFACTS, LOCK, PLAN, PUBLIC, QUERIES, STAGES
 from sfumato.storage.artifacts import Artifact, as_text, declared_apart, empty_content, read_artifact
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_yaml, validated
-
-if TYPE_CHECKING:
-    from sfumato.privacy.opinions import Opinion
 
 TOLERANCE = 1e-6  # relative, between stored and recomputed epsilon
 
@@ -68,8 +63,6 @@ def verify(
     limit, delta, unit: as `check_ledger` takes them; artifacts: verify the files and their records, too; state: the
     private state directory, where opinions are kept. Raises LedgerError with every reason why it does not hold.
     """
-    from sfumato.privacy.opinions import disagreements, kept_opinions
-
     for flag, value in (("--epsilon", limit), ("--delta", delta)):
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(f"{flag} {value:g} is not a bound: give a positive number")

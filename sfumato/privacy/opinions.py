@@ -27,13 +27,10 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import replace_private
 
-OPINIONS = Path("cache") / "opinions"  # below the state directory
-
 AGREEMENT = 0.01  # relative, beyond an opinion's own error
 # Opacus sums long series below order 2, and its binomial coefficients overflow beyond 1024
 OPACUS_ORDERS = (2, 1024)
 LARGEST_GRID = 2**20  # points of a discretized privacy loss: about a second for each mechanism
-LARGEST_ERROR = 0.1  # of epsilon: a grid that is coarser has no opinion
 GRID_ERROR = 2e-3  # of epsilon by our own distribution
 OPINIONS_ON = {"pld": ("pld",), EXACT: (EXACT, "rdp")}  # that bear on a ledger's accountant; else Rényi's
 
@@ -84,7 +81,7 @@ def kept_opinions(records: Sequence[Mapping], delta: float, accountant: str, sta
     about = {"records": list(records), "delta": delta, "accountant": accountant, "versions": versions}
     if state is None or not state.is_dir():
         return all_opinions(records, delta, accountant)
-    file = state / OPINIONS / f"{digest_of(about)}.json"
+    file = state / "cache/opinions" / f"{digest_of(about)}.json"
     with suppress(*UNREADABLE):
         return validated(dict[str, Opinion], read_json(file))
     found = all_opinions(records, delta, accountant)
@@ -133,7 +130,7 @@ def opacus_prv(parts: Sequence[Mechanism], delta: float, pld: float) -> Opinion:
     uses = sum(part.uses for part in parts)
     coarsest = 2 * span * math.sqrt(uses * math.log(12_000 / delta) / 2) / LARGEST_GRID
     error = max(pld / 1000, coarsest)
-    if error > LARGEST_ERROR:
+    if error > 0.1:  # of epsilon: a grid that coarse has no opinion
         return none
     accountant = PRVAccountant()
     accountant.history = [(part.noise_multiplier, part.sample_rate, part.uses) for part in parts]

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -87,9 +87,6 @@ def query_feature_means(
     return (charge.sum(rows_of, 1.0, size=512) / public_size).float()
 
 
-# --- the features of each kind ----------------------------------------------------------------------------------------
-
-
 def cosine_moments(shape: Shape, flip: bool) -> CosineMoments:
     """Low frequencies of an image and their products. flip: an image and its mirror image have the same row."""
     return CosineMoments(shape, **COSINE, flip=flip)  # type: ignore[arg-type]
@@ -137,9 +134,6 @@ def learned_features(
     return FourierFeatures((*teacher.shape,), features, size, seed, makers)  # type: ignore[arg-type]
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 Part = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -147,6 +141,7 @@ class About(Strict):
     """The form of `features.json`, of each stage its own."""
 
     kind: ClassVar[Any]  # of the features, if these fields are their arguments
+    tensor: ClassVar[str] = "embedding"  # the name of the release, in `<tensor>.safetensors`
     deviation: PositiveFloat | None
 
     def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> Features:
@@ -165,6 +160,7 @@ class AboutFourier(About):
 
 class AboutCosine(About):
     kind = CosineMoments
+    tensor = "covariance"
     shape: tuple[Side, Side, Side]
     frequencies: PositiveInt
     contrasts: Annotated[int, Field(ge=0)]
@@ -174,6 +170,7 @@ class AboutCosine(About):
 
 
 class AboutMoments(About):
+    tensor = "moments"
     feature: Literal["classifier", "cells"]
     squares: Annotated[float, Field(ge=0, lt=1)]
 
@@ -195,16 +192,11 @@ class AboutLearned(About):
         return learned_features(teacher, network, self.size, self.seed, self.length_scales, self.teacher)
 
 
-class Kind(NamedTuple):
-    tensor: str  # the name of the release, in `<tensor>.safetensors`
-    form: type[About]  # of `features.json`
-
-
-KIND_OF = {  # by stage
-    "frequency": Kind("embedding", AboutFourier),
-    "moments": Kind("moments", AboutMoments),
-    "covariance": Kind("covariance", AboutCosine),
-    "embedding": Kind("embedding", AboutLearned),
+KIND_OF: dict[str, type[About]] = {  # by stage
+    "frequency": AboutFourier,
+    "moments": AboutMoments,
+    "covariance": AboutCosine,
+    "embedding": AboutLearned,
 }
 
 
@@ -234,7 +226,7 @@ def load_means(
     """
     kind = KIND_OF[stage]
     with explained(DataError, lambda error: f"{folder} holds no {kind.tensor} ({error!r}): run `stage {stage}` again"):
-        about = validated(kind.form, read_json(folder / "features.json"))
+        about = validated(kind, read_json(folder / "features.json"))
         table = load_tensors(folder / f"{kind.tensor}.safetensors")[kind.tensor]
         shape = getattr(about, "shape", plan.shape if plan else ())
         if getattr(about, "size", 0) > len(table) or (plan and shape != tuple(plan.shape)):  # before memory is taken
@@ -248,9 +240,6 @@ def load_means(
         ):
             raise ValueError(f"the release is {table.dtype} {(*table.shape,)}, expected {(features.size, classes)}")
         return FeatureMeans(table, features, about.deviation)
-
-
-# --- maps of the sensitive images, kept as latents --------------------------------------------------------------------
 
 
 def encoder_of(map: nn.Module, arguments: Mapping[str, Any]) -> str:

@@ -1,12 +1,11 @@
 """The dataset card of a release: the `README.md` that dataset hubs show."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
+from jinja2 import Environment, StrictUndefined, Template
 
 from sfumato.privacy.accountant import checked_delta
 from sfumato.privacy.events import PROTECTED, UNITS, common_adjacency
@@ -16,9 +15,6 @@ from sfumato.privacy.resolved import StagePlan
 from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.release import Synthesize
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
@@ -96,8 +92,6 @@ def privacy_facts(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequ
 
 def template(name: str, **given: Any) -> Template:
     """A template of this folder. given: `autoescape`, and filters by name."""
-    from jinja2 import Environment, StrictUndefined
-
     layout: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     environment = Environment(autoescape=given.pop("autoescape"), undefined=StrictUndefined, **layout)
     environment.filters |= given

@@ -22,7 +22,6 @@ from sfumato.settings.release import Synthesize
 
 FARTHEST = 0.1  # of the images, those with the least product with the target, are left out
 COMPARED_CELLS = 4000  # of φ that are compared, at most
-HERDING_BATCH = 100  # images at a time
 TOGETHER = 5000  # images of a class, of which some are kept, at most: more are taken in parts
 
 
@@ -82,14 +81,13 @@ def rows_of(features: FourierFeatures, images: Tensor, cells: Tensor) -> Tensor:
     """Some cells of φ of (N, C, H, W) uint8 images: (N, cells), where the features are."""
     where = features.amplitude.device
     chosen = cells.to(where)
-    return torch.cat([features(as_floats(part).to(where))[:, chosen] for part in images.split(HERDING_BATCH)])
+    return torch.cat([features(as_floats(part).to(where))[:, chosen] for part in images.split(100)])
 
 
 def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
     """Places of `number` of the rows, (N, d) of one norm, whose mean comes near to the target, (d,): (number,) int64.
 
-    Each is the one that, beside those chosen before it, brings the mean nearest. The FARTHEST are left out, unless too
-    few would be left.
+    Each is the one that, beside those before it, brings the mean nearest; without the FARTHEST, if enough are left.
     """
     towards = rows @ target
     beside = torch.zeros_like(towards)  # products with the sum of those chosen

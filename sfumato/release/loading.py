@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from sfumato.release.torch_dataset import ReleaseDataset
 
-RELEASE_FOLDER = Path("artifacts/synthesize")  # in a project
 NEEDED = ("images.npy", "labels.npy", "card.json")
 KINDS_FILE = "kinds.npy"
 
@@ -146,7 +145,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
     folder = Path(path)
     file = folder / "privacy.json"
     if not file.is_file():
-        inside = folder / RELEASE_FOLDER
+        inside = folder / "artifacts/synthesize"
         if inside.is_dir():
             raise DataError(f"{folder} is a project: name its release, {inside}")
         raise DataError(f"{folder} is not a release: {file.name} is missing. Name the folder that holds it")

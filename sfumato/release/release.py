@@ -24,7 +24,6 @@ PRIVACY_NOTE = "differentially private; privacy.json holds every mechanism that 
 ENLARGED = 96  # pixels of a side that images are magnified to in the grid, and to twice as many in that of a class
 SHOWN_PER_CLASS = 10  # images of each class in the pictures
 FIRST = 8  # pictures of a preview
-LOOKED_AT = 1000  # pictures among which they are chosen
 
 
 def save_release(
@@ -91,7 +90,7 @@ def save_preview(path: Path, drawn: ImageSet, source: str) -> None:
     """The first pictures of a generator, in rows of a class: as public as `drawn`, of which it is a part."""
     names = drawn.classes[:FIRST]
     columns = max(1, FIRST // len(drawn.classes))
-    first = drawn.take(np.arange(min(len(drawn), LOOKED_AT)))
+    first = drawn.take(np.arange(min(len(drawn), 1000)))  # enough to find some of each class
     images = torch.from_numpy(first.images).permute(0, 3, 1, 2)
     shown = sorted_examples(images, torch.from_numpy(first.labels), len(names), columns)
     save_png(path, named_grid(shown, names, columns, ENLARGED), mark_of([source]).xmp)

@@ -10,6 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from jinja2 import TemplateError
+
+from sfumato.data.images import per_class
 from sfumato.errors import UNREADABLE, BudgetError, DataError, explained
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.check import check_ledger
@@ -24,10 +28,7 @@ from sfumato.storage.artifacts import PRIVACY, Artifact, read_artifact
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
 
-FALSE_POSITIVE_RATE = 0.01
-LISTED_CLASSES = 100
 ACCOUNTANT_NAMES = {"rdp": "Rényi", "rdp_classic": "Rényi, older conversion", "pld": "privacy-loss distribution"}
-LARGEST_FACTOR = 10.0  # of e^ε in words
 STRENGTHS = {"strong": 0.1, "limited": 0.5, "weak": 1.0}  # the largest membership advantage of each
 
 
@@ -65,8 +66,6 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
     Raises what `checked` raises.
     Guarantee: without `local` the page is a function of the files of `release` and `ledger`, both already released.
     """
-    from jinja2 import TemplateError
-
     artifact, content, spent = checked(release, ledger)
     released = what_was_released(artifact)
     shown = f"{ledger} has a record that cannot be shown"  # a field that `check_ledger` does not need
@@ -96,8 +95,7 @@ def not_covered(grouped: bool) -> list[str]:
 def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
     """The release, its ledger, and ε computed again.
 
-    Raises BudgetError if the ledger does not hold or belongs to another release, DataError if the release is
-    missing, changed or local.
+    Raises BudgetError if the ledger does not hold, or not for this release, DataError if that is missing or changed.
     """
     artifact = read_artifact(release, "synthesize")
     content = read_ledger(ledger)
@@ -113,15 +111,8 @@ def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
     return artifact, content, spent
 
 
-# --- sections ---------------------------------------------------------------------------------------------------------
-
-
 def what_was_released(artifact: Artifact) -> dict[str, Any]:
     """Number, shape and classes of the images, how many of each class, and the grid."""
-    import numpy as np
-
-    from sfumato.data.images import per_class
-
     shown = f"{artifact.path} is not a release that can be shown"
     with explained(DataError, lambda error: f"{shown} ({error!r}): run `stage synthesize` again"):
         card = read_json(artifact.path / "card.json")
@@ -137,7 +128,7 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
             "images": grouped(card["images"]),
             "shape": f"{height} × {width}",
             "colour": "grey" if channels == 1 else "colour",
-            "classes": classes[:LISTED_CLASSES],
+            "classes": classes[:100],
             "class_count": number,
             "several": labels.ndim == 2,
             "in_classes": f"in {number} classes" if labels.ndim == 1 else f"with any number of {number} labels each",
@@ -188,7 +179,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "one_in": grouped(math.floor(1 / delta)),
         "anyone": percent_up(delta * ledger["size_hint"]),
         # a larger factor is of no use to a reader: the ceilings on an attacker are
-        "factor": bound_text(math.exp(spent), 3) if spent <= math.log(LARGEST_FACTOR) else "",
+        "factor": bound_text(math.exp(spent), 3) if spent <= math.log(10) else "",
         "accountant": ACCOUNTANT_NAMES.get(ledger["accountant"], ledger["accountant"]),
         "accountants": [(name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())],
         "stages": rows,
@@ -209,7 +200,7 @@ def what_it_means(ledger: Mapping) -> dict[str, Any]:
     parts = of_one_person(ledger["records"], ledger.get("apart", ())).values()
     profiles = [privacy_profile(map(event_of, part), ledger["adjacency"]) for part in parts]
     advantage = max(map(membership_advantage, profiles))
-    hits = max(true_positive_rate(profile, FALSE_POSITIVE_RATE) for profile in profiles)
+    hits = max(true_positive_rate(profile, false_positive_rate=0.01) for profile in profiles)
     strength = next(name for name, most in STRENGTHS.items() if advantage <= most)
     shares = {"guess": (1 + advantage) / 2, "hits": hits, "advantage": advantage}
     return {name: percent_up(share) for name, share in shares.items()} | {"strength": strength}
@@ -235,9 +226,6 @@ def day_of(record: Mapping) -> str:
     return datetime.fromtimestamp(record["time"], UTC).strftime("%Y-%m-%d")
 
 
-# --- the terminal -----------------------------------------------------------------------------------------------------
-
-
 def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, tracked: str) -> list[str]:
     """The last page in the terminal after a run.
 
@@ -259,9 +247,6 @@ def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, track
         tracked=tracked,
     )
     return text.splitlines()
-
-
-# --- text and pictures ------------------------------------------------------------------------------------------------
 
 
 def picture(path: Path, title: str, caption: str) -> Picture:

@@ -26,8 +26,6 @@ from sfumato.storage.documents import read_json
 CROISSANT = "croissant.json"
 REGISTRY = "deployment.yaml"
 FORMS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-OTHER = "application/octet-stream"  # the format of any other file
-REGISTRY_FACTS = ("owner", "owner_type", "purpose", "region")  # what the registry requires and a ledger does not hold
 
 
 def write_statements(release: Path, ledger: Path, directory: Path) -> list[str]:
@@ -43,8 +41,9 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> list[str]:
     facts = facts_of(artifact, content, spent)
     files = read_json(artifact.path / PRIVACY)["files"] | {PRIVACY: digest_of_file(artifact.path / PRIVACY)}
     base = facts.get("url", f"../{release.name}").rstrip("/")  # as the pipeline lays them out
+    other = "application/octet-stream"
     distribution = [
-        {"name": name, "sha256": sha256, "base": base, "format": FORMS["formats"].get(PurePath(name).suffix, OTHER)}
+        {"name": name, "sha256": sha256, "base": base, "format": FORMS["formats"].get(PurePath(name).suffix, other)}
         for name, sha256 in sorted(files.items())
         if not name.startswith("png/")
     ]
@@ -53,7 +52,7 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> list[str]:
         record["recordSet"].append(filled(FORMS["table"], {"parquet": PARQUET}))
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     (directory / CROISSANT).write_text(text, encoding="utf-8")
-    if missing := [f"release.{key}" for key in REGISTRY_FACTS if key not in facts]:
+    if missing := [f"release.{key}" for key in ("owner", "owner_type", "purpose", "region") if key not in facts]:
         return missing
     (directory / REGISTRY).write_text(as_yaml(filled(FORMS["registry"], facts)), encoding="utf-8")
     return []

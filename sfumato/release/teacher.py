@@ -46,8 +46,7 @@ class Teacher:
     def probabilities(self, images: np.ndarray) -> np.ndarray:
         """The classes' probabilities, (N, classes) float32.
 
-        images: (N, H, W, C) uint8. Raises DataError for images of another type or shape than those that it was trained
-        on.
+        images: (N, H, W, C) uint8. Raises DataError for another type, or shape than that of those it was trained on.
         """
         channels, *sides = self.card["shape"]
         if images.dtype != np.uint8 or images.shape[1:] != (*sides, channels):

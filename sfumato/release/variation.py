@@ -19,14 +19,7 @@ from sfumato.features.teacher_network import TeacherNetwork, at_shares, probabil
 from sfumato.settings.release import Synthesize
 
 BLEND = (0.3, 0.7)  # the part of the first image in a blend
-STRETCHED = 0.12  # the most by which a distortion changes a side or slants it
-SHIFTED = 0.06  # and moves it
-WARPED = 0.1  # spread of its warps, which bend the image between KNOTS × KNOTS places
-KNOTS = 5
-TEXTURED = 0.6  # the strongest texture
-STRIPES = (1.0, 7.0)  # half waves across the image
-SPOTS = (4, 14)  # across the image
-RELIT = 0.6  # the largest logarithm of an exponent of brightness
+KNOTS = 5  # places a side between which warps bend an image
 KINDS = ("plain", "distorted", "blend", "public")  # of released images
 PLAIN, DISTORTED, BLENDED, FROM_PUBLIC = KINDS
 VARIED_BATCH = 500  # images varied at a time, which bounds the memory
@@ -127,15 +120,15 @@ def distort(images: Tensor, random: torch.Generator) -> Tensor:
     if not len(images):
         return images
     number, _, height, width = images.shape
-    linear = torch.eye(2) + STRETCHED * uniform(random, -1, 1, number, 2, 2)
-    affine = torch.cat([linear, SHIFTED * uniform(random, -1, 1, number, 2, 1)], dim=2)
-    bent = torch.randn(number, 2, KNOTS, KNOTS, generator=random) * (WARPED * uniform(random, 0, 1, number, 1, 1, 1))
+    linear = torch.eye(2) + 0.12 * uniform(random, -1, 1, number, 2, 2)  # sides and slants
+    affine = torch.cat([linear, 0.06 * uniform(random, -1, 1, number, 2, 1)], dim=2)
+    bent = torch.randn(number, 2, KNOTS, KNOTS, generator=random) * (0.1 * uniform(random, 0, 1, number, 1, 1, 1))
     field = F.interpolate(bent, (height, width), mode="bicubic", align_corners=True).permute(0, 2, 3, 1)
     grid = F.affine_grid(affine, list(images.shape), align_corners=False) + field
     warped = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
-    contrast = uniform(random, 0, TEXTURED, number, 1, 1, 1)
+    contrast = uniform(random, 0, 0.6, number, 1, 1, 1)
     woven = warped * (1 + contrast * texture(number, height, width, random))
-    return woven.clamp(0, 1) ** (RELIT * uniform(random, -1, 1, number, 1, 1, 1)).exp()
+    return woven.clamp(0, 1) ** (0.6 * uniform(random, -1, 1, number, 1, 1, 1)).exp()
 
 
 def texture(number: int, height: int, width: int, random: torch.Generator) -> Tensor:
@@ -145,9 +138,10 @@ def texture(number: int, height: int, width: int, random: torch.Generator) -> Te
     slanted = uniform(random, 0, math.pi, *one_each)
     upright = (slanted / (math.pi / 2)).round() * (math.pi / 2)
     angle = torch.where(uniform(random, 0, 1, *one_each) < 0.5, upright, slanted)
-    phase = math.pi * uniform(random, *STRIPES, *one_each) * (across * angle.cos() + down * angle.sin())
+    # 1 to 7 half waves across the image, 4 to 14 spots
+    phase = math.pi * uniform(random, 1, 7, *one_each) * (across * angle.cos() + down * angle.sin())
     phase += uniform(random, 0, 2 * math.pi, *one_each)
-    cells = int(torch.randint(SPOTS[0], SPOTS[1] + 1, (1,), generator=random))
+    cells = int(torch.randint(4, 15, (1,), generator=random))
     drawn = torch.randn(number, 1, cells, cells, generator=random)
     spots = F.interpolate(drawn, (height, width), mode="bicubic", align_corners=True)
     return torch.where(uniform(random, 0, 1, *one_each) < 0.5, phase.sin(), spots)

@@ -16,10 +16,6 @@ from sfumato.errors import ConfigError
 
 LARGE_NETWORK = 300_000  # weights; a smaller one loses more by conversion to bfloat16 than it gains
 THREADS = torch.get_num_threads()  # as many as there are cores, or as OMP_NUM_THREADS says
-WINDOW = 0.1  # seconds in which a number of threads is tried
-LEAST_SPEEDUP = 1.15  # more threads must be at least this many times as fast
-# glibc's M_TRIM_THRESHOLD, in bytes, at its largest, and M_MMAP_MAX: the kernel zeroes a block mapped by itself
-MALLOC_OPTIONS = ((-1, 2**31 - 1), (-4, 0))
 
 
 def device() -> torch.device:
@@ -62,8 +58,8 @@ def keep_freed_memory() -> None:
     """Let glibc, if there is one, keep freed memory for the next allocation, which saves a tenth of a training step."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
-        for option, value in MALLOC_OPTIONS:
-            mallopt(option, value)
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, in bytes, at its largest
+        mallopt(-4, 0)  # M_MMAP_MAX: the kernel zeroes a block mapped by itself
 
 
 def configure_processor() -> int:
@@ -80,7 +76,7 @@ def configure_processor() -> int:
     chosen = 1
     fastest = 0.0
     for threads in [*(2**i for i in range(every.bit_length()) if 2**i < every), every]:
-        if (speed := passes_per_second(threads)) < LEAST_SPEEDUP * fastest:
+        if (speed := passes_per_second(threads)) < 1.15 * fastest:
             break
         chosen = threads
         fastest = speed
@@ -95,7 +91,7 @@ def passes_per_second(threads: int) -> float:
     weight = torch.zeros(64, 64, 3, 3, requires_grad=True)
     start = 0.0
     passes = -1  # one warms up
-    while passes < 1 or time.perf_counter() - start < WINDOW:
+    while passes < 1 or time.perf_counter() - start < 0.1:
         F.silu(F.conv2d(images, weight, padding=1)).sum().backward()
         passes += 1
         start = start or time.perf_counter()

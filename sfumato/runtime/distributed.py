@@ -21,7 +21,6 @@ from sfumato.runtime import compute
 T = TypeVar("T")
 R = TypeVar("R")
 ALIKE = 1e-5  # relative and absolute: what two processors may differ by, and a precision may not
-LONGEST_WAIT = timedelta(hours=24)  # the others may wait long while the first process encodes or trains
 
 
 def join() -> None:
@@ -40,7 +39,8 @@ def join() -> None:
                 raise SystemExit(0)
             raise ConfigError(f"SFUMATO_LAUNCH starts {count} processes for {cards} GPUs: say --nproc-per-node={cards}")
         torch.cuda.set_device(place)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=LONGEST_WAIT)
+    # the others may wait long while the first process encodes or trains
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timedelta(hours=24))
 
 
 def leave() -> None:

@@ -38,10 +38,10 @@ class Adversarial(QuerySettings):
     latent: ClassVar[int] = 32  # random numbers of a generated image
     width: ClassVar[int] = 16  # channels of the generator at half resolution
     discriminator: ClassVar[int] = 16  # channels of its first layer
+    images: ClassVar[int] = 10_000  # drawn at the end, to look at: a release draws its own
     noise: Noise = "5%"
     steps: Positive = 300  # one for each network
     batch: Positive = 500  # expected images per step: sample_rate = batch / size_hint
     max_grad_norm: Norm = 1.0  # C, the L2 clip of one image's gradient
-    images: Positive = 10_000  # drawn at the end
     microbatch_size: Positive | None = machine(None)  # images whose gradients are taken together; None: what fits
     checkpoint_every: Positive = machine(10)  # steps

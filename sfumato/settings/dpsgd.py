@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from sfumato.settings.fields import REST, Draws, LearningRate, Norm, Positive, Strict, machine
+from sfumato.settings.fields import REST, Draws, LearningRate, Norm, Positive, machine
 from sfumato.settings.noise import Noise, QuerySettings
 from sfumato.settings.noise_levels import LogNormal, NoiseLevels
 
@@ -17,13 +17,6 @@ class Saliency(QuerySettings):
     microbatch_size: Positive | None = machine(None)  # images whose gradients are taken together; None: what fits
 
 
-class Lora(Strict):
-    """Low-rank adapters: W' = W + scale · A·B."""
-
-    rank: Positive = 4  # r
-    scale: ClassVar[float] = 1.0  # α/r
-
-
 SALIENT = ("salient", "salient-lora")  # the sets that the saliency query chooses
 
 
@@ -33,7 +26,7 @@ class Finetune(QuerySettings):
     chooser: ClassVar[str] = "trainable"
     releases: ClassVar[str] = "steps"
     ratio: ClassVar[float] = 0.3  # c: part of the candidate matrices, for the sets that choose some
-    lora: ClassVar[Lora] = Lora()  # the adapters, for the sets with adapters
+    rank: ClassVar[int] = 4  # r, of the adapters, for the sets with adapters
     noise: Noise = REST
     steps: Positive = 2100
     batch: Positive = 4096  # expected images per step: sample_rate = batch / size_hint

@@ -75,5 +75,4 @@ class QuerySettings(Settings):
     def sampling(self, size_hint: int) -> tuple[float, int]:
         """(sample rate, number of releases), from public numbers only."""
         batch = getattr(self, "batch", None) or size_hint
-        uses = getattr(self, self.releases, 1)
-        return min(1.0, batch / size_hint), uses
+        return min(1.0, batch / size_hint), getattr(self, self.releases, 1)

@@ -17,21 +17,6 @@ from sfumato.settings.stages import RECIPES
 from sfumato.storage import documents
 
 WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
-# settings that nothing set, with the value that holds now
-REMOVED = {
-    "adversarial.learning_rate": 2e-3,
-    "central.pool": 1,
-    "classifier.batch": 128,
-    "evolve.feature": "pixels",
-    "evolve.generator": "glyphs",
-    "finetune.lora": {"rank": 4},
-    "finetune.ratio": 0.3,
-    "histogram.batch": "all images",
-    "pretrain.amp.rate": 0.4,
-    "pretrain.amp.steps": 1,
-    "saliency.candidates": "qkv",
-    "saliency.draws": 1,
-}
 
 
 def recipes_at(folder: Path) -> Path:
@@ -135,10 +120,11 @@ def validate(values: dict, path: Path) -> Params:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         plain = re.sub(r"\.phases\.\d+", "", key)  # a phase has what all have
+        removed = documents.read_yaml(Path(__file__).with_name("removed.yaml"))
         if key.endswith(".enabled"):
             problem = f"{key} was removed: delete it; the stages in `run` are switched on"
-        elif plain in REMOVED:
-            problem = f"{key} was removed: delete it; it always is {REMOVED[plain]}"
+        elif plain in removed:
+            problem = f"{key} was removed: delete it; it always is {removed[plain]}"
         elif first["type"] == "extra_forbidden":
             near = difflib.get_close_matches(key, sorted(all_keys(Params)), 1, cutoff=0.4)
             meant = "".join(f": did you mean {name!r}?" for name in near) or "."

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from sfumato.storage.files import replace_file
@@ -37,8 +39,6 @@ def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np
 
 def named_grid(images: Tensor, names: Sequence[str], columns: int, smallest: int) -> np.ndarray:
     """A row of `columns` images for each name, which stands at its left. images: as `to_grid` takes them."""
-    from PIL import Image, ImageDraw, ImageFont
-
     grid = to_grid(images, columns, smallest)
     font = ImageFont.load_default(LETTERS)
     width = int(max(map(font.getlength, names))) + LETTERS
@@ -56,9 +56,6 @@ def save_png(path: Path, array: np.ndarray, xmp: str | None = None) -> None:
 
 def png_bytes(array: np.ndarray, xmp: str | None = None) -> bytes:
     """(H, W), (H, W, 1) or (H, W, 3) uint8 as a PNG. xmp: an XMP packet, which goes where the XMP standard says."""
-    from PIL import Image
-    from PIL.PngImagePlugin import PngInfo
-
     pixels = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
     info = PngInfo()
     content = io.BytesIO()

@@ -5,6 +5,7 @@ It reads only JSON and file names, so a plan can be checked without the librarie
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,8 @@ KNOWN = {  # the classes that this package can load, by part
 MODEL_PARTS = (*KNOWN, "scheduler")
 CONFIG_OF = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_config.json"}  # the others: config.json
 WEIGHTS_OF = {"text_encoder": "model"} | dict.fromkeys(("vae", "unet", "transformer"), "diffusion_pytorch_model")
-VARIANTS = ("", ".fp16")  # half-precision files only if there are no others
 HUB = "hub:"
 AGAIN = "download the model again"
-EXTRA = "pip install 'sfumato[diffusers]'"
 LAYOUT = (
     "expected a directory as diffusers saves it, with model_index.json, tokenizer, text_encoder, vae, scheduler, "
     "and unet or transformer"
@@ -73,11 +72,10 @@ class ModelDirectory:
 
 def require_library() -> None:
     """Raise ConfigError if `diffusers` or `transformers` is not installed. Imports neither."""
-    import importlib.util
-
     for name in ("diffusers", "transformers"):
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"model.directory names a public text-to-image model, which needs {name}: {EXTRA}")
+        if find_spec(name) is None:
+            needs = f"model.directory names a public text-to-image model, which needs {name}"
+            raise ConfigError(f"{needs}: pip install 'sfumato[diffusers]'")
 
 
 def locate(directory: str) -> Path:
@@ -170,7 +168,7 @@ def weights_of(path: Path, part: str) -> tuple[Path, str]:
     """
     directory = path / part
     stem = WEIGHTS_OF[part]
-    for variant in VARIANTS:
+    for variant in ("", ".fp16"):  # half-precision files only if there are no others
         for name in (f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json"):
             if (directory / name).is_file():
                 return directory / name, variant

@@ -50,9 +50,6 @@ def load_part(model: ModelDirectory, part: str) -> Any:
     return loaded
 
 
-# --- the network that is trained --------------------------------------------------------------------------------------
-
-
 class PlainAttention:
     """Attention in plain operations: exact and without in-place updates under `vmap(grad)`. Fused without gradients."""
 
@@ -159,9 +156,6 @@ def make_differentiable(network: Any) -> None:
         elif type(module) is nn.SiLU:
             network.set_submodule(path, CheapSiLU())
     network.eval()
-
-
-# --- text and images --------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

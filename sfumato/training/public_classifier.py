@@ -1,7 +1,6 @@
 """The public classifier: a network trained only on the labelled public images (RPGen stage 1, PrivImage).
 
-It reads no sensitive image. Later `sfumato.queries.histogram` counts its answers on sensitive images, and charges for
-that count.
+It reads no sensitive image. `sfumato.queries.histogram` counts its answers on sensitive images, and charges for it.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,9 +14,6 @@ from sfumato.features.public_network import PublicNetwork, WhitenedCNN, build_ne
 from sfumato.runtime import compute
 from sfumato.settings.training import Classifier
 from sfumato.training.supervised import Schedule, accuracy, train_supervised
-
-WEIGHT_DECAY = {"residual": 0.02, "whitened": 5e-4}  # by network
-WHITENED_BY = 5000  # images whose patches set the first layer
 
 
 def train_public_classifier(
@@ -40,7 +36,7 @@ def train_public_classifier(
     schedule = Schedule(
         steps=settings.steps,
         learning_rate=settings.learning_rate,
-        weight_decay=WEIGHT_DECAY[settings.network],
+        weight_decay={"residual": 0.02, "whitened": 5e-4}[settings.network],
         decay_vectors=False,
         sgd=settings.network == "whitened",
         label_smoothing=0.1,
@@ -50,7 +46,7 @@ def train_public_classifier(
         torch.manual_seed(seed)
         model = build_network(settings.network, images.shape, len(images.classes), settings.width)
         if isinstance(model, WhitenedCNN):
-            model.whiten(images.batch(np.sort(training[:WHITENED_BY]))[0])
+            model.whiten(images.batch(np.sort(training[:5000]))[0])
         batches = (images.batch(rows) for rows in shuffled(training, settings.batch, order))
         train_supervised(model.to(compute.device()), batches, schedule, progress)
     return model, accuracy(model, images, np.sort(chosen[:held]))

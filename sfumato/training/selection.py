@@ -72,8 +72,7 @@ def select_public(settings: Select, votes: np.ndarray | None, public_classes: in
 def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np.ndarray, bool]:
     """The noisy votes that `stage histogram` wrote, (R, P), and whether they are by sensitive class.
 
-    public: the names of the public classes; classes: the number of sensitive ones. Raises DataError if the votes are
-    of other classes.
+    public: names of the public classes; classes: number of sensitive ones. Raises DataError for votes of others.
     """
     votes = load_array(histogram / "histogram.npy")
     with explained(DataError, lambda error: f"{histogram} holds no votes ({error!r}): run `stage histogram` again"):

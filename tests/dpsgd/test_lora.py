@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -17,19 +16,13 @@ from sfumato.dpsgd.lora import LoraLinear, adapted_layers, add_lora, merge, save
 from sfumato.dpsgd.trainable import candidates
 from sfumato.errors import ConfigError, DataError
 from sfumato.release.synthesizer import load_synthesizer
-from sfumato.settings.dpsgd import Lora
 from sfumato.settings.noise_levels import LogNormal
 
 NAMES = ["middle.0.attention.q.weight", "up.1.attention.v.weight", "down.0.block.modulation.weight", "noise.2.weight"]
 
 
-class Halved(Lora):
-    """Adapters of another scale than 1, by which a product without it would show."""
-
-    scale: ClassVar[float] = 0.5
-
-
-RANK = Halved(rank=3)
+RANK = 3
+SCALE = 0.5  # another than 1, by which a product without it would show
 
 
 def inputs(count: int = 3):
@@ -39,7 +32,7 @@ def inputs(count: int = 3):
 
 def adapted(model: nn.Module, names: list[str] = NAMES) -> nn.Module:
     """The model with adapters as training leaves them: B no longer zero."""
-    add_lora(model, names, RANK, seed=0)
+    add_lora(model, names, RANK, 0, SCALE)
     with torch.no_grad():
         for layer in adapted_layers(model).values():
             layer.B.normal_(std=0.1)
@@ -73,7 +66,7 @@ def test_adapters_start_as_nothing():
         plain = net.get_submodule(path)
         row = torch.randn(5, plain.weight.shape[1])
         answer = plain(row)
-        add_lora(net, [name], RANK, seed=0)
+        add_lora(net, [name], RANK, 0, SCALE)
         assert torch.equal(net.get_submodule(path)(row), answer), name  # to the last bit
     torch.testing.assert_close(model(*x), expected, rtol=0, atol=1e-5)  # other layers round by where their memory lies
     assert list(adapted_layers(model)) == sorted(NAMES, key=list(dict(model.named_parameters())).index)
@@ -93,7 +86,7 @@ def test_the_seed_draws_the_adapters_and_nothing_else_does():
         torch.manual_seed(state)
         expected = torch.rand(1)
         torch.manual_seed(state)
-        add_lora(model, NAMES, RANK, seed)
+        add_lora(model, NAMES, RANK, seed, SCALE)
         assert torch.equal(torch.rand(1), expected)  # the global generator is left alone
         drawn.append([layer.A for layer in adapted_layers(model).values()])
     assert all(torch.equal(a, b) for a, b in zip(drawn[0], drawn[1], strict=True))
@@ -165,7 +158,7 @@ def test_per_image_gradients_of_foreign_layers_are_those_of_a_loop():
 def test_a_rank_above_the_matrix_is_refused_by_name_before_anything_changes():
     model = network()
     with pytest.raises(ConfigError, match=r"adapters of rank 9 .*min\(8, 8\).*down\.0\.attention\.q\.weight"):
-        add_lora(model, ["noise.2.weight", "down.0.attention.q.weight"], Lora(rank=9), seed=0)
+        add_lora(model, ["noise.2.weight", "down.0.attention.q.weight"], 9, seed=0)
     assert not adapted_layers(model)
     assert all(value.requires_grad for value in model.parameters())
 
@@ -173,7 +166,7 @@ def test_a_rank_above_the_matrix_is_refused_by_name_before_anything_changes():
 @pytest.mark.parametrize("name", ["middle.0.attention.q.bias", "middle.0.attention.q", "weight", "", "nowhere.weight"])
 def test_a_name_that_is_no_matrix_is_refused(name):
     with pytest.raises(ConfigError, match="is not a weight of a layer"):
-        add_lora(network(), [name], RANK, seed=0)
+        add_lora(network(), [name], RANK, 0, SCALE)
 
 
 def test_a_layer_whose_weight_is_used_past_it_is_refused():
@@ -183,11 +176,11 @@ def test_a_layer_whose_weight_is_used_past_it_is_refused():
     )
     for name in ("attention.out_proj.weight", "conv.weight", "norm.weight"):
         with pytest.raises(ConfigError, match="can be adapted"):
-            add_lora(model, [name], Lora(rank=2), seed=0)
+            add_lora(model, [name], 2, seed=0)
     twice = network()
-    add_lora(twice, NAMES[:1], RANK, seed=0)
+    add_lora(twice, NAMES[:1], RANK, 0, SCALE)
     with pytest.raises(ConfigError, match="can be adapted"):
-        add_lora(twice, NAMES[:1], RANK, seed=1)
+        add_lora(twice, NAMES[:1], RANK, 1, SCALE)
 
 
 @pytest.fixture

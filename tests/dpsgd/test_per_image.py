@@ -20,7 +20,6 @@ from sfumato.dpsgd.per_image import (
     grouped_weight_gradients,
     shifted_weight_gradients,
 )
-from sfumato.settings.dpsgd import Lora
 from sfumato.settings.noise_levels import LogNormal
 
 IMAGES, DRAWS = 3, 2
@@ -210,7 +209,7 @@ def test_the_network_has_the_gradients_that_vmap_finds(name, adapted):
     model = perturbed(UNet(classes=4, **{"width": 8, **NETWORKS[name]}))
     if adapted:
         matrices = [f"{path}.weight" for path, layer in model.named_modules() if type(layer) is nn.Linear]
-        add_lora(model, matrices, Lora(rank=2), seed=0)
+        add_lora(model, matrices, 2, seed=0)
         with torch.no_grad():
             for path, value in model.named_parameters():
                 if path.endswith(".B"):

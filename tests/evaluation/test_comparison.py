@@ -240,7 +240,7 @@ def test_a_folder_has_the_hash_that_dvc_gives_it(tmp_path):
 
 
 def test_the_table_shows_folders_as_they_are_named_without_what_all_share(capsys, monkeypatch):
-    from stages.compare import screen_table, short_names
+    from sfumato.evaluation.tables import comparison_table, short_names
     from stages.screen import show_local
 
     monkeypatch.setenv("COLUMNS", "160")
@@ -248,7 +248,7 @@ def test_the_table_shows_folders_as_they_are_named_without_what_all_share(capsys
     assert short_names(["/a/one", "/a"]) == ["one", "/a"]
     assert short_names(["/a/b"]) == ["/a/b"] and short_names(["/a", "a"]) == ["/a", "a"]
     row = {"recipe": "full", "target": 1.0, "epsilon": 1.0, "distance": None, "mind": 0.0931, "differs": ""}
-    table = screen_table(pd.DataFrame([row | {"run": "/runs/steps=[40]"}, row | {"run": "/runs/[red]"}]), [])
+    table = comparison_table(pd.DataFrame([row | {"run": "/runs/steps=[40]"}, row | {"run": "/runs/[red]"}]), [])
     show_local([table], Path("comparison.csv"))
     assert "steps" not in (text := capsys.readouterr().out) and "comparison.csv: local" in text  # no terminal
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

@@ -252,6 +252,7 @@ def test_phases_share_the_steps_by_their_parts():
         ({"profile": None, "recipe": "dpdm"}, "size_hint is missing"),
         ({"central": {"statistic": "mode", "max_norm": 3}}, "max_norm"),
         ({"frequency": {"size": 2}}, "frequency.size"),
+        ({"adversarial": {"images": 40}}, r"adversarial\.images was removed: delete it; .*is 10000"),
         ({"central": {"pool": 2}}, r"central\.pool was removed: delete it; .*is 1"),
         ({"saliency": {"candidates": "layers"}}, r"saliency\.candidates was removed: delete it; .*is qkv"),
         ({"finetune": {"lora": {"rank": 8}}}, r"finetune\.lora was removed: delete it; .*rank.* 4"),

@@ -26,7 +26,7 @@ SMALL = {
     "embedding": {"size": 100, "learned": {"steps": 2}},
     "classifier": {"steps": 4, "width": 8},
     "evolve": {"rounds": 2, "population": 40, "images": 40},
-    "adversarial": {"steps": 2, "batch": 60, "images": 40},
+    "adversarial": {"steps": 2, "batch": 60},
     "select": {"images": 240},  # of each class as many as the release has: noisy counts may ask for all
     "auxiliary": {"steps": 4, "batch": 40, "images": 40},
     "refine": {"steps": 2, "batch": 40, "images": 40},

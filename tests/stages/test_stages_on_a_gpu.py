@@ -26,7 +26,7 @@ SMALL = {
     "teacher": {"steps": 2},
     "classifier": {"steps": 2, "width": 8},
     "evolve": {"rounds": 1, "population": 40, "images": 40},
-    "adversarial": {"steps": 2, "batch": 20, "images": 40},
+    "adversarial": {"steps": 2, "batch": 20},
     "auxiliary": {"steps": 2, "batch": 40, "images": 40},
     "embedding": {"size": 100, "learned": {"steps": 2}},
     "refine": {"steps": 2, "batch": 40, "images": 40},

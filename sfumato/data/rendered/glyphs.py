@@ -3,21 +3,15 @@
 Grey images are white on black, as handwriting sets are; colour images have a random foreground on a random ground.
 """
 
-from __future__ import annotations
-
 import math
 import string
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from sfumato.errors import DataError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-    from PIL.ImageFont import FreeTypeFont
 
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 # the fonts of matplotlib that show every character at its place, not symbols or placeholders
@@ -32,8 +26,6 @@ CONTRAST = 110.0  # least distance of foreground and ground, in units of 1/255
 
 def glyph_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
     """A function (random stream, label) -> one glyph, (H, W, C) uint8, of a random font of matplotlib."""
-    from PIL import ImageFont
-
     basic = ImageFont.Layout.BASIC
     # pixels, before it is transformed
     faces = [ImageFont.truetype(str(path), 96, layout_engine=basic) for path in font_files()]
@@ -57,23 +49,18 @@ def font_files() -> list[Path]:
     return files
 
 
-def glyph_picture(face: FreeTypeFont, character: str, weight: float) -> Image:
+def glyph_picture(face: ImageFont.FreeTypeFont, character: str, weight: float) -> Image.Image:
     """One character cut to its bounds, white on black, thickened by `weight` pixels (below -0.5: thinned by one)."""
-    from PIL import Image as Pictures
-    from PIL import ImageDraw, ImageFilter
-
     stroke = max(0, round(weight))
     left, top, right, bottom = face.getbbox(character, stroke_width=stroke)
     size = (math.ceil(right - left) + 2, math.ceil(bottom - top) + 2)
-    picture = Pictures.new("L", size)
+    picture = Image.new("L", size)
     ImageDraw.Draw(picture).text((1 - left, 1 - top), character, fill=255, font=face, stroke_width=stroke)
     return picture.filter(ImageFilter.MinFilter(3)) if weight < -0.5 else picture
 
 
-def place(picture: Image, size: tuple[int, int], random: np.random.Generator) -> np.ndarray:
+def place(picture: Image.Image, size: tuple[int, int], random: np.random.Generator) -> np.ndarray:
     """A glyph on a black canvas of `size` (H, W), scaled, sheared, turned and shifted at random; (H, W) uint8."""
-    from PIL.Image import Resampling, Transform
-
     height, width = size
     side = min(height, width)
     fine = max(2, round(112 / side))  # drawn this many times larger, then averaged
@@ -88,7 +75,10 @@ def place(picture: Image, size: tuple[int, int], random: np.random.Generator) ->
     centre = np.array([width, height]) * fine / 2 + random.uniform(-room, room, 2)
     offset = np.array(picture.size) / 2 - back @ centre
     placed = picture.transform(
-        (width * fine, height * fine), Transform.AFFINE, (*back[0], offset[0], *back[1], offset[1]), Resampling.BILINEAR
+        (width * fine, height * fine),
+        Image.Transform.AFFINE,
+        (*back[0], offset[0], *back[1], offset[1]),
+        Image.Resampling.BILINEAR,
     )
     return np.asarray(placed.reduce(fine))
 

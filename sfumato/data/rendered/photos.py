@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from PIL import Image
 
 PHOTOGRAPHS = ("china", "flower")
 
 
 def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
     """A function (random stream, label) -> one patch, (H, W, C) uint8: random place, scale (log-uniform), mirroring."""
-    from PIL import Image
     from sklearn.datasets import load_sample_image
 
     channels, height, width = shape

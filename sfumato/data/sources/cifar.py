@@ -6,13 +6,12 @@ import numpy as np
 
 from sfumato.data.sources.source import Request, Source, download, examples
 
-ARCHIVES = {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}
-
 
 def read_cifar(request: Request, raw: Path) -> Source:
     """The set whose archive is unpacked in `request.path` or in `raw`; without a path, it is downloaded if missing."""
     place = request.path_or(raw)
-    fix = f"Unpack {ARCHIVES[request.name]} into {place}"
+    archive = {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}[request.name]
+    fix = f"Unpack {archive} into {place}"
     parts = download(request.name.upper(), place, fix, test=request.sensitive, download=request.path is None)
     train, *test = [examples(part.data, np.array(part.targets), request, request.name) for part in parts]
     return Source(tuple(parts[0].classes), train, next(iter(test), None), sum(map(len, parts)))

@@ -102,8 +102,7 @@ def read_idx(path: Path) -> np.ndarray:
         if magic[:3] != b"\0\0\x08" or len(magic) < 4:
             start = magic.hex() or "nothing"
             raise DataError(f"{path} is not an idx file of unsigned bytes: it starts with {start}, expected 000008.")
-        header = file.read(4 * magic[3])
-        shape = struct.unpack(f">{magic[3]}i", header)
+        shape = struct.unpack(f">{magic[3]}i", file.read(4 * magic[3]))
         size = math.prod(shape)
         if min(shape, default=0) < 0 or size > MAX_SIZE:
             raise DataError(f"{broken}: its header says {shape}, expected at most {MAX_SIZE:,} values. Fetch it again.")

@@ -7,6 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from PIL.Image import registered_extensions
+
 from sfumato.data.decoding import Member, decode, decoded
 from sfumato.data.deep import is_dicom
 from sfumato.data.groups import ids_of_files
@@ -103,8 +105,6 @@ def list_part(
     path: Path, root: Path, classes: Sequence[str], groups: Groups | None, problems: list[str]
 ) -> list[Place]:
     """The pictures of one part of the folder `root`, by class; `problems` takes what cannot be used."""
-    from PIL.Image import registered_extensions
-
     entries = visible(path)
     nested = groups is not None and groups.folder is True
     problems += [
@@ -174,8 +174,6 @@ def leave_out(key: Any, error: DataError, every: list[Place], request: Request) 
 
 def without_strays(found: Listing, request: Request) -> Listing:
     """The listing without files that are no pictures by name and content: they have no person, nor a row in a table."""
-    from PIL.Image import registered_extensions
-
     for file, _ in found.files:
         if isinstance(file, Path) and file.suffix.lower() not in registered_extensions():
             try:

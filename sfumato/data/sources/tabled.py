@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL.Image import registered_extensions
 
 from sfumato.data.decoding import Member
 from sfumato.data.deep import is_dicom
@@ -37,8 +38,7 @@ Row = tuple[Any, ...]  # a picture, its label as text, and the id of its person 
 def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[str] | None) -> Listing:
     """A folder with metadata.csv, .jsonl or .parquet: file_name, and columns of the label and of the person's id.
 
-    Or its parts, as `split_of` finds them, each with its own. classes: None for those that occur. Raises as
-    `rows_by_file`.
+    Or its parts, by `split_of`, each with its own. classes: None for those that occur. Raises as `rows_by_file`.
     """
     if not path.is_dir():
         raise DataError(f"data.path={path} is not a folder: expected pictures and {METADATA[0]}.")
@@ -74,8 +74,6 @@ def files_below(root: Path) -> Iterator[Path]:
 
 def pictures_below(root: Path) -> list[Path]:
     """Those that are pictures, by their suffixes, or DICOM."""
-    from PIL.Image import registered_extensions
-
     known = registered_extensions()
     return [file for file in files_below(root) if file.is_file() and (file.suffix.lower() in known or is_dicom(file))]
 
@@ -171,8 +169,6 @@ def list_shards(path: Path, label: str | None, group: str | None, classes: Seque
     of .cls; group: the key of the person's id. Raises DataError that names a sample by its place.
     Guarantee: nothing is unpacked, and links within an archive are refused.
     """
-    from PIL.Image import registered_extensions
-
     train: list[Row] = []
     test: list[Row] = []
     shards = shards_of(path)

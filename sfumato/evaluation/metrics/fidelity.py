@@ -13,7 +13,6 @@ from sfumato.evaluation.metrics.neighbours import NEIGHBOURS, authenticity, prec
 from sfumato.settings.evaluate import Evaluate
 
 FEWEST_OF_A_KIND = 4  # images of each kind, for the likelihood
-MEMORISED = -20.0  # a generalisation gap below this looks like copies
 INCEPTION_NAMES = {"frechet": "fid", "mmd": "kid", "mmd_std": "kid_std"}  # of numbers in its space
 
 
@@ -118,7 +117,7 @@ def fidelity(
     if "fld" in metrics and "fld" not in numbers:
         warn(f"{name}: no feature likelihood: it needs {FEWEST_OF_A_KIND} images or more of each kind, which differ")
     gap = numbers.get("generalisation_gap", 0.0)
-    if gap < MEMORISED:
+    if gap < -20:
         warn(
             f"{name}: training images are likelier than hold-out images by {-gap:.0f} "
             "hundredths of a nat per dimension, as when images were copied. Look at neighbours.png"

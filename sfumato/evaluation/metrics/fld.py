@@ -15,7 +15,6 @@ MOST_CENTRES = 4000  # and half the points they are fitted to, drawn with a fixe
 ROUNDS = 40  # of expectation-maximisation
 SETTLED = 1e-5  # stop when a round brings less log-likelihood per dimension
 MIN_VARIANCE = 1e-4  # of a Gaussian: a hundredth of a feature's standard deviation
-SHRINK = 0.9  # of the background, towards the mean
 ROWS_AT_ONCE = 256
 
 
@@ -57,7 +56,7 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
     """
     dimension = points.shape[1]
     distances = squared(points, centres)  # (N, M)
-    far = SHRINK**2 * squared(points, points.mean(dim=0, keepdim=True))  # (N, 1)
+    far = 0.9**2 * squared(points, points.mean(dim=0, keepdim=True))  # (N, 1), shrunk towards the mean
     variances = ((distances.min(dim=0).values + 1e-3) / dimension).clamp_min(MIN_VARIANCE)
     background = torch.ones(1, dtype=torch.float64)
     before = -math.inf
