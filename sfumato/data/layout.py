@@ -37,6 +37,7 @@ PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,]", re.
 MANY = 20  # classes: of more, pictures than FEW in each are few; else than LEAST
 FEW = 50
 LEAST = 10
+LIKE_IDS = 2
 ALL = ("all",)  # the owner's word that none of the classes found is a person's
 
 
@@ -106,6 +107,17 @@ def cells_in(table: Path, column: str) -> list[str]:
     with suppress(DataError):  # of a column that is of no use here, such as an age
         return [cell for _, (cell,) in read_table(table, [column], str(table))]
     return []
+
+
+def repeated_ids(path: Path, label: str | None) -> str | None:
+    """The first column of the table of `path` whose cells are mostly PERSONAL, and repeat; None without any."""
+    path = unpacked(path)
+    if table := table_of(path) or table_in(split_of(path)[0][0]):
+        for name in columns_of(table):
+            cells = cells_in(table, name)
+            if name != label and likeness({*cells}) == LIKE_IDS and len({*cells}) < len(cells):
+                return name
+    return None
 
 
 def several_in(table: Path, columns: Sequence[str], label: str | None) -> dict[str, Any] | None:
@@ -182,9 +194,9 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> U
 
 
 def likeness(names: Collection[str]) -> int:
-    """How much names look like ids: 2 for most that are PERSONAL, 1 for numbers in all, 0 otherwise."""
+    """How much names look like ids: LIKE_IDS for most that are PERSONAL, 1 for numbers in all, 0 otherwise."""
     long = sum(bool(PERSONAL.search(name)) for name in names) > len(names) / 2
-    return 2 if long else int(all(re.search(r"\d", name) for name in names))
+    return LIKE_IDS if long else int(all(re.search(r"\d", name) for name in names))
 
 
 def like_people(names: Sequence[str]) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from sfumato.data.deep import Span
 from sfumato.data.images import per_class
-from sfumato.data.layout import ALL, FOLDERS, check_names, layout_of
+from sfumato.data.layout import ALL, FOLDERS, check_names, layout_of, repeated_ids
 from sfumato.data.listing import statuses
 from sfumato.data.prepare import progress
 from sfumato.data.sources import Source, open_source
@@ -33,7 +33,7 @@ PATTERNS = (
     r"^([A-Za-z]+-?\d+)_\d+\.",  # person23_4.png
     # P0001_left.png, 00012_003.png, IM-0115-0001.jpeg; after a date, 2026-01-31_P0001_2.png
     r"^(?:(?:19|20)\d\d[-_.]?\d\d[-_.]?\d\d[-_ ]+)?([A-Za-z]*[-_ ]?\d+)[-_ ]",
-    r"^([^\W\d_]+(?:[-_ ,]+[^\W\d_]+)*)[-_ ]*\d+\.",  # Smith-John_2.png
+    r"^([^\W\d_]+(?:[-_ ,]+[^\W\d_]+)*)[-_ ]*\d[-_ \d]*\.",  # Smith-John_2.png, Smith_John_2026-01-31.png
 )
 LOOKED = "looked.json"  # in the state directory: what the last folder's pictures looked like
 SURVEY_FIELDS: dict[str, type] = {"side": int, "longer": int, "proportion": float, "colour": bool}  # kept there
@@ -46,7 +46,7 @@ class Survey:
     images, held_out: how many; side, longer: the medians of the shorter and of the longer sides; proportion: the median
     of rows over columns, 1 if a quarter of the pictures lie otherwise than most; colour: most pictures have some;
     groups: where the ids of persons are found; persons: how many of them are not held out; counts: pictures of each
-    class that are not held out; named: a pattern that finds persons, if names of files repeat their beginnings; data:
+    class that are not held out; named: a pattern or a column that may find persons, if it repeats; data:
     keys of the section `data` that say where the labels are.
     """
 
@@ -115,7 +115,7 @@ def survey(
         groups=groups,
         persons=None if ids is None else len({*ids} - {None}) + ids.count(None),
         counts=tuple(per_class(labels[:trained], len(source.classes)).tolist()),
-        named=pattern_in(source.names, len(source.classes)),
+        named=pattern_in(source.names, len(source.classes)) or repeated_ids(path, request.label_column),
         data={key: value for key, value in data.items() if value},
         **form_and_colour,
     )

@@ -39,7 +39,8 @@ QUESTIONS = {  # by the option that the answer is of
     "label": "The column of the labels",
     "span": "Values shown as black and white, such as 0,4095",
 }
-LIKE_PERSONS = "the names of files repeat their beginnings, as several pictures of one person do"
+# then what finds them
+LIKE_PERSONS = "names of files repeat their beginnings, or ids in a column repeat, as several pictures of one person do"
 NOTES = {  # comments of `params.yaml`, by the section that they stand above
     "data": "dataset_id keeps its name for ever: the odometer counts by it",
     "privacy": "epsilon is spent on the first release; privacy.lifetime_epsilon allows further ones",

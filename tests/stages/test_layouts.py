@@ -89,6 +89,7 @@ CELLS = {
     "other": lambda i, part: i // 3 % 2,
     "both": lambda i, part: ("benign", "malignant|benign", "malignant")[i % 3],
     "part": lambda i, part: ("train", "test")[i % 2],
+    "date": lambda i, part: f"{2000 + i}-01-31",
     "same id": lambda i, part: IDS[i // 8],
 }
 
@@ -406,11 +407,27 @@ ROWS: dict[str, tuple] = {
     "a table of any name": (listed("Image Index", "Diagnosis=kind, Patient ID=id"), None, PERSONS, KINDS, "column", 0),
     "a table with semicolons": (listed("Bild", "label=kind", tables=(";.csv",)), None, WHOLE, KINDS, None, False),
     "a table without suffixes, pictures in parts": (
-        listed("image_id", "lesion=id, dx=kind", "X10000_images_part_{part}/X_{i:04}.jpg", lambda path: path.stem),
+        listed("image_id", "lesion=age, dx=kind", "X10000_images_part_{part}/X_{i:04}.jpg", lambda path: path.stem),
         None,
         WHOLE,
         KINDS,
         None,
+        False,
+    ),
+    "a table, ids that repeat": (
+        listed("image_id", "lesion_id=id, dx=kind, date=date", "{i:04}.jpg", lambda path: path.stem),
+        "ids in a column repeat",
+        "- - - - - y",
+        KINDS,
+        "column",
+        False,
+    ),
+    "names and dates": (
+        folders("{kind}/{person}_2026-01-{i:02}.png", people=[f"{name}_Anna" for name in NAMES]),
+        "repeat",
+        "- - - - - y",
+        KINDS,
+        "pattern",
         False,
     ),
     "a list of labels, pictures in parts": (
