@@ -89,7 +89,7 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
             opened = Image.open(file, formats=known)
         except UnidentifiedImageError:
             file.seek(0)
-            if file.read(4) not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # no TIFF; Pillow names an object here
+            if file.read(4) not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # Pillow names a place in this program
                 raise ValueError("its bytes are those of no picture") from None
             return decode_tiff(file, span, str(path))
         if (frames := getattr(opened, "n_frames", 1)) > 1:

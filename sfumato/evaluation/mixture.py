@@ -1,6 +1,6 @@
 """Which mixture is released, with public images or without: that whose student agrees with the teacher.
 
-Students, draws and labels follow from what was released and from public images, so the choice is free.
+Students, draws and labels follow from what was released and public images, not from real ones: the choice is free.
 """
 
 from collections.abc import Mapping

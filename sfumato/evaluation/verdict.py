@@ -34,7 +34,7 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     Returns {"level": one of VERDICT_LEVELS, "unknown" or UNJUDGED, "sentence", "learned": the part, None if unknown,
     "accuracy" and "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
     labels of several are (N, classes), and AUROC stands for both accuracies: 1/2 by chance.
-    Without "real", the verdict is too hard: it takes perfect accuracy. Without a measurement, a warning says why.
+    Without "real", it can only be too hard: perfect accuracy stands for it. Without numbers, a warning says why.
     """
     if not accuracies(found["release"]):
         empty: dict[str, Any] = {"level": UNJUDGED, "learned": None, "accuracy": {}, "balanced_accuracy": {}}

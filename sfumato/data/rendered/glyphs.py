@@ -74,12 +74,8 @@ def place(picture: Image.Image, size: tuple[int, int], random: np.random.Generat
     room = side * fine * max(0.04, (1 - fraction) / 2)
     centre = np.array([width, height]) * fine / 2 + random.uniform(-room, room, 2)
     offset = np.array(picture.size) / 2 - back @ centre
-    placed = picture.transform(
-        (width * fine, height * fine),
-        Image.Transform.AFFINE,
-        (*back[0], offset[0], *back[1], offset[1]),
-        Image.Resampling.BILINEAR,
-    )
+    affine = (*back[0], offset[0], *back[1], offset[1])
+    placed = picture.transform((width * fine, height * fine), Image.Transform.AFFINE, affine, Image.Resampling.BILINEAR)
     return np.asarray(placed.reduce(fine))
 
 
