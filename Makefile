@@ -1,11 +1,10 @@
 # Each target needs nothing done before: only git, make and Python 3.11 or newer.
 PYTHON ?= python3
 REPRO ?=
-PIP_FLAGS ?=
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 
-PIP_INSTALL = $(VENV)/bin/python -m pip install $(PIP_FLAGS)
+PIP_INSTALL ?= $(VENV)/bin/python -m pip install
 LOCK_FOR := --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
 .PHONY: help install demo test mutants lint docs lock dvc.yaml audit-packages clean
