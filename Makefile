@@ -4,7 +4,7 @@ REPRO ?=
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 
-PIP_INSTALL ?= $(VENV)/bin/python -m pip install
+INSTALLER ?= $(VENV)/bin/python -m pip install
 # Tests wait for the disk to sync tens of thousands of small files. In memory that takes no time, where there are 8 GB of it.
 IN_MEMORY = $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'END {print $$4}')" -gt 8000000 ] 2>/dev/null && echo /dev/shm)
 LOCK_FOR := --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
@@ -30,21 +30,21 @@ $(VENV)/bin/python:
 # With LOCKED the lock has all that both need, and nothing is installed that it does not name.
 ifdef LOCKED
 $(VENV)/.installed $(VENV)/.installed-test: pyproject.toml requirements.lock | $(VENV)/bin/python
-	$(PIP_INSTALL) --require-hashes -r requirements.lock
-	$(PIP_INSTALL) --no-deps --no-build-isolation -e .
+	$(INSTALLER) --require-hashes -r requirements.lock
+	$(INSTALLER) --no-deps --no-build-isolation -e .
 	@touch $(VENV)/.installed $(VENV)/.installed-test
 else
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP_INSTALL) -c constraints.txt -e .
+	$(INSTALLER) -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP_INSTALL) -c constraints.txt -e '.[test]'
+	$(INSTALLER) -c constraints.txt -e '.[test]'
 	@touch $@ $(VENV)/.installed
 endif
 
 $(VENV)/.installed-docs: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP_INSTALL) -c constraints.txt mkdocs-material
+	$(INSTALLER) -c constraints.txt mkdocs-material
 	@touch $@
 
 install: $(VENV)/.installed
