@@ -29,6 +29,10 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # what is left at the end is freed, or a library speaks of leaks
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, so that with two workers none comes last and alone."""
     place = {f"test_{name}.py": number for number, name in enumerate(LONGEST)}
