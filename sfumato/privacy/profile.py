@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent
@@ -90,7 +91,12 @@ def best_guess(mechanisms: Iterable[Mechanism], adjacency: str = ADD_OR_REMOVE_O
     Guarantee: no test does better, whatever else is known.
     """
     louder = [replace(one, noise_multiplier=one.noise_multiplier * noise) for one in mechanisms]
-    events = [one.event for one in louder]
+    return _best_guess(tuple(louder), adjacency)
+
+
+@lru_cache(maxsize=512)  # plans of one process often have the same mechanisms
+def _best_guess(mechanisms: tuple[Mechanism, ...], adjacency: str) -> float:
+    events = [one.event for one in mechanisms]
     distribution = PLDAccountant(RELATIONS[adjacency], COARSE_STEP).compose(ComposedDpEvent(events))
     advantage = min(advantage_of_rdp(rdp_curve(events, LOW_ORDERS)), distribution.get_delta(0.0))
     return float((1 + advantage) / 2)

@@ -1,5 +1,6 @@
 """A prepared set in a private state directory, and charges on it."""
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,11 @@ class Owner:
 
 
 @pytest.fixture
-def owner(tmp_path) -> Owner:
-    prepare_sensitive(Data(), tmp_path / "state", tmp_path / "card.json", tmp_path / "raw")
+def owner(tmp_path, tmp_path_factory) -> Owner:
+    """In a folder of its own: a copy of the digits, which are prepared once."""
+    prepared = tmp_path_factory.getbasetemp() / "prepared-digits"
+    if not (prepared / "card.json").exists():
+        prepare_sensitive(Data(), prepared / "state", prepared / "card.json", prepared / "raw")
+    shutil.copytree(prepared / "state", tmp_path / "state")
+    shutil.copy(prepared / "card.json", tmp_path)
     return Owner(tmp_path / "state", read_card(tmp_path / "card.json"))
