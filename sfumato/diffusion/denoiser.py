@@ -19,8 +19,6 @@ Guide = Callable[[Tensor, Tensor, float], Tensor]
 Sampler = Callable[[Tensor], Tensor]  # labels, as in `drawing` -> images, (B, C, H, W) float32 in [0, 1], on the CPU
 Progress = Callable[[int, int], None]  # done, of how many
 TIMESTEPS = 1000
-FIRST_BETA = 1e-4  # Ho et al. 2020 (DDPM)
-LAST_BETA = 0.02
 
 
 class Denoiser(nn.Module):
@@ -145,6 +143,6 @@ def mixture(law: TimestepMixture, device: torch.device) -> tuple[Tensor, Tensor]
 @functools.cache
 def schedule(device: torch.device) -> Tensor:
     """σ(t) = √((1 − ᾱ)/ᾱ) for t = 0..999 under linear betas. (1000,) float32, rising from 0.01 to about 157."""
-    betas = torch.linspace(FIRST_BETA, LAST_BETA, TIMESTEPS, dtype=torch.float64)
+    betas = torch.linspace(1e-4, 0.02, TIMESTEPS, dtype=torch.float64)  # Ho et al. 2020 (DDPM)
     alphas_cumprod = (1 - betas).cumprod(0)
     return ((1 - alphas_cumprod) / alphas_cumprod).sqrt().float().to(device)

@@ -27,8 +27,6 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import replace_private
 
-OPINIONS = Path("cache") / "opinions"  # below the state directory
-
 AGREEMENT = 0.01  # relative, beyond an opinion's own error
 # Opacus sums long series below order 2, and its binomial coefficients overflow beyond 1024
 OPACUS_ORDERS = (2, 1024)
@@ -84,7 +82,7 @@ def kept_opinions(records: Sequence[Mapping], delta: float, accountant: str, sta
     about = {"records": list(records), "delta": delta, "accountant": accountant, "versions": versions}
     if state is None or not state.is_dir():
         return all_opinions(records, delta, accountant)
-    file = state / OPINIONS / f"{digest_of(about)}.json"
+    file = state / "cache" / "opinions" / f"{digest_of(about)}.json"
     with suppress(*UNREADABLE):
         return validated(dict[str, Opinion], read_json(file))
     found = all_opinions(records, delta, accountant)

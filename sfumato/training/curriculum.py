@@ -51,7 +51,6 @@ Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
 Sources = Mapping[str, tuple[Images, Tensor]]
 
 IMAGES_PER_DRAW = 2  # of RandAugment operations
-REPORT_EVERY = 20  # steps between two reports of progress
 
 
 def warm_up(
@@ -97,7 +96,7 @@ def warm_up(
             optimiser.step()
             ema.update(parameters)
             done += 1
-            if done % REPORT_EVERY == 0 or step == phase.steps:
+            if done % 20 == 0 or step == phase.steps:
                 report(done, whole)
     return ema.average
 

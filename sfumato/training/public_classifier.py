@@ -17,7 +17,6 @@ from sfumato.settings.training import Classifier
 from sfumato.training.supervised import Schedule, accuracy, train_supervised
 
 WEIGHT_DECAY = {"residual": 0.02, "whitened": 5e-4}  # by network
-WHITENED_BY = 5000  # images whose patches set the first layer
 
 
 def train_public_classifier(
@@ -50,7 +49,7 @@ def train_public_classifier(
         torch.manual_seed(seed)
         model = build_network(settings.network, images.shape, len(images.classes), settings.width)
         if isinstance(model, WhitenedCNN):
-            model.whiten(images.batch(np.sort(training[:WHITENED_BY]))[0])
+            model.whiten(images.batch(np.sort(training[:5000]))[0])
         batches = (images.batch(rows) for rows in shuffled(training, settings.batch, order))
         train_supervised(model.to(compute.device()), batches, schedule, progress)
     return model, accuracy(model, images, np.sort(chosen[:held]))
