@@ -1,4 +1,4 @@
-"""Write the generated parts of docs/reference.md and docs/api.md.
+"""Write the generated parts of docs/reference.md and docs/api.md, and dvc.yaml.
 
 Those of the reference stand between the marks `<!-- NAME -->` and `<!-- /NAME -->`.
 
@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import api  # beside this file
 
 from sfumato import errors
+from sfumato.planning.project_files import dvc_text
 from sfumato.settings.fields import MACHINE
 from sfumato.settings.noise_levels import NoiseLevels
 from sfumato.settings.params import Params
@@ -364,9 +365,10 @@ def generated(page: str) -> str:
 
 
 def fresh_pages() -> dict[Path, str]:
-    """The pages with generated parts, made new."""
+    """The pages with generated parts, and dvc.yaml, made new."""
     page, interface = (path.read_text(encoding="utf-8") for path in (REFERENCE, API))
-    return {REFERENCE: generated(page), API: api.generated(interface, table, comments_of)}
+    text = {REFERENCE: generated(page), API: api.generated(interface, table, comments_of)}
+    return text | {ROOT / "dvc.yaml": dvc_text(clone=True)}
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-# what reading a file raises that is missing, damaged, or of another kind
+# exceptions raised when a file is missing, damaged or of the wrong kind
 UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -76,7 +76,7 @@ def explained(
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
-    """What to say of a name that does not exist: the nearest one that does; else `otherwise`, or all that there are."""
+    """Suggest a known name for an unknown one: the closest match, else `otherwise`, else all known names."""
     known = list(known)
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]!r}?" if near else otherwise or f"known are {', '.join(known)}"

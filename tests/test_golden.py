@@ -39,7 +39,7 @@ from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.lora import add_lora, save_adapter
 from sfumato.dpsgd.run import Gradients
 from sfumato.dpsgd.trainable import candidates
-from sfumato.features import FeatureMeans
+from sfumato.features import FEATURES, FeatureMeans
 from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
@@ -417,6 +417,13 @@ CASES: dict[str, Case] = {
 # of a stage that has none, its defaults
 PINNED = {case.stage for case in CASES.values()}
 CASES |= {name: case(name) for name, stage in STAGES.items() if stage.kind is not Kind.LOCAL and name not in PINNED}
+# of a map that has none, its features by the usual kernel; the weights of imagenet come with an extra
+MAPPED = {each["map"] for case in CASES.values() for each in case.settings.get("features", ())} | {"imagenet"}
+CASES |= {
+    f"frequency of {name}": case("frequency", size=24, features=maps(name), colour=True, tolerance=FEATURE)
+    for name in FEATURES
+    if name not in MAPPED
+}
 
 # --- a run whose charge adds no noise ---------------------------------------------------------------------------------
 

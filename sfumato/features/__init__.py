@@ -1,4 +1,4 @@
-"""Public maps of an image, of which a release may be made: FEATURES has them by their names in the parameters.
+"""Public feature maps. FEATURES lists them by the name used in params.yaml.
 
 A map takes (B, C, H, W) float32 in [0, 1] to (B, d), differentiably, and was made from public data only.
 """

@@ -179,10 +179,10 @@ def open_alone(
     """Open a charge for `work` on the images of `card`: refuse it, or journal the whole of it and hand it out.
 
     The same work on the same images is refused once it was released. A charge of it that a kill left open has released
-    nothing: it goes on at its last durable use, with fresh noise, at no further cost, under a record with a new id,
-    which takes the place of the old in the journal. So two continuations of one copied state directory leave two
-    records. One of the same plan on other inputs never goes on, and no second one is opened beside it: two clones whose
-    free stages gave other bytes would pay twice. noise: only for tests.
+    nothing: it resumes after its last durable use, with fresh noise and at no further cost, under a new record id that
+    replaces the old one in the journal. So two continuations of one copied state directory leave two records. One of
+    the same plan on other inputs never goes on, and no second one is opened beside it: two clones whose free stages
+    gave other bytes would pay twice. noise: only for tests.
     Raises BudgetError: already released, over the lifetime budget, in use by another process, a journal that does not
     hold or differs from the one of `work.seen`; DataError: no images.
     """
@@ -243,7 +243,7 @@ def refuse_released(decision: Decision, work: ChargeRequest, prepared: str) -> N
 
 
 def refuse_kept(odometer: Odometer, kept: Path, run: Run, work: ChargeRequest) -> None:
-    """Journal a release that is whole and on disk, for a kill came before it was, and raise AlreadyReleasedError."""
+    """Journal a complete release that a kill left unjournalled, then raise AlreadyReleasedError."""
     if kept.exists():
         digest = read_kept(kept, work.stage, None, work.pay)
         odometer.append(CLOSE, id=run.id, uses=work.mechanism.uses, released=digest)

@@ -1,4 +1,4 @@
-"""Checkpoints of a query of many releases, DP-SGD say. Each names its run and its step.
+"""Checkpoints of an iterative query such as DP-SGD. Each names its run and its step.
 
 A checkpoint is on disk before anything that follows from it is shown.
 """

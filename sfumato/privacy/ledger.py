@@ -79,7 +79,7 @@ def of_one_person(records: Sequence[dict], apart: Sequence[str] = ()) -> dict[st
     """The records that bear on one person, by the data set of `apart` that the person is in; by "" without `apart`.
 
     These are the records of that set, and those of all sets that are not in `apart`, where anybody may be.
-    Guarantee: whoever is in one set of `apart` at most, no record but these depends on.
+    Guarantee: if a person is in at most one set of `apart`, only these records depend on that person.
     """
     if not apart:
         return {"": list(records)}

@@ -74,7 +74,7 @@ class Odometer(Journal):
         return [event_of(record) for record in self.opened()]
 
     def spent_otherwise(self, unit: str) -> bool:
-        """Whether something was spent on another unit, or on groups that the images had before they came in others."""
+        """Whether anything was spent under another unit, or under an earlier grouping of the images."""
         spent: set[str] = set()
         for entry in self.entries():
             if entry["kind"] == REGROUP and UNITS[GROUP] in spent:
@@ -126,7 +126,7 @@ class Odometer(Journal):
             return len(new), lost
 
     def charges(self, version: str | None = None) -> list[Run]:
-        """The charges opened here, on these images or on any: the newest last, of those that released the last one."""
+        """The charges opened here, on these images or on any, in the order in which each was last opened or ended."""
         found: dict[str, Run] = {}
         for entry in self.entries():
             if entry["kind"] == OPEN:

@@ -91,7 +91,7 @@ def kept_opinions(records: Sequence[Mapping], delta: float, accountant: str, sta
 
 
 def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]:
-    """What refutes the bound of a ledger's declared accountant, one sentence each. rdp_classic rests on rdp's curve."""
+    """Discrepancies of the declared accountant with independent ones, a sentence each. rdp_classic rests on rdp."""
     kinds = OPINIONS_ON.get(accountant, ("rdp",))
     return [
         f"{name} comes to epsilon={opinion}, where {opinion.kind} comes to {opinion.ours:.4f}: one of the two is wrong"

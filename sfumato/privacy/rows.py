@@ -1,4 +1,4 @@
-"""What each image of a batch contributes to a sum, and the sum in which none contributes more than it may."""
+"""Per-image contributions to a sum, and the clipped sum."""
 
 import math
 from contextlib import suppress

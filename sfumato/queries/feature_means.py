@@ -251,7 +251,7 @@ def encoder_of(map: nn.Module, arguments: Mapping[str, Any]) -> str:
 
 
 def encoding_alone(function: Callable[[Tensor], Tensor], shape: Shape, where: torch.device) -> Encode:
-    """What makes the rows of images under a map on the device `where`: (B, C, H, W) -> (B, d).
+    """The encoder of a map: images to rows, on device `where`: (B, C, H, W) -> (B, d).
 
     Guarantee: a row is a function of its image only.
     """

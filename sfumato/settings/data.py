@@ -39,7 +39,8 @@ class Groups(Strict):
     column: str | None = None  # of the table metadata.*, the key in a sample's .json (webdataset), an array of the .npz
     # owner's confirmation: the most images that one person has; an id with far more than others have is refused
     largest: Positive | None = None
-    alone: bool = False  # owner's confirmation: each image without an id is the only one of its person; else refused
+    # owner's confirmation: an image without an id is its person's only image; otherwise such images are refused
+    alone: bool = False
 
     @model_validator(mode="after")
     def one_way(self) -> Self:
@@ -103,7 +104,7 @@ class Data(Strict):
     # drawn at the first preparation and kept
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
     holdout_fraction: Fraction = 0.2  # share of the images kept for evaluation; ignored if the source has a test split
-    # owner's confirmation: images (or a folder) already counted under another id show other people
+    # owner's confirmation: these images show different people from those already counted under another id
     different_people: bool = False
     groups: Groups | None = None  # which images are of one person, for privacy.unit: group; of the owner's own sources
     # owner's confirmation: images that were already charged are regrouped. The odometer is then incomplete

@@ -46,7 +46,7 @@ def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
 
 
 def weights_at(epsilon: float, sources: dict[str, Any]) -> dict[str, Any]:
-    """`sources`, where a weight may depend on ε: of {1: 2, 10: 0} nothing is left from ε = 10 on. Raises ValueError."""
+    """Resolve weights that depend on ε: {1: 2, 10: 0} is 2 at ε = 1 and 0 from ε = 10 on. Raises ValueError."""
     weights = {}
     for name, weight in sources.items():
         if isinstance(weight, dict):

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from sfumato.errors import nearest
+from sfumato.settings import queries
 from sfumato.settings.baselines import Adversarial, Evolve
 from sfumato.settings.data import Data, Public
 from sfumato.settings.dpsgd import Finetune, Saliency
@@ -12,7 +13,6 @@ from sfumato.settings.evaluate import Evaluate
 from sfumato.settings.fields import Strict, is_positive
 from sfumato.settings.noise import noise_at, weights_at
 from sfumato.settings.privacy import Privacy
-from sfumato.settings.queries import Central, Count, Covariance, Embedding, Frequency, Histogram, Moments, Teacher
 from sfumato.settings.release import Release, Synthesize
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.settings.training import Auxiliary, Classifier, Model, Pretrain, Refine, Select
@@ -31,14 +31,14 @@ class Params(Strict):
     model: Model = Model()
     public: Public = Public()
 
-    count: Count = Count()
-    central: Central = Central()
-    frequency: Frequency = Frequency()
-    moments: Moments = Moments()
-    covariance: Covariance = Covariance()
-    histogram: Histogram = Histogram()
-    teacher: Teacher = Teacher()
-    embedding: Embedding = Embedding()
+    count: queries.Count = queries.Count()
+    central: queries.Central = queries.Central()
+    frequency: queries.Frequency = queries.Frequency()
+    moments: queries.Moments = queries.Moments()
+    covariance: queries.Covariance = queries.Covariance()
+    histogram: queries.Histogram = queries.Histogram()
+    teacher: queries.Teacher = queries.Teacher()
+    embedding: queries.Embedding = queries.Embedding()
     classifier: Classifier = Classifier()
     auxiliary: Auxiliary = Auxiliary()
     evolve: Evolve = Evolve()
@@ -64,7 +64,8 @@ class Params(Strict):
             if not isinstance(section, dict):
                 continue
             if name == "teacher":
-                section = Teacher.constants(str(section.get("fitted_on", Teacher().fitted_on)), epsilon) | section
+                fitted_on = section.get("fitted_on", queries.Teacher().fitted_on)
+                section = queries.Teacher.constants(str(fitted_on), epsilon) | section
             if isinstance(table := section.get("noise"), dict):
                 section = {**section, "noise": noise_at(epsilon, table)}
             if name == "synthesize" and isinstance(weights := section.get("sources"), dict):

@@ -31,7 +31,7 @@ class FeatureMap(Strict):
     """One public map of an image, whose random Fourier features are released."""
 
     map: str = "pixels"  # one of FEATURES (sfumato/features)
-    # what the features are: random ones of a kernel, or the map's output itself, or its squares
+    # random features of a kernel, or the map's output ("linear"), or its squares ("squared")
     kernel: Literal["gaussian", "rational-quadratic", "linear", "squared"] = "gaussian"
     # in units of √d: ℓ = 10.25 at 28×28
     length_scales: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.366, 0.183)
@@ -52,7 +52,7 @@ class Covariance(QuerySettings):
     """Noisy means and covariances, by class, of the low frequencies of the images: of their cosine transform."""
 
     noise: Noise = 10.0
-    flip: bool = False  # an image stands for its mirror image too, as of photographs: half as many numbers
+    flip: bool = False  # average each image with its mirror image (photographs): halves the dimension
 
 
 class Moments(QuerySettings):

@@ -47,7 +47,7 @@ class Synthesize(Settings):
     steps: Positive = 18  # Heun steps
     guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0  # 0: none; g: D + g·(D − D_unconditional)
     labels: Literal["prior", "uniform"] = "prior"
-    # 0: none; 1: D moves towards its label by Bayes' rule, as the teacher sees it (diffusion models that draw pixels)
+    # guidance by the teacher's class probabilities; 0: off; 1: Bayes' rule (diffusion models that draw pixels)
     teacher_guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0
     # all images of `select`, as it labels them, join those of the other sources, of which the weights' part then stays,
     # if a student of that mixture agrees with the teacher as well as one of the other sources alone

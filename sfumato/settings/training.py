@@ -22,7 +22,7 @@ class Classifier(Settings):
 
 
 class Select(Settings):
-    """Which public images the warm-up sees, or the release holds.
+    """Selection of public images, for the warm-up or for the release.
 
     By votes: all images of the classes with the most votes (RPGen stage 1, PrivImage). By the teacher: of each
     sensitive class, the images that the teacher is surest of.
@@ -53,7 +53,7 @@ class Auxiliary(Fit):
     width: Positive = 40  # channels at half resolution
     # the release that its images match; covariance fits Gaussians instead of a network
     target: Literal["frequency", "moments", "covariance"] = "frequency"
-    details: bool = False  # what is finer than the Gaussians are is taken from the public images
+    details: bool = False  # take detail finer than the Gaussians' from the public images
 
     def reads(self, name: str) -> bool:
         if name == "public":

@@ -25,6 +25,7 @@ from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.gradients import Draws
 from sfumato.dpsgd.run import Gradients, State, step
 from sfumato.dpsgd.trainable import candidates
+from sfumato.features import FEATURES as ALL_MAPS
 from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.own_network import OWN
@@ -46,6 +47,7 @@ from sfumato.training.public_classifier import train_public_classifier
 
 SHAPE, CLASSES = (1, 8, 8), 10
 PUBLIC = 50.0  # every public size
+MAPS = [name for name in ALL_MAPS if name != "imagenet"]  # whose weights come with an extra
 C = 1e-3  # clip of gradients, far below their norms: every row is clipped
 
 

@@ -4,9 +4,10 @@ import functools
 
 import pytest
 import torch
+from cases import CASES as OF_SQUARES
 from cases import (
-    CLASSES,
     GRADIENTS,
+    MAPS,
     VOTES,
     Case,
     adversarial,
@@ -23,7 +24,6 @@ from cases import (
 
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.public_network import build_network
-from sfumato.queries.count import query_count
 from sfumato.queries.feature_means import cosine_moments, moment_features
 from sfumato.queries.histogram import query_histogram
 from sfumato.settings.queries import FeatureMap
@@ -33,13 +33,11 @@ SHAPE = (1, 24, 32)
 torch.manual_seed(0)
 NETWORK = build_network("whitened", SHAPE, 20, 8).eval()
 NETWORK.whiten(torch.rand(40, *SHAPE))
-MAPS = ("pixels", "scattering", "deep-scattering", "moduli", "tangent", "patches", "colour-histogram")
 FEATURES = FourierFeatures(SHAPE, [FeatureMap(map=name) for name in MAPS], 120, seed=0)
 BLOCKS = FourierFeatures(SHAPE, [FeatureMap(block=4), FeatureMap(map="moduli", block=2)], 80, seed=0)
 MOMENTS = moment_features(NETWORK)
 of_rectangles = functools.partial(central, shape=SHAPE)
-CASES = {
-    "count": Case(stage="count", query=lambda c: query_count(c, CLASSES), bound=1, integer=True, axis=0),
+OF_RECTANGLES = {
     "mean": Case(stage="central", query=functools.partial(of_rectangles, max_norm=3.0), bound=3, uses=2, axis=0),
     "mean, unclipped": Case(stage="central", query=of_rectangles, bound=768**0.5, uses=2, axis=0),
     "mode": Case(stage="central", bound=768**0.5, **modes(shape=SHAPE)),
@@ -55,6 +53,11 @@ CASES = {
     "finetune": Case(stage="finetune", query=lambda c: finetune(c, 1, unet(resolution=SHAPE[1:])), **GRADIENTS),
     "adversarial": Case(stage="adversarial", query=functools.partial(adversarial, shape=SHAPE), **GRADIENTS),
 }
+
+
+OWN = {case.stage for case in OF_RECTANGLES.values()}
+# a query whose case of squares depends on no shape needs none of its own
+CASES = OF_RECTANGLES | {name: case for name, case in OF_SQUARES.items() if case.stage not in OWN}
 
 
 def test_every_query_has_a_case():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from cases import CLASSES, SHAPE, Recorder, classifier
+from cases import CLASSES, MAPS, SHAPE, Recorder, classifier
 
 from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.features.teacher_network import TeacherNetwork, classify, fit_features, load_teacher, save_teacher
@@ -14,10 +14,10 @@ from sfumato.settings.queries import Teacher
 from sfumato.settings.training import Classifier
 from sfumato.training.public_classifier import train_public_classifier
 
-MAPS = ["classifier", "deep-scattering", "scattering", "pixels", "patches", "colour-histogram"]
+BESIDE = ["classifier beside patches", "patches beside colour-histogram"]
 
 
-@pytest.fixture(scope="module", params=[*MAPS, "classifier beside patches", "patches beside colour-histogram"])
+@pytest.fixture(scope="module", params=["classifier", *MAPS, *BESIDE])
 def features(request, digits):
     maps = [{"map": name} for name in request.param.split(" beside ")]
     settings = Teacher(features=maps, dimension=32, flip="patches" in request.param)

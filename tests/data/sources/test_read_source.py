@@ -9,11 +9,11 @@ from PIL import Image
 from writers import read_all, read_all_public, write_folder, write_public
 
 from sfumato.data.rendered import DRAWN, drawn_set
-from sfumato.data.sources import read_public, read_source
+from sfumato.data.sources import idx, read_public, read_source
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Public
 from sfumato.settings.fields import both_sides
-from sfumato.settings.sources import names_in
+from sfumato.settings.sources import OF_THE_OWNER, SOURCES, names_in
 
 
 def test_digits_span_the_whole_range(digits, tmp_path):
@@ -35,13 +35,23 @@ def test_size_and_channels_convert_every_picture(tmp_path):
     assert np.abs(images[3].astype(int) - 77).max() <= 2
 
 
-@pytest.mark.parametrize(("name", "place"), [("mnist", "mnist"), ("cifar10", "")])
-def test_a_failed_download_says_where_to_put_the_files(tmp_path, monkeypatch, name, place):
-    unreachable = Mock(**{f"{known}.side_effect": OSError("no route to host") for known in ("MNIST", "CIFAR10")})
-    monkeypatch.setitem(sys.modules, "torchvision", Mock(datasets=unreachable))
+class Unreachable:
+    """Sets of torchvision without a network."""
+
+    def __getattr__(self, name):
+        return Mock(side_effect=OSError("no route to host"))
+
+
+@pytest.mark.parametrize("name", sorted({*SOURCES} - {"digits", *DRAWN, *OF_THE_OWNER}))
+def test_a_failed_download_says_where_to_put_the_files(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(idx, "DEBIAN_FASHION_MNIST", tmp_path / "package")
+    monkeypatch.setitem(sys.modules, "torchvision", Mock(datasets=Unreachable()))
     with pytest.raises(DataError, match="no route to host") as caught:
-        read_source(Data(source=name), tmp_path)
-    assert str(tmp_path / place) in str(caught.value)
+        if name in names_in("data"):
+            read_source(Data(source=name), tmp_path)
+        else:
+            read_public(Public(source=name), (1, 8, 8), tmp_path, 0)
+    assert f" into {tmp_path}" in str(caught.value)
 
 
 # ---- public images
