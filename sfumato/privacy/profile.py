@@ -91,11 +91,11 @@ def best_guess(mechanisms: Iterable[Mechanism], adjacency: str = ADD_OR_REMOVE_O
     Guarantee: no test does better, whatever else is known.
     """
     louder = [replace(one, noise_multiplier=one.noise_multiplier * noise) for one in mechanisms]
-    return _best_guess(tuple(louder), adjacency)
+    return cached_guess(tuple(louder), adjacency)
 
 
 @lru_cache(maxsize=512)  # plans of one process often have the same mechanisms
-def _best_guess(mechanisms: tuple[Mechanism, ...], adjacency: str) -> float:
+def cached_guess(mechanisms: tuple[Mechanism, ...], adjacency: str) -> float:
     events = [one.event for one in mechanisms]
     distribution = PLDAccountant(RELATIONS[adjacency], COARSE_STEP).compose(ComposedDpEvent(events))
     advantage = min(advantage_of_rdp(rdp_curve(events, LOW_ORDERS)), distribution.get_delta(0.0))
