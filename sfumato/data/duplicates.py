@@ -90,8 +90,9 @@ def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> 
     if not data.other_groups:
         raise ConfigError(
             f"data.dataset_id={data.name}: some images on which privacy was spent would come in other groups "
-            "than before, or this cannot be told, as after a change of data.size. Prepare them as they were. If that "
-            "was wrong, set data.other_groups: true: the journal stays, and ledgers and reports are marked incomplete"
+            "than before, or this cannot be told, as after a change of data.size or after `stage forget`. Prepare them "
+            "as they were. If that was wrong, set data.other_groups: true: the journal stays, and ledgers and reports "
+            "are marked incomplete"
         )
     journal.append(REGROUP)
 
