@@ -110,12 +110,16 @@ def cells_in(table: Path, column: str) -> list[str]:
 
 
 def repeated_ids(path: Path, label: str | None) -> str | None:
-    """The first column of the table of `path` whose cells are mostly PERSONAL, and repeat; None without any."""
+    """The first column of the table of `path` whose cells repeat, a few times each, and are mostly PERSONAL; else None.
+
+    Cells without a letter or a zero in front do not count: dates, years and sizes repeat too.
+    """
     path = unpacked(path)
     if table := table_of(path) or table_in(split_of(path)[0][0]):
         for name in columns_of(table):
-            cells = cells_in(table, name)
-            if name != label and likeness({*cells}) == LIKE_IDS and len({*cells}) < len(cells):
+            cells = [cell for cell in cells_in(table, name) if re.search(r"[^\W\d_]|^0", cell)]
+            ids = {*cells}
+            if name != label and likeness(ids) == LIKE_IDS and len(ids) < len(cells) <= LEAST * len(ids):
                 return name
     return None
 

@@ -35,7 +35,7 @@ def card(**more) -> str:
     of_card = {"per_class": [700, 500], "sources": {"finetune": 1200}, "kinds": {"plain": 1200}, "records": records()}
     of_plan = {"dataset_id": "clinic-2026", "shape": (1, 8, 8), "classes": ("benign", "mal|ignant")}
     of_plan |= {"size_hint": 1500, "delta": None, "about": {}, "several": False, "prepared": {}, "accountant": "rdp"}
-    settings = SimpleNamespace(export=more.pop("export", ()), relabel=False, mark="pictures")
+    settings = SimpleNamespace(export=more.pop("export", ()), relabel=False, herding=1, mark="pictures")
     plan = SimpleNamespace(settings=settings, **of_plan | {key: more.pop(key) for key in of_plan if key in more})
     return dataset_card(plan, **of_card | more)
 

@@ -90,6 +90,8 @@ CELLS = {
     "both": lambda i, part: ("benign", "malignant|benign", "malignant")[i % 3],
     "part": lambda i, part: ("train", "test")[i % 2],
     "date": lambda i, part: f"{2000 + i}-01-31",
+    "same date": lambda i, part: f"{2000 + i // 3}-01-31",
+    "scanner": lambda i, part: ("Discovery 750w", "Avanto 15")[i % 2],
     "same id": lambda i, part: IDS[i // 8],
 }
 
@@ -420,6 +422,14 @@ ROWS: dict[str, tuple] = {
         "- - - - - y",
         KINDS,
         "column",
+        False,
+    ),
+    "a table, dates and scanners that repeat": (
+        listed("image_id", "date=same date, scanner=scanner, dx=kind", "{i:04}.jpg", lambda path: path.stem),
+        None,
+        WHOLE,
+        KINDS,
+        None,
         False,
     ),
     "names and dates": (

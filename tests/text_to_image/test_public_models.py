@@ -140,9 +140,8 @@ def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, reposi
     weights = spoiled / "unet" / "diffusion_pytorch_model.safetensors"
     weights.rename(weights.with_suffix(".bin"))
     assert "Pickles (.bin, .ckpt)" in stage_with(repository, spoiled, code=4)
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name, *rest: None if name == "diffusers" else find_spec(name, *rest)
-    )
+    missing = "sfumato.text_to_image.directory.find_spec"
+    monkeypatch.setattr(missing, lambda name: None if name == "diffusers" else find_spec(name))
     assert "pip install 'sfumato[diffusers]'" in stage_with(repository, model, code=2)
     journal = repository / "state/odometer/tiny.jsonl"
     assert not journal.exists() or '"open"' not in journal.read_text()
