@@ -58,13 +58,24 @@ def meaning(name: str) -> str:
     return re.sub(r"[\W_]+", "", name).casefold()
 
 
-def file_column(table: Path) -> str:
-    """The column that names the pictures: FILE, or the only one that is called so. Raises DataError, as `cells_of`."""
+def heads_of(table: Path) -> tuple[str, list[str]]:
+    """The column that names the pictures, FILE or the only one that is called so, and the others.
+
+    Of JSON lines, the keys of the first. Raises DataError, as `cells_of`.
+    """
     heads = cells_of(table, (), str(table))[0]  # the first line may be somebody's row
     found = [head for head in heads if head == FILE] or [head for head in heads if NAMING.fullmatch(meaning(head))]
     if len(found) != 1:
         raise DataError(f"{table} has no column {FILE}: name the columns in its first line")
-    return found[0]
+    return found[0], [name for name in heads if name != found[0]]
+
+
+def file_column(table: Path) -> str:
+    return heads_of(table)[0]
+
+
+def columns_of(table: Path) -> list[str]:
+    return heads_of(table)[1]
 
 
 def read_table(table: Path, columns: Sequence[str], what: str) -> Rows:
@@ -120,12 +131,6 @@ def rows_by_file(
 def plain_path(text: str) -> str:
     """A relative path in the form in which paths are compared, whichever system wrote it."""
     return unicodedata.normalize("NFC", text.strip().replace("\\", "/")).removeprefix("./")
-
-
-def columns_of(table: Path) -> list[str]:
-    """The names of the columns but that of the pictures; of JSON lines, the keys of the first. Raises as `cells_of`."""
-    named = file_column(table)
-    return [name for name in cells_of(table, (), str(table))[0] if name != named]
 
 
 def cells_of(table: Path, columns: Sequence[str], what: str) -> Cells:
