@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sfumato.data.images import Shape
 from sfumato.features.colour_histogram import ColourHistogram
-from sfumato.features.efficientnet_lite import imagenet_network
+from sfumato.features.efficientnet_lite import MIDDLE, imagenet_network
 from sfumato.features.own_network import OwnFeatures
 from sfumato.features.patches import Patches
 from sfumato.features.scattering import DeepScattering, Moduli, Pixels, Scattering
@@ -26,6 +26,7 @@ FEATURES: dict[str, Callable[[Shape], nn.Module]] = {  # name -> what makes the 
     "patches": Patches,
     "colour-histogram": ColourHistogram,
     "imagenet": lambda _: OwnFeatures(imagenet_network()),
+    "imagenet-middle": lambda _: OwnFeatures(imagenet_network(side=128), MIDDLE),
 }
 
 

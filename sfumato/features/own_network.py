@@ -4,7 +4,7 @@ Its file holds numbers, and nothing of it is run. TorchScript is a program, whic
 a pickle runs one as it is read: both are refused unread.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -27,20 +27,21 @@ PROBES = 4  # noise images by which a network is checked
 class OwnFeatures(nn.Module):
     """(B, C, H, W) float32 in [0, 1] -> (B, d) float32: what the network makes of images, resized and normalised.
 
+    layers: of which the features are, by their names in torchvision; none: the last one before the logits.
     The network is no part of the module's state: its file and sha256 are. Gradients reach the images.
     Raises DataError for a missing or another file, or one without such weights; ConfigError for the architecture.
     """
 
-    def __init__(self, settings: OwnNetwork) -> None:
+    def __init__(self, settings: OwnNetwork, layers: Sequence[str] = ()) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings, self.layers = settings, layers
         self.file = Path(settings.path).expanduser()
         fix = "restore it, or name another one with its sha256"
         if not self.file.is_file():
             raise DataError(f"the network {self.file} is missing: {fix}")
         if (digest := digest_of_file(self.file)) != settings.sha256:
             raise DataError(f"the network {self.file} has sha256 {digest}, expected {settings.sha256}: {fix}")
-        self.network = of_architecture(settings, self.file)
+        self.network = of_architecture(settings, self.file, layers)
         self.mean = nn.Buffer(torch.tensor(settings.mean)[:, None, None], persistent=False)
         self.std = nn.Buffer(torch.tensor(settings.std)[:, None, None], persistent=False)
 
@@ -54,13 +55,15 @@ class OwnFeatures(nn.Module):
         return self.network(((shown - self.mean) / self.std).to(device())).float().to(images.device)
 
 
-def of_architecture(settings: OwnNetwork, file: Path) -> Callable[[Tensor], Tensor]:
+def of_architecture(settings: OwnNetwork, file: Path, layers: Sequence[str]) -> Callable[[Tensor], Tensor]:
     """The network of that name with the weights of a safetensors file, less its last linear layer, if it has one.
 
+    With layers: what each of these gives, averaged over places and of norm 1, side by side; none after them is run.
     The one pickle that is read has a known sha256, and is read as tensors.
     It stays in evaluation mode whatever becomes of the module that calls it, which does not hold it as a part.
     """
     from torchvision import models
+    from torchvision.models.feature_extraction import create_feature_extractor
 
     architecture = settings.architecture
     names = [*models.list_models(models), LITE0]
@@ -76,13 +79,16 @@ def of_architecture(settings: OwnNetwork, file: Path) -> Callable[[Tensor], Tens
         left_out = tuple(f"{name}." for name in last)
         network.load_state_dict({name: value for name, value in tensors.items() if not name.startswith(left_out)})
     network = network.eval().requires_grad_(False).to(device())
-    return lambda images: network(images)  # type: ignore[no-any-return]
+    if not layers:
+        return lambda images: network(images)  # type: ignore[no-any-return]
+    extractor = create_feature_extractor(network, [*layers])
+    return lambda images: torch.cat([F.normalize(out.mean((2, 3))) for out in extractor(images).values()], dim=1)
 
 
 def check_rows(features: OwnFeatures, shape: Shape, where: torch.device) -> None:
     """Raise DataError unless noise images have the same rows, to the last bit, in another order after a fresh load."""
     images = torch.rand(PROBES, *shape, generator=torch.Generator().manual_seed(0)).to(where)
-    again = rows_alone(OwnFeatures(features.settings).to(where), images.flip(0)).flip(0)
+    again = rows_alone(OwnFeatures(features.settings, features.layers).to(where), images.flip(0)).flip(0)
     if not torch.equal(rows_alone(features, images), again):
         problem = "gives an image another row the next time, or numbers that are not finite"
         raise DataError(f"the network {features.file} {problem}: name another architecture")

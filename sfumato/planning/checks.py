@@ -140,8 +140,8 @@ def name_problems(params: Params) -> Iterator[str]:
         for name in names if used else ():
             if name not in known:
                 yield f"{key} names {name!r}, which does not exist: {nearest(name, known)}"
-            if name == "imagenet" and find_spec(PACKAGE) is None:
-                yield f"{key} names imagenet, whose weights are not installed: {INSTALL}"
+            if name.startswith("imagenet") and find_spec(PACKAGE) is None:
+                yield f"{key} names {name}, whose weights are not installed: {INSTALL}"
     needs = {f"fidelity: {key}": METRICS[key].needs for key in params.evaluate.fidelity or () if key in METRICS}
     if params.evaluate.weights:
         needs["weights"] = "inception"

@@ -31,6 +31,23 @@ def test_grey_and_colour_of_any_size_have_its_1280_features_and_a_gradient():
     assert grey.grad.abs().sum() > 0
 
 
+def test_its_middle_layers_have_384_features_that_a_mean_over_their_places_gives():
+    images = torch.rand(2, 1, 40, 30)
+    network = efficientnet_lite0().eval()
+    network.load_state_dict(efficientnet_lite.imagenet_weights(imagenet_network().path))
+    with torch.no_grad():
+        shown = torch.nn.functional.interpolate(images.expand(-1, 3, -1, -1), (128, 128), mode="bilinear")
+        hidden = network.features[:5]((shown - 127 / 255) / (128 / 255))
+        means = [hidden.mean((2, 3))]
+        for block in network.features[5:7]:
+            hidden = block(hidden)
+            means.append(hidden.mean((2, 3)))
+        expected = torch.cat([torch.nn.functional.normalize(each) for each in means], dim=1)
+        rows = FEATURES["imagenet-middle"]((1, 40, 30))(images)
+    assert rows.shape == (2, 80 + 112 + 192)
+    torch.testing.assert_close(rows, expected)
+
+
 def test_another_file_in_the_place_of_its_weights_is_refused_unread(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     (tmp_path / "__init__.py").touch()

@@ -47,7 +47,7 @@ from sfumato.training.public_classifier import train_public_classifier
 
 SHAPE, CLASSES = (1, 8, 8), 10
 PUBLIC = 50.0  # every public size
-MAPS = [name for name in ALL_MAPS if name != "imagenet"]  # whose weights come with an extra
+MAPS = [name for name in ALL_MAPS if not name.startswith("imagenet")]  # whose weights come with an extra
 C = 1e-3  # clip of gradients, far below their norms: every row is clipped
 
 
