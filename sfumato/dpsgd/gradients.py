@@ -168,10 +168,9 @@ def clipped_gradient_sum(
     for start in range(0, len(images), microbatch_size):
         # The last microbatch is filled up by repeating its last image, and the copies are dropped: matrix kernels round
         # differently for different sizes, and no image's gradient may depend on how many others were drawn.
-        index = torch.arange(start, start + microbatch_size, device=images.device)
+        index = torch.arange(start, start + microbatch_size, device=images.device).clamp(max=len(images) - 1)
         count = min(microbatch_size, len(images) - start)
-        index = index.clamp(max=len(images) - 1)
-        own = draws.rows(index)
-        rows = per_image_gradients(model, parameters, images[index], labels[index], own, autocast, draws_per_pass)
+        batch = images[index], labels[index], draws.rows(index)
+        rows = per_image_gradients(model, parameters, *batch, autocast, draws_per_pass)
         total += clipped_sum({name: value[:count] for name, value in rows.items()}, max_grad_norm)
     return total

@@ -39,39 +39,34 @@ class LoraLinear(nn.Linear):
         return super().forward(x) + self.scale * F.linear(F.linear(x, self.B), self.A)
 
 
-def layer_of(model: nn.Module, name: str) -> nn.Linear:
-    """The plain layer whose weight is `name`. Raises ConfigError if an adapter would not change the output."""
-    path, _, last = name.rpartition(".")
-    layers = dict(model.named_modules(remove_duplicate=False))
-    layer = layers.get(path) if path and last == "weight" else None
-    if layer is None:
-        raise ConfigError(f"{name} is not a weight of a layer of this model, such as middle.0.attention.q.weight")
-    # A subclass, as in nn.MultiheadAttention, may use its weight without a call of the layer: the adapter does nothing.
-    if type(layer) is not nn.Linear:
-        raise ConfigError(f"{name} is of {type(layer).__name__}: only a plain nn.Linear can be adapted")
-    return layer
-
-
 def add_lora(model: nn.Module, names: Sequence[str], rank: int, seed: int, scale: float = 1.0) -> None:
     """Put an adapter beside each named weight, in place. A ~ N(0, 1) from the public `seed`; B = 0 keeps the output.
 
     It freezes the weights and biases of the adapted layers; the caller decides what else is trained.
     Raises ConfigError before it changes anything: no such weight, a layer that cannot be adapted, too high a rank.
     """
-    layers = {name: layer_of(model, name) for name in dict.fromkeys(names)}
-    for name, layer in layers.items():
+    modules = dict(model.named_modules(remove_duplicate=False))
+    layers: dict[str, nn.Linear] = {}
+    for name in names:
+        path, _, last = name.rpartition(".")
+        layer = modules.get(path)
+        if layer is None or not path or last != "weight":
+            raise ConfigError(f"{name} is not a weight of a layer of this model, such as middle.0.attention.q.weight")
+        # a subclass, as in nn.MultiheadAttention, may use its weight without a call: the adapter would do nothing
+        if type(layer) is not nn.Linear:
+            raise ConfigError(f"{name} is of {type(layer).__name__}: only a plain nn.Linear can be adapted")
         rows, columns = layer.weight.shape
         if rank > min(rows, columns):
             raise ConfigError(
                 f"adapters of rank {rank} are above min({rows}, {columns}), the shape of {name}: "
                 "take a wider network (model.width), or another finetune.trainable"
             )
+        layers[path] = layer
     public = torch.Generator().manual_seed(seed)
-    for name, layer in layers.items():
+    for path, layer in layers.items():
         weight = layer.weight.detach()
         a = torch.randn(len(weight), rank, generator=public).to(weight)
-        b = weight.new_zeros(rank, weight.shape[1])
-        model.set_submodule(name.removesuffix(".weight"), LoraLinear(layer, a, b, scale))
+        model.set_submodule(path, LoraLinear(layer, a, weight.new_zeros(rank, weight.shape[1]), scale))
 
 
 def adapted_layers(model: nn.Module) -> dict[str, LoraLinear]:
@@ -118,10 +113,10 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
         rank = validated(PositiveInt, content["rank"])
         matrices = [str(name) for name in content["matrices"]]
         tensors = load_tensors(directory / ADAPTER)
-    if (found := digest_of_file(base)) != expected:
+    if (digest := digest_of_file(base)) != expected:
         raise DataError(
             f"the adapters of {directory} were trained on a base with sha256 {expected[:12]}…, "
-            f"not on {base} ({found[:12]}…): restore that base (`dvc checkout`), or {TUNE_AGAIN}"
+            f"not on {base} ({digest[:12]}…): restore that base (`dvc checkout`), or {TUNE_AGAIN}"
         )
     if tensors.keys() != {f"{name}.{part}" for name in matrices for part in ("A", "B")}:
         raise DataError(f"{directory}: {ADAPTER} does not hold what {ADAPTER_CONFIG} lists: {TUNE_AGAIN}")

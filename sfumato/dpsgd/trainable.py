@@ -26,10 +26,10 @@ def candidates(model: nn.Module) -> list[str]:
 
     Raises ConfigError if there are none.
     """
-    found = [name for name, _ in model.named_parameters() if re.fullmatch(QKV, name)]
-    if not found:
+    matrices = [name for name, _ in model.named_parameters() if re.fullmatch(QKV, name)]
+    if not matrices:
         raise ConfigError("this model has no attention, whose matrices could be chosen: give it some (model.attention)")
-    return found
+    return matrices
 
 
 def how_many(ratio: float, total: int) -> int:
@@ -53,7 +53,6 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[str]
     """
     kind = settings.trainable
     everything = [name for name, _ in model.named_parameters()]
-    chosen: list[str]
     if kind in SALIENT:
         if ranking is None:
             raise ConfigError(f"finetune.trainable={kind} needs a ranking: switch saliency on (add saliency to run)")

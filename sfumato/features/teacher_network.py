@@ -65,9 +65,9 @@ def fit_features(
 
     network: of the feature "classifier"; images: at most FITTED of them are used, chosen by `seed`.
     """
+    through = settings.network and settings.network.arguments()
     about = settings.features or settings.feature, shape, settings.dimension
-    own = settings.network and settings.network.arguments()
-    features = ProjectedFeatures(*about, own or network, settings.flip)
+    features = ProjectedFeatures(*about, through or network, settings.flip)
     rows = features.fit(images.some(FITTED, seed), settings.power, seed).double()
     return features, rows.T @ rows / len(rows)
 

@@ -27,11 +27,9 @@ from sfumato.storage.weights import load_network, save_network
 
 GENERATOR_WEIGHTS = "generator.safetensors"  # beside config.json
 OneStep = Generator | GaussianGenerator  # (z, labels) -> images
-RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
 DRAWING_BATCH = 1000  # images of COARSE pixels a side at a time
 HELD_OUT = 0.2  # of the cells of a release
 PATIENCE = 100  # steps without progress on these
-EMA = 0.99  # of the weights
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,6 @@ class Match:
 
 
 def new_generator(shape: Shape, classes: int, latent: int, width: int, seed: int, several: bool = False) -> Generator:
-    """A freshly initialised generator of images of `shape`, (C, H, W)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Generator(shape[1:], shape[0], classes, latent, width, several)
@@ -77,9 +74,6 @@ def fit_generator(
     device = matches[0].target.device
     several = row_means is not None
     for match in matches:
-        expected = (match.features.size, generator.classes + several)
-        if match.target.shape != expected:
-            raise ValueError(f"target of shape {tuple(match.target.shape)}: expected {expected}, features × classes")
         match.features.to(device)
     random = torch.Generator().manual_seed(seed)
     generator.to(device).to(memory_format=torch.channels_last).train()
@@ -107,7 +101,7 @@ def fit_generator(
         optimizer.step()
         schedule.step()
         stopping.observe(embeddings, weights)
-        move = get_ema_multi_avg_fn(min(EMA, (step + 1) / (step + 10)))
+        move = get_ema_multi_avg_fn(min(0.99, (step + 1) / (step + 10)))
         move([*average.parameters()], [*generator.parameters()], step)
         progress(step + 1, config.steps)
     generator.load_state_dict(average.state_dict())
@@ -151,7 +145,7 @@ def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor)
     counts = weights.sum(0).square() / weights.square().sum(0).clamp(min=1e-12)
     # E‖mean of n unit vectors‖² = ‖μ‖² + (1 − ‖μ‖²)/n, so (n‖mean‖² − 1)/(n − 1) estimates ‖μ‖²; drop the constant
     unbiased = torch.where(counts > 1, counts / (counts - 1).clamp(min=1), 1.0)
-    balance = shown / priors.clamp(min=RARE / len(priors))
+    balance = shown / priors.clamp(min=0.1 / len(priors))  # the column of a rarer class is mostly noise
     return (balance * (unbiased * embedding.square().sum(0) - 2 * (embedding * target).sum(0))).sum()
 
 
@@ -327,7 +321,6 @@ def save_generator(generator: OneStep, directory: Path) -> None:
 
 
 def built(**arguments: Any) -> OneStep:
-    """A generator of the kind that the arguments are of, with new weights."""
     if "features" in arguments:
         return GaussianGenerator(**arguments)
     return Generator(**arguments)

@@ -154,7 +154,6 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
     _, height, width = card.shape
     central = params.central
     frequency = params.frequency
-    model = params.model
     if params.runs("central") and central.statistic == "mode" and central.max_norm is not None:
         yield f"central.max_norm={central.max_norm} has no effect on the mode, whose bound is fixed: leave it out"
     number = sum(len(feature.length_scales) for feature in frequency.features)
@@ -162,12 +161,10 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
         yield f"frequency.size={frequency.size} is too small for {number} length-scales: at least {2 * number}"
     if params.runs("refine") and params.auxiliary.target == "covariance":
         yield "refine fits a network further, and auxiliary.target=covariance has none: leave one of them out"
-    if model.directory is not None and height != width:
+    if params.model.directory is not None and height != width:
         yield f"model.directory names a public model, which draws squares, not {height}×{width}: set data.size"
     if params.runs("evolve") and params.evolve.population < len(card.classes):
         yield f"evolve.population={params.evolve.population} is below the {len(card.classes)} classes: raise it"
-    if params.runs("pretrain") and model.directory is None and any(side % model.unshuffle for side in (height, width)):
-        yield f"model.unshuffle={model.unshuffle} does not divide images of {height}×{width}: choose a divisor"
 
 
 def release_problems(params: Params) -> Iterator[str]:

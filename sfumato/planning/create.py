@@ -39,8 +39,6 @@ QUESTIONS = {  # by the option that the answer is of
     "label": "The column of the labels",
     "span": "Values shown as black and white, such as 0,4095",
 }
-# then what finds them
-LIKE_PERSONS = "names of files repeat their beginnings, or ids in a column repeat, as several pictures of one person do"
 NOTES = {  # comments of `params.yaml`, by the section that they stand above
     "data": "dataset_id keeps its name for ever: the odometer counts by it",
     "privacy": "epsilon is spent on the first release; privacy.lifetime_epsilon allows further ones",
@@ -98,13 +96,16 @@ class Proposed:
             size = "size_hint, the number of images or persons rounded to one digit, is published with the release"
             notes["privacy"] = f"{size}\n{NOTES['privacy']}"
         made_by = installed_version("sfumato")
-        files = project_files({**self.chosen.own, **(more or {})}, notes, self.chosen.seconds / 60, made_by)
+        files = project_files({**self.chosen.content, **(more or {})}, notes, self.chosen.seconds / 60, made_by)
         write_project(self.out, files, say, force=force)
-        survey = self.survey
-        shown: dict[str, Any] = {"images": survey.images, "persons": survey.persons}
-        shown["protects"] = protected(self.chosen.params)
-        shown["classes"] = dict(zip(survey.classes, survey.counts, strict=True))
-        shown |= {"sizes": list(size_rows(self)), "budget": self.plan.budget, "seconds": self.seconds}
+        seen = self.survey
+        shown: dict[str, Any] = {
+            "images": seen.images,
+            "persons": seen.persons,
+            "protects": protected(self.chosen.params),
+        }
+        shown |= {"classes": dict(zip(seen.classes, seen.counts, strict=True)), "sizes": list(size_rows(self))}
+        shown |= {"budget": self.plan.budget, "seconds": self.seconds}
         write_local(self.out / PROPOSAL, json.dumps(shown).encode())  # for `stage serve`
 
 
@@ -268,11 +269,12 @@ def look_for_persons(
 
 def ask_for_groups(seen: Survey, owner: Owner) -> str | None:
     """Which images are whose, if two can be of one person. Raises ConfigError if it seems so and nobody is asked."""
+    like = "names of files repeat their beginnings, or ids in a column repeat, as several pictures of one person do"
     if seen.named and owner.ask is None:
         words = f"--groups '{seen.named}' protects persons; --one-image-each is your word that it is not so"
-        raise ConfigError(f"{LIKE_PERSONS}: {words}")
+        raise ConfigError(f"{like}: {words}")
     if seen.named:
-        owner.see(f"{LIKE_PERSONS}, which {seen.named} finds")
+        owner.see(f"{like}, which {seen.named} finds")
     if owner.answer("Can two images be of one person?", bool(seen.named), None):
         way = "a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file"
         return owner.answer(f"Which are whose ({way})", seen.named)
@@ -398,7 +400,6 @@ def size_rows(made: Proposed) -> Iterator[list[str]]:
 
 
 def protected(params: Params) -> str:
-    """The unit of privacy, in words."""
     if params.data.groups:
         return f"each person with all their images, whose ids are found by: {params.data.groups.words}"
     if params.privacy.unit == IMAGE:

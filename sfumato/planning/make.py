@@ -81,7 +81,6 @@ class ProjectPlan:
         return spending_of(self.plan, self.past, self.past.folder / PLAN)
 
     def seconds(self) -> dict[str, float | None]:
-        """Seconds that each stage should take on this machine."""
         many = self.public.images if self.public else 0
         about = self.plan.params, self.card.shape, len(self.card.classes)
         return estimate.expected_seconds(*about, self.past.state, many)
@@ -93,7 +92,6 @@ class ProjectPlan:
             check_lifetime(self.odometer, coming, policy_of(self.plan), self.plan.params.privacy.protected)
 
     def write(self) -> None:
-        """Write the plan into the project."""
         write_texts(self.past.folder / PLAN, plan_texts(self.plan, self.past.folder / PLAN))
 
 
@@ -192,7 +190,6 @@ def changed_pictures(params: Params, state: Path) -> str | None:
 
 
 def prepare_images(folder: Path, state: Path) -> None:
-    """Prepare the sensitive images of a project."""
     data = load_params(folder / "params.yaml", folder / RECIPES).data
     if data.path is not None:
         data = data.model_copy(update={"path": str(folder / Path(data.path).expanduser())})
@@ -291,7 +288,6 @@ def step_noise_lines(made: Plan) -> Iterator[str]:
 
 
 def next_lines(made: Plan, spending: Sequence[Spending]) -> Iterator[str]:
-    """What to do now."""
     coming = [entry.stage for entry in spending if entry.pays]
     costs = ", ".join(f"{name} (ε = {made.budget['stages'][name]['epsilon']:.3f} alone)" for name in coming)
     wishes = made.params.privacy.spend_again

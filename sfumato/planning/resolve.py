@@ -39,9 +39,6 @@ from sfumato.settings.stages import QUERIES, STAGES, Stage
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
 
-# left out of plans that read only the public set
-OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint", "labels")
-
 
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:
     """What each query that is switched on asks of the budget. Raises ConfigError unless exactly one takes the rest."""
@@ -104,13 +101,11 @@ def make_plan(
     files = {name: stage_file(stage, params, card, mechanisms.get(name)) for name, stage in STAGES.items()}
     today = {name: plan_digest(name, params, files, public) for name in mechanisms}
     earlier = schema4_digests(params, files, public)
-    plans = {name: [today[name]] for name in mechanisms}
-    for name, digests in earlier.items():
-        plans[name].append(digests["plan"])
+    plans = {name: [plan, earlier.get(name, {}).get("plan", plan)] for name, plan in today.items()}
     repeats = repeat_counts(params, plans, runs)
-    for name in mechanisms:
-        if repeats[name]:
-            files[name]["again"] = repeats[name]
+    for name, again in repeats.items():
+        if again:
+            files[name]["again"] = again
     lineage = {n: Lineage(plan=today[n], schema4=earlier.get(n, {}), again=repeats[n]) for n in mechanisms}
     return Plan(params, files, mechanisms, budget, lineage)
 
@@ -193,8 +188,7 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
     if enabled and stage.owned and (about := params.release.model_dump(exclude_none=True)):
         content["about"] = about
     if enabled and stage.name in ("teacher", "synthesize"):  # they say how pictures were prepared
-        prepared = params.data.model_dump(mode="json", include={"fit", "range"}, exclude_defaults=True)
-        if prepared:
+        if prepared := params.data.model_dump(mode="json", include={"fit", "range"}, exclude_defaults=True):
             content["prepared"] = prepared
         if by_line(params.privacy.accountant) == EXACT:
             content["accountant"] = EXACT
@@ -202,7 +196,13 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["mechanism"] = dict(vars(mechanism))
         if params.privacy.unit == GROUP:
             content |= {"unit": GROUP, "group_cap": params.privacy.group_cap or 1}
-    return {key: value for key, value in content.items() if not stage.public_only or key not in OF_THE_SENSITIVE_SET}
+    private = (
+        "dataset_id",
+        "classes",
+        "size_hint",
+        "labels",
+    )  # what a stage that reads only the public set does not see
+    return {key: value for key, value in content.items() if not stage.public_only or key not in private}
 
 
 def policy_of(plan: Plan) -> SpendingPolicy:

@@ -16,8 +16,6 @@ from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.stages import RECIPES
 from sfumato.storage import documents
 
-WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
-
 
 def recipes_at(folder: Path) -> Path:
     """`folder`, or the recipes of the package if it is the `pipelines` of a project that has none."""
@@ -98,10 +96,11 @@ def read_yaml(path: Path) -> dict:
 
 
 def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `under`, key by key at every depth; lists and the keys in WHOLE are replaced."""
+    """`over` laid on `under`, key by key at every depth; lists, `sources` and `noise_levels` are replaced whole."""
     result = dict(under)
     for key, value in over.items():
-        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping) and key not in WHOLE:
+        whole = key in ("sources", "noise_levels") or not isinstance(result.get(key), Mapping)
+        if isinstance(value, Mapping) and not whole:
             value = overlaid(result[key], value)
         result[key] = value
     return result
@@ -150,7 +149,6 @@ def refuse_truth_values(model: type[BaseModel], values: Mapping[str, Any], path:
 
 
 def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
-    """Every dotted key of a parameter model."""
     keys = set()
     for name, field in model.model_fields.items():
         keys.add(prefix + name)

@@ -58,14 +58,12 @@ class Stage:
 
     @property
     def settings(self) -> type[Settings]:
-        """The type of its parameters."""
         from sfumato.settings.params import Params
 
         return Params.model_fields[self.name].annotation  # type: ignore[return-value]
 
     @property
     def upstream(self) -> tuple[str, ...]:
-        """The stages among its inputs."""
         return tuple(name for name in self.inputs if name != "public")
 
     @property

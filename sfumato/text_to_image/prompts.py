@@ -14,7 +14,6 @@ TEMPLATE_OF = {
 }
 PROMPTS_OF = {"camelyon": {"normal": "A normal lymph node image", "tumor": "A lymph node histopathology image"}}
 FIELDS = ("{class}", "{article}", "{number}")
-NO_LABEL = ""  # the prompt for guidance and for dropped labels
 
 
 def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list[str]:

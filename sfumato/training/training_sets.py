@@ -16,7 +16,6 @@ from sfumato.storage.documents import read_json
 from sfumato.training.curriculum import Images, MappedImages
 
 SELECT_AGAIN = "run `stage select` again"
-MEDIAN = 3  # pixels: side of the window of the median blur
 
 
 def training_sets(
@@ -66,7 +65,7 @@ def mode_images(histograms: Tensor) -> Tensor:
 
 def blurred(images: Tensor) -> Tensor:
     """The median blur of each channel: (N, C, H, W), the same shape. Free."""
-    return torch.from_numpy(median_filter(images.numpy(), (1, 1, MEDIAN, MEDIAN), mode="nearest"))
+    return torch.from_numpy(median_filter(images.numpy(), (1, 1, 3, 3), mode="nearest"))
 
 
 def public_training_set(public: ImageSet, selection: Path, classes: int | None) -> tuple[MappedImages, Tensor, int]:
