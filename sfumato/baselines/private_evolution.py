@@ -28,7 +28,6 @@ from sfumato.storage.files import csv_text
 
 GRID_STEPS = 2048  # steps to a unit, of the grid on which nearness is measured
 BOUND = 8  # the largest coordinate on the grid
-LONGEST = 8192  # genes at most
 
 
 # --- the free part: candidates, and the next ones after a vote; nothing of it reads a sensitive image
@@ -38,7 +37,7 @@ class RendererGenerator:
     """A renderer as the public generator: its parameters are the genes in which a candidate varies (Sim-PE).
 
     kinds: how many classes of its own it has, which need not be the sensitive ones. A candidate keeps its kind; length:
-    n, as many genes as any of 8 images of each kind read, LONGEST at most.
+    n, as many genes as any of 8 images of each kind read, 8192 at most.
     """
 
     def __init__(self, source: str, shape: Shape) -> None:
@@ -48,9 +47,9 @@ class RendererGenerator:
         self.length = 1
         for kind in range(self.kinds):
             for number in range(8):
-                genes = Genes(np.random.default_rng((kind, number)).random(LONGEST))
+                genes = Genes(np.random.default_rng((kind, number)).random(8192))
                 self.render(genes, kind)  # type: ignore[arg-type]
-                self.length = max(self.length, min(genes.read, LONGEST))
+                self.length = max(self.length, min(genes.read, 8192))
 
     def draw(self, count: int, random: torch.Generator) -> Tensor:
         """Genes of so many new candidates: (count, n) float32 in [0, 1)."""

@@ -23,8 +23,7 @@ class EMA:
     def update(self, tensors: Mapping[str, Tensor]) -> None:
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
-        values = [tensors[name] for name in self.average]
-        get_ema_multi_avg_fn(decay)(list(self.average.values()), values, None)
+        get_ema_multi_avg_fn(decay)([*self.average.values()], [tensors[name] for name in self.average], None)
 
 
 def ema_model(model: nn.Module, average: Mapping[str, Tensor]) -> nn.Module:

@@ -74,17 +74,6 @@ def adapted_layers(model: nn.Module) -> dict[str, LoraLinear]:
     return {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, LoraLinear)}
 
 
-@torch.no_grad()
-def merge(model: nn.Module) -> None:
-    """Back to plain layers, in place: W ← W + scale·A·B. Does nothing to a model without adapters."""
-    for name, layer in adapted_layers(model).items():
-        plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-        plain.weight = nn.Parameter(layer.weight + layer.scale * (layer.A @ layer.B))
-        plain.bias = layer.bias
-        plain.train(layer.training).requires_grad_(True)
-        model.set_submodule(name.removesuffix(".weight"), plain)
-
-
 def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     """Write A and B of each matrix, and `adapter.json`. base: the file that the frozen weights came from."""
     layers = adapted_layers(model)
@@ -101,7 +90,7 @@ def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
 
 @torch.no_grad()
 def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
-    """Merge the adapters that `save_adapter` wrote into `model`, in place. base: the weights file of `model`.
+    """Add the adapters that `save_adapter` wrote to the weights of `model`: W + scale·A·B. base: the file of these.
 
     Raises DataError: files missing or damaged, adapters that were trained on another base, shapes that do not fit.
     """
@@ -121,8 +110,9 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     if tensors.keys() != {f"{name}.{part}" for name in matrices for part in ("A", "B")}:
         raise DataError(f"{directory}: {ADAPTER} does not hold what {ADAPTER_CONFIG} lists: {TUNE_AGAIN}")
     misfit = f"{directory} does not fit the model of {base.parent}"
-    with explained(DataError, lambda error: f"{misfit} ({error}): {TUNE_AGAIN}", causes=(ConfigError, RuntimeError)):
-        add_lora(model, matrices, rank, 0, scale)
-        for name, layer in adapted_layers(model).items():
-            layer.load_state_dict({part: tensors[f"{name}.{part}"] for part in ("A", "B")}, strict=False)
-    merge(model)
+    with explained(DataError, lambda error: f"{misfit} ({error}): {TUNE_AGAIN}", causes=(AttributeError, RuntimeError)):
+        for name in matrices:
+            weight = model.get_parameter(name)
+            a = tensors[f"{name}.A"].view(len(weight), rank)
+            b = tensors[f"{name}.B"].view(rank, -1)
+            weight.add_(scale * (a @ b).view_as(weight))

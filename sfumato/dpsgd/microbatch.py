@@ -87,8 +87,7 @@ def needed(
 def plain_microbatch(model: Denoiser) -> int:
     """Images whose activations a step of ordinary training holds at a time on this machine; at least one."""
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    room = room_on(device_of(parameters), parameters)
-    return max(1, int(room / activation_bytes(model, parameters)))
+    return max(1, int(room_on(device_of(parameters), parameters) / activation_bytes(model, parameters)))
 
 
 def device_of(parameters: Mapping[str, Tensor]) -> torch.device:

@@ -21,7 +21,6 @@ from sfumato.features.public_network import PublicNetwork
 from sfumato.settings.queries import Teacher
 from sfumato.storage.weights import load_network, save_network
 
-OWN_FILE = "own-network"  # beside the weights: a copy of the file of the feature "own"
 FITTED = 10_000  # images that span the features, at most
 
 
@@ -156,7 +155,7 @@ def own_networks(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if isinstance(parts, str):
         parts = [{"map": parts, "network": config["network"]}]
     networks = [part["network"] for part in parts if part["map"] == OWN]
-    names = (OWN_FILE, *(f"{OWN_FILE}-{number}" for number in range(2, len(networks) + 1)))
+    names = ("own-network", *(f"own-network-{number}" for number in range(2, len(networks) + 1)))
     return dict(zip(names, networks, strict=False))
 
 

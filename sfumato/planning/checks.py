@@ -129,7 +129,7 @@ def missing_stages(params: Params) -> Iterator[str]:
 def name_problems(params: Params) -> Iterator[str]:
     """Names that no table has: sources, feature maps, classifiers and metrics; a metric without its extractor."""
     of_teachers = (CLASSIFIER, *FEATURES, OWN)
-    for used, key, names, known in (
+    for used, key, names, existing in (
         (True, "data.source", [params.data.source], names_in("data")),
         (reads_public(params), "public.source", [params.public.source], names_in("public")),
         (params.runs("frequency"), "frequency.features", [one.map for one in params.frequency.features], (*FEATURES,)),
@@ -138,8 +138,8 @@ def name_problems(params: Params) -> Iterator[str]:
         (params.runs("evaluate"), "evaluate.fidelity", params.evaluate.fidelity or (), (*METRICS,)),
     ):
         for name in names if used else ():
-            if name not in known:
-                yield f"{key} names {name!r}, which does not exist: {nearest(name, known)}"
+            if name not in existing:
+                yield f"{key} names {name!r}, which does not exist: {nearest(name, existing)}"
             if name == "imagenet" and find_spec(PACKAGE) is None:
                 yield f"{key} names imagenet, whose weights are not installed: {INSTALL}"
     needs = {f"fidelity: {key}": METRICS[key].needs for key in params.evaluate.fidelity or () if key in METRICS}

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from sfumato.planning.kept import Plan
     from sfumato.planning.proposal import Proposal
 
-FEW_PICTURES = 10  # of a class, to learn from or held out, below which it is pointed out
 QUESTIONS = {  # by the option that the answer is of
     "groups": "Which are whose, as --groups says it; or `alone`",
     "classes": "The classes, as a,b,c; or `all` that were found",
@@ -338,7 +337,7 @@ def understood(seen: Survey) -> Iterator[str]:
     by = f", by column {seen.data['label_column']}" if "label_column" in seen.data else ""
     yield f"local    {seen.images} images in {len(seen.classes)} classes{by}"
     for name, count in zip(seen.classes, seen.counts, strict=True):
-        yield f"         ├─ {name}: {count}{', too few to learn from' if count < FEW_PICTURES else ''}"
+        yield f"         ├─ {name}: {count}{', too few to learn from' if count < 10 else ''}"
     if seen.groups is not None:
         yield f"         ├─ {seen.persons} persons, by {seen.groups.words}"
     way = "test/,"
@@ -346,7 +345,7 @@ def understood(seen: Survey) -> Iterator[str]:
     if held is None:
         way = "drawn by a key, about"
         held = round(Data().holdout_fraction * seen.images)
-    few = ", too few for a verdict" if held < FEW_PICTURES * len(seen.classes) else ""
+    few = ", too few for a verdict" if held < 10 * len(seen.classes) else ""
     yield f"         └─ hold-out: {way} {held} images{few}"
 
 

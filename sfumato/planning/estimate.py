@@ -171,10 +171,8 @@ class Work:
             case "select":
                 return self.network("teacher") * self.public_images * (settings.by == "teacher")
             case "pretrain":
-                passes = 0
-                for phase in settings.phases:
-                    ascents = phase.amp.steps if phase.amp else 0
-                    passes += phase.steps * phase.batch * (ascents + 1)
+                # perturbed, a step takes two
+                passes = sum(phase.steps * phase.batch * (1 + bool(phase.amp)) for phase in settings.phases)
                 return TRAINING * passes * self.network(name)
             case "synthesize":
                 return settings.count * self.drawing(settings)

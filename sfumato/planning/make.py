@@ -127,9 +127,9 @@ def resolve_project(
         see(note)
     if loaded.privacy.unit is None and loaded.data.groups is None and card.source in OF_THE_OWNER:
         say(
-            "warning: privacy.unit is not said, so one image is protected: the costs of several images of one person "
-            "add up. If there are such, write privacy.unit: group and data.groups; if not, privacy.unit: image, which "
-            "reports quote as your word"
+            "warning: privacy.unit is not set, so the unit of protection is one image: the costs of several images of "
+            "one person add up. If there are such, write privacy.unit: group and data.groups; if not, "
+            "privacy.unit: image, which reports quote as your word"
         )
     public = folder / PUBLIC
     public_card = None
@@ -221,24 +221,25 @@ def risk_line(made: Plan) -> str:
     events = [replace(each, noise_multiplier=half * each.noise_multiplier).event for each in mechanisms]
     lower = epsilon(events, made.budget["delta"], made.budget["accountant"], adjacency)
     return (
-        f"risk: who guesses whether one {one} was in the set is right at most {percent_up(guess)} % of the time (a "
-        f"coin: 50 %), whatever else they know; at ε = {lower:.2g}, {percent_up((guess + 0.5) / 2)} %"
+        f"risk: an attacker who guesses whether one {one} is in the set is right at most {percent_up(guess)} % of the "
+        f"time (chance: 50 %), whatever else they know; at ε = {lower:.2g} at most {percent_up((guess + 0.5) / 2)} %"
     )
 
 
-def share_lines(made: Plan, own: Mapping[str, Any], file: Path) -> Iterator[str]:
-    """Which stages have another share than the requested one, and why. own: the content of the file."""
+def share_lines(made: Plan, content: Mapping[str, Any], file: Path) -> Iterator[str]:
+    """Which stages have another share than the requested one, and why. content: of the file."""
     apart = []
     for name in made.mechanisms:
         noise = getattr(made.params, name).noise
         share = made.budget["stages"][name]["share"]
-        section = own.get(name)
+        section = content.get(name)
         if noise == REST and isinstance(section, dict) and str(section.get("noise", REST)) != REST:
             yield f"{name} takes the rest, as recipe {made.params.recipe} says, and not {section['noise']} of {file}"
         elif isinstance(noise, str) and noise != REST and abs(share - float(noise.rstrip("%")) / 100) > 0.001:
             apart.append(f"{name} {noise}")
     if apart:
-        yield f"asked for: {', '.join(apart)}. A share is held at an order of its own; the table shows that of the sum"
+        why = "They differ from the table, because a share is fixed at one Rényi order and the table is composed"
+        yield f"requested shares: {', '.join(apart)}. {why}"
 
 
 def spending_lines(made: Plan, odometer: Odometer, spending: Sequence[Spending]) -> Iterator[str]:
@@ -263,9 +264,9 @@ def spending_lines(made: Plan, odometer: Odometer, spending: Sequence[Spending])
 def settings_for_ever_lines(params: Params) -> Iterator[str]:
     """The free stages that must be set before the first run, as queries read them, directly or through others."""
     before = {query: stages_before(query, params) for query in QUERIES if params.runs(query)}
-    for name in (name for name, stage in STAGES.items() if stage.free):
+    for name in (name for name in STAGES if name not in QUERIES):
         if readers := [query for query, names in before.items() if name in names]:
-            yield f"{name}: set it before the first run: to change it afterwards spends again on {', '.join(readers)}"
+            yield f"{name}: decide this before the first run; changing it later spends again on {', '.join(readers)}"
 
 
 def step_noise_lines(made: Plan) -> Iterator[str]:
@@ -290,8 +291,7 @@ def step_noise_lines(made: Plan) -> Iterator[str]:
 def next_lines(made: Plan, spending: Sequence[Spending]) -> Iterator[str]:
     coming = [entry.stage for entry in spending if entry.pays]
     costs = ", ".join(f"{name} (ε = {made.budget['stages'][name]['epsilon']:.3f} alone)" for name in coming)
-    wishes = made.params.privacy.spend_again
-    granted = [entry.stage for entry in spending if not entry.pays and entry.stage in wishes]
+    granted = [one.stage for one in spending if not one.pays and one.stage in made.params.privacy.spend_again]
     if granted:
         more = ", ".join(f"{name}: {made.lineage[name].again + 1}" for name in granted)
         yield f"{', '.join(granted)} was paid for again; privacy.spend_again: {{{more}}} would pay once more"

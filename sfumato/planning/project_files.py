@@ -84,27 +84,27 @@ def renew(file: Path) -> bool:
     return True
 
 
-def params_text(own: Mapping[str, Any], notes: Mapping[str, str]) -> str:
+def params_text(content: Mapping[str, Any], notes: Mapping[str, str]) -> str:
     """`params.yaml`, a paragraph a section. notes: a comment line for some of the sections."""
     lines = [
         "# Written by `stage init`. Everything not here comes from the recipe, then from the defaults:",
         "# `stage recipe show` prints every parameter, `stage recipe list` the recipes.",
     ]
-    for key, value in own.items():
+    for key, value in content.items():
         if key in notes:
             lines += ["", *(f"# {line}" for line in notes[key].splitlines())]
         lines.append(as_yaml({key: value}, blocks=True).rstrip())
     return "\n".join(lines) + "\n"
 
 
-def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: float, version: str) -> dict[str, str]:
+def project_files(content: Mapping[str, Any], notes: Mapping[str, str], minutes: float, version: str) -> dict[str, str]:
     from sfumato.privacy.accountant import default_delta
 
-    privacy = {"unit": IMAGE, "delta": default_delta(own["privacy"]["size_hint"]), **own["privacy"]}
-    facts = {**own, **own["data"], **privacy, "minutes": minutes, "version": version}
+    privacy = {"unit": IMAGE, "delta": default_delta(content["privacy"]["size_hint"]), **content["privacy"]}
+    facts = {**content, **content["data"], **privacy, "minutes": minutes, "version": version}
     facts |= {"tracked": TRACKED.replace(" pipelines", "")}
     return {
-        "params.yaml": params_text(own, notes),
+        "params.yaml": params_text(content, notes),
         "dvc.yaml": dvc_text(),
         ".gitignore": IGNORED,
         ATTRIBUTES: UNTOUCHED,

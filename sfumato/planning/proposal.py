@@ -100,7 +100,7 @@ def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> C
 
 
 def sizes_of(side: int, longer: int, proportion: float) -> tuple[Size, ...]:
-    """The sizes that images may be resized to, the largest first: never enlarged but to the least.
+    """Sizes to which images may be resized, the largest first; only the smallest may enlarge.
 
     side, longer: the medians of their sides; proportion: rows over columns. The longer side of a size is in the table,
     and the shorter one is a multiple of 4 pixels, 8 or more.

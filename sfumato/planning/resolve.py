@@ -117,7 +117,7 @@ def plan_digest(name: str, params: Params, files: Mapping[str, dict], public: Pu
     """
     stages = (*stages_before(name, params), name)
     reads = any("public" in params.inputs_of(n) for n in stages)
-    first = {n: {**files[n], "revision": 1} for n in stages if n != name and STAGES[n].free and "revision" in files[n]}
+    first = {n: {**files[n], "revision": 1} for n in stages if n not in QUERIES and "revision" in files[n]}
     settings = {n: settings_digest(first.get(n, files[n])) for n in stages}
     return digest_of({"settings": settings, "public": asdict(public) if reads and public is not None else None})
 
@@ -129,7 +129,7 @@ def schema4_digests(params: Params, files: Mapping[str, dict], public: PublicCar
         name: {"plan": plan_digest(name, params, then, public), "settings": settings_digest(then[name])}
         for name in QUERIES
         if params.runs(name)
-        and all(STAGES[n].free or STAGES[n].revision == 1 for n in (*stages_before(name, params), name))
+        and all(STAGES[n].revision == 1 for n in (*stages_before(name, params), name) if n in QUERIES)
     }
 
 

@@ -146,8 +146,7 @@ class About(Strict):
 
     def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> Features:
         """The features, from the files in `folder`. teacher: its map, of `embedding` only."""
-        arguments = {name: value for name, value in self if name != "deviation"}
-        return self.kind(**arguments)  # type: ignore[no-any-return]
+        return self.kind(**{name: value for name, value in self if name != "deviation"})  # type: ignore[no-any-return]
 
 
 class AboutFourier(About):
@@ -175,8 +174,7 @@ class AboutMoments(About):
     squares: Annotated[float, Field(ge=0, lt=1)]
 
     def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
-        network = load_network(folder, build_network, "moments").eval()
-        return moment_features(network, self.feature, self.squares)
+        return moment_features(load_network(folder, build_network, "moments").eval(), self.feature, self.squares)
 
 
 class AboutLearned(About):

@@ -79,8 +79,8 @@ def check_owner(
             problems.append(f"{query.path} was released by another mechanism than that of its plan: run `stage plan`")
     if problems:
         raise DataError(f"{folder} cannot be merged: {problems[0]}")
-    adjacency = common_adjacency(records.values())
-    spent = spent_on_one([*records.values()], delta, budget["accountant"], adjacency, apart)
+    every = [*records.values()]
+    spent = spent_on_one(every, delta, budget["accountant"], common_adjacency(every), apart)
     if spent > budget["target"] * (1 + TOLERANCE):
         raise BudgetError(f"{folder} spent ε = {spent:.4g}, more than the {budget['target']:g} of its budget.json")
     return owners
@@ -115,8 +115,7 @@ def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = Fa
             noisy = noisy + torch.tensor(one.noisy, dtype=torch.float64)
     charges = [r["event"] for count in counts for r in count.records.values() if r["stage"] == "count"]
     sigmas = [Mechanism.from_json(event).noise_multiplier for event in charges]
-    usable = public_several if several else public_counts
-    merged = usable(noisy, math.hypot(*sigmas))
+    merged = (public_several if several else public_counts)(noisy, math.hypot(*sigmas))
     save_counts(merged, noisy, directory)
     return merged
 

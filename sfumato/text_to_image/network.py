@@ -195,8 +195,7 @@ def outline(settings: Model, classes: int) -> LatentDiffusion:
         network = build_network(model).to("meta")
         prompts = torch.empty(classes + 1, tokens, width)
         mask = torch.ones(classes + 1, tokens, dtype=torch.bool)
-        denoiser = LatentDiffusion(model, network, prompts, mask, torch.empty(TIMESTEPS), image_size)
-        return denoiser.requires_grad_(False)
+        return LatentDiffusion(model, network, prompts, mask, torch.empty(TIMESTEPS), image_size).requires_grad_(False)
 
 
 def load_trained(directory: Path) -> LatentDiffusion:

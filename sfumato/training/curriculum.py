@@ -71,7 +71,6 @@ def warm_up(
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     ema = EMA(parameters, EMA_DECAY)
     model.train()
-    done = 0
     whole = sum(phase.steps for phase in phases)
     most = plain_microbatch(model)
     fast = distributed.broadcast_object(prefers_bfloat16(model))
@@ -88,9 +87,8 @@ def warm_up(
             amp_gradient(parameters.values(), losses, phase.amp)
             optimiser.step()
             ema.update(parameters)
-            done += 1
-            if done % 20 == 0 or step == phase.steps:
-                report(done, whole)
+            if ema.steps % 20 == 0 or step == phase.steps:
+                report(ema.steps, whole)
     return ema.average
 
 

@@ -19,7 +19,6 @@ from sfumato.storage.files import csv_text, write_json
 from sfumato.storage.png import save_png, to_grid
 
 EXAMPLES = 6  # images of a class in the picture
-SUREST = 12  # of those that a teacher chose
 
 
 class Kept(NamedTuple):
@@ -168,9 +167,9 @@ def save_surest(
         rows.append({"class": name, "images": len(chosen), "least_sure": least, "most_frequent": " ".join(common)})
     columns = {"class": "", "images": "", "least_sure": ".3f", "most_frequent": ""}
     (directory / "selection.csv").write_text(csv_text(rows, columns), encoding="utf-8")
-    shown = np.concatenate([indices[labels == label][:SUREST] for label in range(len(names))])
-    pixels = images.batch(shown)[0]
-    save_png(directory / "selection.png", to_grid(pixels, min(SUREST, len(indices) // len(names))))
+    shown = np.concatenate([indices[labels == label][:12] for label in range(len(names))])
+    grid = to_grid(images.batch(shown)[0], min(12, len(indices) // len(names)))
+    save_png(directory / "selection.png", grid)
 
 
 def selection_rows(
