@@ -120,11 +120,6 @@ def descendants(
     return Population(wanted, population.kinds[parents], genes)
 
 
-def strength_at(first: float, last: float, round: int, rounds: int) -> float:
-    """How far variations go in a round, counted from 0: from `first` to `last`, falling by a constant factor."""
-    return first * (last / first) ** (round / max(rounds - 1, 1))
-
-
 # --- the votes
 
 
@@ -205,7 +200,8 @@ def query_evolve(
         votes = query_votes(charge, vectors, population.labels, len(priors))
 
         # the next candidates
-        strength = strength_at(*settings.variation, done, charge.uses)
+        first, last = settings.variation  # falling by a constant factor
+        strength = first * (last / first) ** (done / max(charge.uses - 1, 1))
         threshold = settings.threshold * charge.noise_multiplier
         wanted = classes_of(settings.images if charge.used == charge.uses else settings.population)
         parents = parents_of(votes, population.labels, wanted, threshold, public_random(seed, "parents", done))

@@ -26,9 +26,8 @@ class EMA:
         get_ema_multi_avg_fn(decay)([*self.average.values()], [tensors[name] for name in self.average], None)
 
 
-def ema_model(model: nn.Module, average: Mapping[str, Tensor]) -> nn.Module:
-    """Copy the averaged values into `model` and return it. Names absent from `average` stay."""
-    with torch.no_grad():
-        for name, value in average.items():
-            model.get_parameter(name).copy_(value)
-    return model
+@torch.no_grad()
+def ema_model(model: nn.Module, average: Mapping[str, Tensor]) -> None:
+    """Copy the averaged values into `model`. Names absent from `average` stay."""
+    for name, value in average.items():
+        model.get_parameter(name).copy_(value)

@@ -111,8 +111,8 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
         raise DataError(f"{directory}: {ADAPTER} does not hold what {ADAPTER_CONFIG} lists: {TUNE_AGAIN}")
     misfit = f"{directory} does not fit the model of {base.parent}"
     with explained(DataError, lambda error: f"{misfit} ({error}): {TUNE_AGAIN}", causes=(AttributeError, RuntimeError)):
-        for name in matrices:
+        for name in dict.fromkeys(matrices):
             weight = model.get_parameter(name)
-            a = tensors[f"{name}.A"].view(len(weight), rank)
-            b = tensors[f"{name}.B"].view(rank, -1)
+            a = tensors[f"{name}.A"].to(weight).view(len(weight), rank)
+            b = tensors[f"{name}.B"].to(weight).view(rank, -1)
             weight.add_(scale * (a @ b).view_as(weight))

@@ -22,7 +22,7 @@ from sfumato.data.survey import Survey, survey
 from sfumato.errors import ConfigError, explained
 from sfumato.planning.project_files import Say, project_files, unsaid, write_project
 from sfumato.settings.data import GROUP, IMAGE, OUTER, SEVERAL, Data, Groups
-from sfumato.settings.fields import Size, both_sides, part_of, size_of
+from sfumato.settings.fields import Size, both_sides, by, part_of, size_of
 from sfumato.settings.params import Params
 from sfumato.settings.stages import PROPOSAL
 from sfumato.storage.documents import read_json
@@ -98,13 +98,9 @@ class Proposed:
         files = project_files({**self.chosen.content, **(more or {})}, notes, self.chosen.seconds / 60, made_by)
         write_project(self.out, files, say, force=force)
         seen = self.survey
-        shown: dict[str, Any] = {
-            "images": seen.images,
-            "persons": seen.persons,
-            "protects": protected(self.chosen.params),
-        }
-        shown |= {"classes": dict(zip(seen.classes, seen.counts, strict=True)), "sizes": list(size_rows(self))}
-        shown |= {"budget": self.plan.budget, "seconds": self.seconds}
+        shown: dict[str, Any] = {"images": seen.images, "persons": seen.persons}
+        shown |= {"classes": dict(zip(seen.classes, seen.counts, strict=True)), "budget": self.plan.budget}
+        shown |= {"protects": protected(self.chosen.params), "sizes": list(size_rows(self)), "seconds": self.seconds}
         write_local(self.out / PROPOSAL, json.dumps(shown).encode())  # for `stage serve`
 
 
@@ -392,10 +388,16 @@ def warnings(made: Proposed, state: Path) -> Iterator[str]:
 
 def size_rows(made: Proposed) -> Iterator[list[str]]:
     """Of each size, the largest first: its pixels, its minutes, up to how many more help, and its usefulness."""
+    from sfumato.planning.forecast import forecast
+
     for one in sorted([made.chosen, *made.others], key=lambda one: both_sides(one.params.data.size or 0), reverse=True):
-        pixels, *numbers = one.words
+        size = one.params.data.size or 0
+        privacy = one.params.privacy
         mark = "proposed " if one is made.chosen else ""
-        yield [mark + pixels, *numbers]
+        pixels = f"{size}" if isinstance(size, int) else by(size)
+        minutes = f"{one.seconds / 60:.0f}{'' if one.enough else ' at least'}"
+        useful = forecast(one.kind, privacy.size * privacy.epsilon, one.grown) if one.kind else "unknown"
+        yield [mark + pixels, minutes, f"{math.ceil(one.whole)}", useful]
 
 
 def protected(params: Params) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from sfumato.data.store import Card
 from sfumato.errors import ConfigError
-from sfumato.planning.forecast import fitted, forecast
+from sfumato.planning.forecast import fitted
 from sfumato.settings.data import SEVERAL
 from sfumato.settings.fields import Size, both_sides, by, size_of
 from sfumato.settings.noise import noise_at
@@ -71,17 +71,6 @@ class Proposal:
         if set(self.params.synthesize.sources) == {"select"}:
             return "chosen"
         return "colour" if self.params.data.channels == 3 else "grey"
-
-    @property
-    def words(self) -> tuple[str, str, str, str]:
-        """Its pixels, its minutes, up to how many more help, and its usefulness."""
-        size = self.params.data.size or 0
-        privacy = self.params.privacy
-        minutes = f"{self.seconds / 60:.0f}"
-        if not self.enough:
-            minutes += " at least"
-        useful = forecast(self.kind, privacy.size * privacy.epsilon, self.grown) if self.kind else "unknown"
-        return f"{size}" if isinstance(size, int) else by(size), minutes, f"{math.ceil(self.whole)}", useful
 
 
 def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> Card:
@@ -224,9 +213,8 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
         params = params_of(content, Path("params.yaml"))
         expected = seconds(params)
     total = sum(expected.values())
-    return Proposal(
-        content, params, row["name"], part, total, expected.get("evaluate", 0.0), total <= 60 * known.minutes
-    )
+    enough = total <= 60 * known.minutes
+    return Proposal(content, params, row["name"], part, total, expected.get("evaluate", 0.0), enough)
 
 
 def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:

@@ -196,12 +196,8 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["mechanism"] = dict(vars(mechanism))
         if params.privacy.unit == GROUP:
             content |= {"unit": GROUP, "group_cap": params.privacy.group_cap or 1}
-    private = (
-        "dataset_id",
-        "classes",
-        "size_hint",
-        "labels",
-    )  # what a stage that reads only the public set does not see
+    # a stage that reads only the public set does not see these
+    private = ("dataset_id", "classes", "size_hint", "labels")
     return {key: value for key, value in content.items() if not stage.public_only or key not in private}
 
 

@@ -48,9 +48,11 @@ def train_supervised(
         {"params": matrices, "weight_decay": schedule.weight_decay},
         {"params": vectors, "weight_decay": schedule.weight_decay * schedule.decay_vectors},
     ]
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=schedule.learning_rate)
+    optimizer: torch.optim.Optimizer
     if schedule.sgd:
         optimizer = torch.optim.SGD(groups, lr=schedule.learning_rate, momentum=0.9, nesterov=True)
+    else:
+        optimizer = torch.optim.AdamW(groups, lr=schedule.learning_rate)
     rates = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
         max_lr=schedule.learning_rate,

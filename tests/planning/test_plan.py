@@ -223,6 +223,7 @@ def test_phases_share_the_steps_by_their_parts():
         ({"run": ["count", "frequency", "central", "pretrain", "finetune", "synthesize"]}, "pretrain needs auxiliary"),
         ({"recipe": "full", "public": {"enabled": False}}, r"public\.enabled was removed: .*run"),
         ({"recipe": "full", "select": {"by": "votes"}}, "select.ratio below 1 needs histogram"),
+        ({"recipe": "dp-feta-mode", "central": {"max_norm": 3.0}}, "central.max_norm=3.0 has no effect on the mode"),
         ({"recipe": "full", "run": without("teacher")}, r"select\.by=teacher needs teacher"),
         ({"recipe": "full", "run": without("select")}, "pretrain needs select"),
         ({"run": ["count", "sinthesize"]}, "sinthesize.*did you mean 'synthesize'"),
