@@ -75,25 +75,17 @@ class AdversarialState:
     """
 
     def __init__(
-        self,
-        model: Discriminator,
-        network: Generator,
-        settings: Adversarial,
-        priors: Tensor,
-        seed: int,
-        *,
-        public_batch: float,
-        **options: Any,
+        self, model: Discriminator, network: Generator, config: Adversarial, priors: Tensor, seed: int, **options: Any
     ) -> None:
-        self.judge = State(model, settings, public_batch=public_batch, label_dropout=0.0, **options)
-        self.judge.optimiser.param_groups[0]["betas"] = settings.betas
-        self.config = settings
+        self.judge = State(model, config, label_dropout=0.0, **options)
+        self.judge.optimiser.param_groups[0]["betas"] = config.betas
+        self.config = config
         self.model = model
         self.device = self.judge.device
         self.network = network.to(self.device).train()
         self.priors = priors.cpu()
         self.seed = seed
-        self.pupil = Trained(dict(network.named_parameters()), settings.generator_rate, settings.betas)
+        self.pupil = Trained(dict(network.named_parameters()), config.generator_rate, config.betas)
         self.against = copy.copy(model)  # the same weights, with the loss of generated images
         self.against.target = -1
 

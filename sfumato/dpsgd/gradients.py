@@ -31,9 +31,6 @@ class Draws:
     noise: Tensor
     drop: Tensor
 
-    def __len__(self) -> int:
-        return len(self.levels)
-
     def rows(self, index: slice | Tensor) -> Draws:
         return Draws(**{name: value[index] for name, value in vars(self).items()})
 
@@ -161,8 +158,8 @@ def clipped_gradient_sum(
     Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in L2, whether an image
     has none, one or all of the labels.
     """
-    if len(draws) != len(images):
-        raise ValueError(f"{len(draws)} rows of draws for {len(images)} images: expected one each")
+    if len(draws.levels) != len(images):
+        raise ValueError(f"{len(draws.levels)} rows of draws for {len(images)} images: expected one each")
     size = sum(value.numel() for value in parameters.values())
     total = torch.zeros(size, dtype=torch.float64, device=images.device)
     for start in range(0, len(images), microbatch_size):

@@ -42,16 +42,11 @@ def choose_microbatch(
 
 
 def fitting(
-    model: Denoiser,
-    parameters: Mapping[str, Tensor],
-    draws: int,
-    batch: float,
-    device: torch.device,
-    wanted: int | None,
+    model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, device: torch.device, asked: int | None
 ) -> tuple[int, int]:
     """As `choose_microbatch`, by the rule for this device and without a trial. model: there, or on the meta device."""
-    if wanted:
-        return wanted, draws
+    if asked:
+        return asked, draws
     gpu = device.type == "cuda"
     room = room_on(device, parameters)
     passes = max(1, int(room / activation_bytes(model, parameters)))

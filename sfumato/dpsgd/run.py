@@ -108,7 +108,7 @@ class Gradients:
         self.config = config
         self.max_norm = max_norm
         self.public_batch = public_batch
-        self.label_dropout = label_dropout
+        self.dropout = label_dropout
         self.device = next(iter(self.parameters.values())).device
         self.size = sum(value.numel() for value in self.parameters.values())
         self.generator = generator or secret_generator(self.device)
@@ -123,9 +123,7 @@ class Gradients:
     def draw(self, images: Tensor) -> Draws:
         """The secret draws of a batch."""
         config = self.config
-        return draw(
-            self.model, images, config.draws, config.noise_levels, self.generator, label_dropout=self.label_dropout
-        )
+        return draw(self.model, images, config.draws, config.noise_levels, self.generator, label_dropout=self.dropout)
 
 
 class State(Trained, Gradients):

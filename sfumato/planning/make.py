@@ -96,13 +96,7 @@ class ProjectPlan:
 
 
 def resolve_project(
-    folder: Path,
-    state: Path,
-    params: Path = Path("params.yaml"),
-    *,
-    dry_run: bool = False,
-    say: Say = unsaid,
-    see: Say | None = None,
+    folder: Path, state: Path, params: Path, *, dry_run: bool = False, say: Say = unsaid, see: Say | None = None
 ) -> ProjectPlan:
     """Work out the plan of a project; writes nothing.
 

@@ -88,7 +88,7 @@ class Project:
 
         if not (self.folder / CARD_PATH).is_file():
             prepare_images(self.folder, state_dir())
-        resolved = resolve_project(self.folder, state_dir(), dry_run=True)
+        resolved = resolve_project(self.folder, state_dir(), Path("params.yaml"), dry_run=True)
         resolved.check_lifetime(resolved.spending()[0])
         seconds: Any = resolved.seconds()
         budget = resolved.plan.budget

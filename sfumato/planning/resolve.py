@@ -64,23 +64,19 @@ def noise_requests(params: Params) -> dict[str, NoiseRequest]:
 
 
 def make_plan(
-    params: Params,
-    card: Card,
-    public: PublicCard | None = None,
-    runs: Sequence[Run] = (),
-    inherited: Sequence[dict] = (),
+    params: Params, card: Card, public: PublicCard | None = None, runs: Sequence[Run] = (), records: Sequence[dict] = ()
 ) -> Plan:
     """Resolve everything. Raises BudgetError, naming the stage and the excess, if the budget cannot be met.
 
-    public: the card of the public set, if a stage reads it; runs: on these images so far (`Past`); inherited: the
-    records that public images and a public model bring, which the budget holds too.
+    public: the card of the public set, if a stage reads it; runs: on these images so far (`Past`); records: of
+    earlier releases, that public images and a public model bring, which the budget holds too.
     """
     check_consistent(params, card, public)
     privacy = params.privacy
     delta = checked_delta(privacy.delta, privacy.size, "privacy.")
-    brought = inherited_events(inherited, privacy.epsilon, delta, privacy.protected, privacy.accountant)
+    brought = inherited_events(records, privacy.epsilon, delta, privacy.protected, privacy.accountant)
     adjacency = ADD_OR_REMOVE_ONE
-    if privacy.declared_size and not any(record["adjacency"] == ADD_OR_REMOVE_ONE for record in inherited):
+    if privacy.declared_size and not any(record["adjacency"] == ADD_OR_REMOVE_ONE for record in records):
         adjacency = ZERO_OUT_ONE
     mechanisms = calibrate(noise_requests(params), privacy.epsilon, delta, privacy.accountant, adjacency, brought)
     shares = shares_of_rdp({name: [m.event] for name, m in mechanisms.items()}, delta)

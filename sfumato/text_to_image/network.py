@@ -127,13 +127,7 @@ class LatentDiffusion(Denoiser):
 
     @torch.no_grad()
     def sample_latents(
-        self,
-        scheduler: Any,
-        labels: Tensor,
-        steps: int,
-        guidance: float,
-        generator: torch.Generator,
-        autocast: bool = False,
+        self, scheduler: Any, labels: Tensor, steps: int, guidance: float, generator: torch.Generator, autocast: bool
     ) -> Tensor:
         """One latent for each label, by a scheduler of `diffusers`: (B, c, h, w) float32 on the model's device.
 

@@ -149,12 +149,7 @@ def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.nd
 
 
 def save_surest(
-    directory: Path,
-    images: ImageSet,
-    probabilities: np.ndarray,
-    indices: np.ndarray,
-    labels: np.ndarray,
-    names: Sequence[str],
+    directory: Path, images: ImageSet, sure: np.ndarray, indices: np.ndarray, labels: np.ndarray, names: Sequence[str]
 ) -> None:
     """Write the chosen images and their labels, and by class how sure the teacher is and where they come from."""
     save_choice(directory, indices, labels, "sensitive", names, names)
@@ -163,7 +158,7 @@ def save_surest(
         chosen = indices[labels == label]
         counts = np.bincount(images.labels[chosen], minlength=len(images.classes))
         common = [images.classes[i] for i in np.argsort(-counts, kind="stable")[:EXAMPLES] if counts[i]]
-        least = probabilities[chosen, label].min()
+        least = sure[chosen, label].min()
         rows.append({"class": name, "images": len(chosen), "least_sure": least, "most_frequent": " ".join(common)})
     columns = {"class": "", "images": "", "least_sure": ".3f", "most_frequent": ""}
     (directory / "selection.csv").write_text(csv_text(rows, columns), encoding="utf-8")

@@ -115,7 +115,7 @@ def test_guided_samples_are_the_pipelines(models, kind):
     generator = torch.Generator().manual_seed(3)
     start = torch.stack([torch.randn(4, 8, 8, generator=generator) for _ in range(2)])
     scheduler, again = make_scheduler(read_model_directory(str(models / kind))), torch.Generator().manual_seed(3)
-    drawn = model.sample_latents(scheduler, torch.tensor([1, 2]), 6, 1.5, again)
+    drawn = model.sample_latents(scheduler, torch.tensor([1, 2]), 6, 1.5, again, False)
     pipe = diffusers.StableDiffusionPipeline.from_pretrained(models / kind, safety_checker=None)
     texts = [read_reference(reference(models, kind))["prompts"][name] for name in CLASSES[1:]]
     expected = pipe(
