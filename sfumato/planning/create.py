@@ -211,9 +211,6 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
         raise ConfigError(f"{out} holds {' and '.join(there)} already: name another folder with --out, or give --force")
 
 
-# --- what the owner is asked ------------------------------------------------------------------------------------------
-
-
 def look(folder: Path, said: dict[str, Any], owner: Owner, state: Path) -> Survey:
     """What the folder holds. said: the options of `survey`. What only the owner can decide is asked, and joins them."""
     while True:
@@ -323,9 +320,6 @@ def size_of_text(text: int | str | None) -> Size | None:
     if not size or min(size) < 8:
         raise ConfigError(f"--size={text}: give 8 pixels a side or more, as in 64 or 192x256")
     return size_of(size)
-
-
-# --- what it comes to, in words ---------------------------------------------------------------------------------------
 
 
 def understood(seen: Survey) -> Iterator[str]:
