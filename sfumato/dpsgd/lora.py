@@ -57,10 +57,8 @@ def add_lora(model: nn.Module, names: Sequence[str], rank: int, seed: int, scale
             raise ConfigError(f"{name} is of {type(layer).__name__}: only a plain nn.Linear can be adapted")
         rows, columns = layer.weight.shape
         if rank > min(rows, columns):
-            raise ConfigError(
-                f"adapters of rank {rank} are above min({rows}, {columns}), the shape of {name}: "
-                "take a wider network (model.width), or another finetune.trainable"
-            )
+            fix = "take a wider network (model.width), or another finetune.trainable"
+            raise ConfigError(f"adapters of rank {rank} are above min({rows}, {columns}), the shape of {name}: {fix}")
         layers[path] = layer
     public = torch.Generator().manual_seed(seed)
     for path, layer in layers.items():
@@ -77,11 +75,9 @@ def adapted_layers(model: nn.Module) -> dict[str, LoraLinear]:
 def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     """Write A and B of each matrix, and `adapter.json`. base: the file that the frozen weights came from."""
     layers = adapted_layers(model)
-    tensors = {
-        f"{name}.{part}": getattr(layer, part).detach().cpu().contiguous()
-        for name, layer in layers.items()
-        for part in ("A", "B")
-    }
+    tensors: dict[str, Tensor] = {}
+    for name, layer in layers.items():
+        tensors |= {f"{name}.{part}": getattr(layer, part).detach().cpu().contiguous() for part in ("A", "B")}
     first = next(iter(layers.values()))
     content = {"base_sha256": digest_of_file(base), "rank": first.A.shape[1], "scale": first.scale}
     save_tensors(tensors, directory / ADAPTER)
@@ -103,10 +99,8 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
         matrices = [str(name) for name in content["matrices"]]
         tensors = load_tensors(directory / ADAPTER)
     if (digest := digest_of_file(base)) != expected:
-        raise DataError(
-            f"the adapters of {directory} were trained on a base with sha256 {expected[:12]}…, "
-            f"not on {base} ({digest[:12]}…): restore that base (`dvc checkout`), or {TUNE_AGAIN}"
-        )
+        wrong = f"were trained on a base with sha256 {expected[:12]}…, not on {base} ({digest[:12]}…)"
+        raise DataError(f"the adapters of {directory} {wrong}: restore that base (`dvc checkout`), or {TUNE_AGAIN}")
     if tensors.keys() != {f"{name}.{part}" for name in matrices for part in ("A", "B")}:
         raise DataError(f"{directory}: {ADAPTER} does not hold what {ADAPTER_CONFIG} lists: {TUNE_AGAIN}")
     misfit = f"{directory} does not fit the model of {base.parent}"

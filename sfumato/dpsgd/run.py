@@ -221,10 +221,9 @@ def update(state: State, noised: Tensor, public: Tensor | None = None) -> dict[s
     weights = get_total_norm(state.parameters.values())
     norm, length = torch.stack([torch.linalg.vector_norm(gradient), weights]).cpu().tolist()  # one wait for a GPU
     if not math.isfinite(length):
-        raise ConfigError(
-            f"weights are not finite after step {state.steps}: lower learning_rate or max_grad_norm of this stage "
-            "in params.yaml and run `stage plan`. Under the same settings every run would end like this one"
-        )
+        fix = "lower learning_rate or max_grad_norm of this stage in params.yaml and run `stage plan`"
+        same = "Under the same settings every run would end like this one"
+        raise ConfigError(f"weights are not finite after step {state.steps}: {fix}. {same}")
     return {"step": state.steps, "learning_rate": state.config.learning_rate, "noised_gradient_norm": norm}
 
 

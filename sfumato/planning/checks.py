@@ -101,10 +101,10 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
         size = params.privacy.size
         spread = noise * several_bound(len(card.classes))
         if spread > 0.05 * size:
-            yield (
-                f"count.noise={noise:g} blurs the number of images with each of {len(card.classes)} labels by about "
-                f"{spread:.3g}, of {size}: lower it, or give it a share, such as count.noise: 10%"
+            blurs = (
+                f"blurs the number of images with each of {len(card.classes)} labels by about {spread:.3g}, of {size}"
             )
+            yield f"count.noise={noise:g} {blurs}: lower it, or give it a share, such as count.noise: 10%"
 
 
 def missing_stages(params: Params) -> Iterator[str]:
@@ -197,10 +197,8 @@ def public_model_problems(params: Params) -> Iterator[str]:
             yield f"{given} are of a public model, but model.directory names none: set it, or leave them out"
         return
     if params.runs("pretrain") and params.pretrain.phases:
-        yield (
-            f"model.directory={model.directory}: a public model has no warm-up. Set pretrain.phases: [], "
-            "or use one of the recipes dp-sapf, dp-lora, dp-ldm, dp-finetune"
-        )
+        remedy = "Set pretrain.phases: [], or use one of the recipes dp-sapf, dp-lora, dp-ldm, dp-finetune"
+        yield f"model.directory={model.directory}: a public model has no warm-up. {remedy}"
 
 
 def public_problems(params: Params, public: PublicCard, sensitive: int) -> Iterator[str]:
@@ -212,19 +210,15 @@ def public_problems(params: Params, public: PublicCard, sensitive: int) -> Itera
         yield f"public.source={params.public.source}, but {public.source} was prepared: run `stage prepare public`"
     if params.runs("select") and select.by == "teacher":
         if not sensitive <= select.images <= public.images:
-            yield (
-                f"select.images={select.images} of {public.images} public images in {sensitive} classes: "
-                f"give between {sensitive} and {public.images}"
-            )
+            remedy = f"give between {sensitive} and {public.images}"
+            yield f"select.images={select.images} of {public.images} public images in {sensitive} classes: {remedy}"
     elif params.runs("select") and params.runs("histogram") and histogram.per_class:
         kept = number_to_keep(select, classes)
         remedy = f"select.ratio must be at least {sensitive / classes:.4g}"
         if classes < sensitive:
             remedy = "take another public set, or histogram.per_class: false"
         if kept < sensitive:
-            yield (
-                f"select.ratio={select.ratio:g} keeps {kept} of {classes} public classes, but each of the {sensitive} "
-                f"sensitive ones needs its own: {remedy}"
-            )
+            needs = f"but each of the {sensitive} sensitive ones needs its own: {remedy}"
+            yield f"select.ratio={select.ratio:g} keeps {kept} of {classes} public classes, {needs}"
     if params.runs("histogram") and histogram.votes > classes:
         yield f"histogram.votes={histogram.votes} exceeds the {classes} public classes: lower it"

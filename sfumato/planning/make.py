@@ -120,11 +120,9 @@ def resolve_project(
     if see is not None and (note := changed_pictures(loaded, state)):  # that there were changes is private
         see(note)
     if loaded.privacy.unit is None and loaded.data.groups is None and card.source in OF_THE_OWNER:
-        say(
-            "warning: privacy.unit is not set, so the unit of protection is one image: the costs of several images of "
-            "one person add up. If there are such, write privacy.unit: group and data.groups; if not, "
-            "privacy.unit: image, which reports quote as your word"
-        )
+        unit = "the unit of protection is one image: the costs of several images of one person add up"
+        remedy = "If there are such, write privacy.unit: group and data.groups; if not, privacy.unit: image"
+        say(f"warning: privacy.unit is not set, so {unit}. {remedy}, which reports quote as your word")
     public = folder / PUBLIC
     public_card = None
     inputs = []
@@ -177,10 +175,9 @@ def changed_pictures(params: Params, state: Path) -> str | None:
     listing = listing_of(params.data, secret_key(state, params.data.name))
     if listing is None or listing == file.read_text(encoding="utf-8"):
         return None
-    return (
-        "note: the files of the sensitive images have changed since they were prepared. The release stays as it is "
-        "until params.yaml has a new data.version, and then every query spends again"
-    )
+    changed = "the files of the sensitive images have changed since they were prepared"
+    follows = "until params.yaml has a new data.version, and then every query spends again"
+    return f"note: {changed}. The release stays as it is {follows}"
 
 
 def prepare_images(folder: Path, state: Path) -> None:
@@ -192,9 +189,8 @@ def prepare_images(folder: Path, state: Path) -> None:
 
 def write_texts(out: Path, texts: Mapping[str, str]) -> None:
     """Replace the files that changed, one by one, and remove files of an older plan."""
-    if out.exists() and any(
-        p.name not in texts and p.suffix not in (".yaml", ".json", ".csv", ".tmp") for p in out.iterdir()
-    ):
+    ours = (".yaml", ".json", ".csv", ".tmp")
+    if any(path.name not in texts and path.suffix not in ours for path in out.glob("*")):
         raise ConfigError(f"{out} holds files that are not of a plan: move them elsewhere")
     out.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
@@ -214,10 +210,9 @@ def risk_line(made: Plan) -> str:
     half = noise_for_guess(mechanisms, (guess + 0.5) / 2, adjacency)
     events = [replace(each, noise_multiplier=half * each.noise_multiplier).event for each in mechanisms]
     lower = epsilon(events, made.budget["delta"], made.budget["accountant"], adjacency)
-    return (
-        f"risk: an attacker who guesses whether one {one} is in the set is right at most {percent_up(guess)} % of the "
-        f"time (chance: 50 %), whatever else they know; at ε = {lower:.2g} at most {percent_up((guess + 0.5) / 2)} %"
-    )
+    most = f"at most {percent_up(guess)} % of the time (chance: 50 %), whatever else they know"
+    less = f"at ε = {lower:.2g} at most {percent_up((guess + 0.5) / 2)} %"
+    return f"risk: an attacker who guesses whether one {one} is in the set is right {most}; {less}"
 
 
 def share_lines(made: Plan, content: Mapping[str, Any], file: Path) -> Iterator[str]:

@@ -56,10 +56,8 @@ def noise_requests(params: Params) -> dict[str, NoiseRequest]:
             multiplier = settings.noise
         asks[name] = NoiseRequest(sample_rate=rate, uses=uses, noise_multiplier=multiplier, share=share)
     if len(rests) != 1:
-        raise ConfigError(
-            f"recipe={params.recipe!r}: exactly one stage must have noise: rest, found {', '.join(rests) or 'none'}. "
-            f"Queries switched on: {', '.join(asks) or 'none'}"
-        )
+        named = f"found {', '.join(rests) or 'none'}. Queries switched on: {', '.join(asks) or 'none'}"
+        raise ConfigError(f"recipe={params.recipe!r}: exactly one stage must have noise: rest, {named}")
     return asks
 
 

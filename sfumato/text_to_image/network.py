@@ -49,10 +49,9 @@ class LatentDiffusion(Denoiser):
         self.is_transformer = model.denoiser == "transformer"
         expected = network.config.caption_channels if self.is_transformer else network.config.cross_attention_dim
         if isinstance(expected, int) and prompts.shape[2] != expected:
-            problem = (
-                f"its text encoder gives {prompts.shape[2]} numbers a token, its {model.denoiser} takes {expected}"
-            )
-            raise DataError(f"{model.path}: {problem}: the parts are of different models. Download the model again")
+            given = f"its text encoder gives {prompts.shape[2]} numbers a token, its {model.denoiser} takes"
+            wrong = "the parts are of different models. Download the model again"
+            raise DataError(f"{model.path}: {given} {expected}: {wrong}")
         make_differentiable(network)
         self.network = network
         self.prediction = model.prediction
