@@ -418,7 +418,8 @@ CASES: dict[str, Case] = {
 PINNED = {case.stage for case in CASES.values()}
 CASES |= {name: case(name) for name, stage in STAGES.items() if stage.kind is not Kind.LOCAL and name not in PINNED}
 # of a map that has none, its features by the usual kernel; the weights of imagenet come with an extra
-MAPPED = {each["map"] for case in CASES.values() for each in case.settings.get("features", ())} | {"imagenet", "imagenet-middle"}
+MAPPED = {each["map"] for case in CASES.values() for each in case.settings.get("features", ())}
+MAPPED |= {"imagenet", "imagenet-middle"}
 CASES |= {
     f"frequency of {name}": case("frequency", size=24, features=maps(name), colour=True, tolerance=FEATURE)
     for name in FEATURES

@@ -23,7 +23,6 @@ from sfumato.data.store import LatentSet
 from sfumato.diffusion.sampler import sample
 from sfumato.diffusion.unet import GroupNorm, UNet
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
-from sfumato.dpsgd.lora import merge
 from sfumato.dpsgd.run import Gradients, State, step
 from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable
 from sfumato.evaluation import downstream
@@ -182,7 +181,6 @@ def dp_sgd_of_adapters() -> None:
     model = unet()
     names = choose_trainable(model, Finetune(trainable="attention-lora"), None, 0)
     gradient_sum_of(model, autocast=True, parameters={name: model.get_parameter(name) for name in names})
-    merge(model)
 
 
 def state() -> State:

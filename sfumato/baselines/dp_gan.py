@@ -27,8 +27,6 @@ from sfumato.privacy.charge import Charge
 from sfumato.settings.baselines import Adversarial
 from sfumato.settings.fields import Size, both_sides, size_of
 
-SLOPE = 0.2  # of the leaky ReLU
-
 
 class Discriminator(Denoiser):
     """Logits of "real", for noisy images and their labels: convolutions, a linear head, and a projection by label.
@@ -45,13 +43,12 @@ class Discriminator(Denoiser):
         self.resolution = size_of(resolution)
         self.channels = channels
         self.classes = classes
-        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(SLOPE)]
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
         sides = both_sides(resolution)
         wide = width
-        # side of its last cells, at most; of other proportions, the root of their number
-        while math.prod(sides) > 4**2:
+        while math.prod(sides) > 4**2:  # cells that it ends with, at most
             following = min(2 * wide, 4 * width)  # at most 4 times its first width
-            layers += [nn.Conv2d(wide, following, 3, stride=2, padding=1), nn.LeakyReLU(SLOPE)]
+            layers += [nn.Conv2d(wide, following, 3, stride=2, padding=1), nn.LeakyReLU(0.2)]
             sides = half(sides)
             wide = following
         self.body = nn.Sequential(*layers)
@@ -78,25 +75,17 @@ class AdversarialState:
     """
 
     def __init__(
-        self,
-        model: Discriminator,
-        network: Generator,
-        settings: Adversarial,
-        priors: Tensor,
-        seed: int,
-        *,
-        public_batch: float,
-        **options: Any,
+        self, model: Discriminator, network: Generator, config: Adversarial, priors: Tensor, seed: int, **options: Any
     ) -> None:
-        self.judge = State(model, settings, public_batch=public_batch, label_dropout=0.0, **options)
-        self.judge.optimiser.param_groups[0]["betas"] = settings.betas
-        self.config = settings
+        self.judge = State(model, config, label_dropout=0.0, **options)
+        self.judge.optimiser.param_groups[0]["betas"] = config.betas
+        self.config = config
         self.model = model
         self.device = self.judge.device
         self.network = network.to(self.device).train()
         self.priors = priors.cpu()
         self.seed = seed
-        self.pupil = Trained(dict(network.named_parameters()), settings.generator_rate, settings.betas)
+        self.pupil = Trained(dict(network.named_parameters()), config.generator_rate, config.betas)
         self.against = copy.copy(model)  # the same weights, with the loss of generated images
         self.against.target = -1
 
@@ -111,33 +100,24 @@ class AdversarialState:
     def step(self, charge: Charge) -> dict[str, float]:
         """One draw, one release, a step of each network. Returns the public row of the log."""
         judge = self.judge
-        released = charge.release(gradient_sum(judge, charge), self.config.max_grad_norm)
-        row = update(judge, released, self.half_of_generated_images())
-        self.teach()
-        return row
-
-    @torch.no_grad()
-    def half_of_generated_images(self) -> Tensor:
-        """The discriminator's mean gradient over generated images, (P,): post-processing.
-
-        They are clipped as real images are, or their half would outweigh the other.
-        """
-        judge = self.judge
         bound = self.config.max_grad_norm
-        total = clipped_gradient_sum(self.against, judge.parameters, *self.generated(0), bound, judge.microbatch_size)
-        return total.float() / self.config.fakes
+        released = charge.release(gradient_sum(judge, charge), bound)
+        with torch.no_grad():  # generated images are clipped as real ones are, or their half would outweigh the other
+            fakes = self.generated(0)
+        total = clipped_gradient_sum(self.against, judge.parameters, *fakes, bound, judge.microbatch_size)
+        row = update(judge, released, total.float() / self.config.fakes)
 
-    def teach(self) -> None:
-        """Generator step: fool the released discriminator."""
+        # the generator: fool the released discriminator
         images, labels, drawn = self.generated(1)
         loss = self.model.per_image_loss(images, labels, drawn.levels[:, 0], drawn.noise[:, 0]).mean()
         self.pupil.descend(parameters_to_vector(torch.autograd.grad(loss, [*self.pupil.parameters.values()])))
+        return row
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint needs: copies, on the CPU."""
         tensors = {f"generator.{name}": value for name, value in self.network.state_dict().items()}
         tensors |= {f"generator_{name}": value for name, value in self.pupil.moments().items()}
-        tensors |= {"generator_steps": torch.tensor(self.pupil.steps)}
+        tensors["generator_steps"] = torch.tensor(self.pupil.steps)
         return self.judge.tensors() | {name: value.detach().cpu().clone() for name, value in tensors.items()}
 
     @torch.no_grad()

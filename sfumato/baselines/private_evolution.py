@@ -28,7 +28,6 @@ from sfumato.storage.files import csv_text
 
 GRID_STEPS = 2048  # steps to a unit, of the grid on which nearness is measured
 BOUND = 8  # the largest coordinate on the grid
-LONGEST = 8192  # genes at most
 
 
 # --- the free part: candidates, and the next ones after a vote; nothing of it reads a sensitive image
@@ -38,7 +37,7 @@ class RendererGenerator:
     """A renderer as the public generator: its parameters are the genes in which a candidate varies (Sim-PE).
 
     kinds: how many classes of its own it has, which need not be the sensitive ones. A candidate keeps its kind; length:
-    n, as many genes as any of 8 images of each kind read, LONGEST at most.
+    n, as many genes as any of 8 images of each kind read, 8192 at most.
     """
 
     def __init__(self, source: str, shape: Shape) -> None:
@@ -48,9 +47,9 @@ class RendererGenerator:
         self.length = 1
         for kind in range(self.kinds):
             for number in range(8):
-                genes = Genes(np.random.default_rng((kind, number)).random(LONGEST))
+                genes = Genes(np.random.default_rng((kind, number)).random(8192))
                 self.render(genes, kind)  # type: ignore[arg-type]
-                self.length = max(self.length, min(genes.read, LONGEST))
+                self.length = max(self.length, min(genes.read, 8192))
 
     def draw(self, count: int, random: torch.Generator) -> Tensor:
         """Genes of so many new candidates: (count, n) float32 in [0, 1)."""
@@ -104,11 +103,8 @@ def parents_of(votes: Tensor, labels: Tensor, wanted: Tensor, threshold: float, 
     for label in wanted.unique():
         places = (wanted == label).nonzero().flatten()
         candidates = (labels == label).double()
-        weights = torch.where(votes[label] > threshold, votes[label], 0).double() * candidates
-        if weights.sum() <= 0:
-            weights = candidates
-        if weights.sum() <= 0:
-            weights = torch.ones_like(candidates)
+        strong = torch.where(votes[label] > threshold, votes[label], 0).double() * candidates
+        weights = next((each for each in (strong, candidates) if each.sum() > 0), torch.ones_like(candidates))
         parents[places] = balanced_labels(len(places), weights / weights.sum(), len(weights), random).sort().values
     return parents
 
@@ -117,20 +113,11 @@ def descendants(
     population: Population, parents: Tensor, wanted: Tensor, strength: float, random: torch.Generator
 ) -> Population:
     """The next candidates: of each parent the first is itself, all further ones are variations of it."""
-    kinds = population.kinds[parents]
     genes = population.genes[parents]
-    pairs = torch.stack([parents, wanted], dim=1)
-    order = torch.arange(len(pairs))
-    _, group = pairs.unique(dim=0, return_inverse=True)
-    earliest = torch.full((int(group.max()) + 1,), len(pairs)).scatter_reduce(0, group, order, "amin")
-    again = (earliest[group] != order).nonzero().flatten()
+    _, first = np.unique(torch.stack([parents, wanted], dim=1).numpy(), axis=0, return_index=True)
+    again = np.delete(np.arange(len(parents)), first)
     genes[again] = varied(genes[again], strength, random)
-    return Population(wanted, kinds, genes)
-
-
-def strength_at(first: float, last: float, round: int, rounds: int) -> float:
-    """How far variations go in a round, counted from 0: from `first` to `last`, falling by a constant factor."""
-    return first * (last / first) ** (round / max(rounds - 1, 1))
+    return Population(wanted, population.kinds[parents], genes)
 
 
 # --- the votes
@@ -169,11 +156,6 @@ def embedding_of(settings: Evolve, shape: Shape, generator: RendererGenerator, s
     return embedding
 
 
-def candidate_labels(priors: Tensor, seed: int, number: int) -> Tensor:
-    """The classes of so many candidates, by noisy or public shares, (M,): (number,) int64."""
-    return balanced_labels(number, priors, len(priors), public_random(seed, "labels", number))
-
-
 def public_random(seed: int, *place: str | int) -> torch.Generator:
     """The stream of public randomness for one purpose and round: a resumed run draws what the killed one would have."""
     return torch.Generator().manual_seed(int(digest_of([seed, *place])[:15], 16))
@@ -199,28 +181,29 @@ def query_evolve(
     priors: (M,), the share of each class among the candidates, by public or released numbers.
     Returns the charge, all of whose uses are on disk, the last population, and the public log.
     """
+
+    def classes_of(number: int) -> Tensor:
+        return balanced_labels(number, priors, len(priors), public_random(seed, "labels", number))
+
     charge, state, log = resume(open_charge, "evolve", say, "round")
     if state is None:
-        wanted = candidate_labels(priors, seed, settings.population)
-        population = first_population(generator, wanted, public_random(seed, "first"))
+        population = first_population(generator, classes_of(settings.population), public_random(seed, "first"))
     else:
         population = Population(**state)
-
-    def embed(images: Tensor) -> Tensor:
-        return torch.cat([embedding(part.to(embedding.mean.device)).cpu() for part in images.split(FEATURE_BATCH)])
 
     report(charge.used, charge.uses)
     while charge.used < charge.uses:
         # one release
         done = charge.used
-        images = generator.images(population.kinds, population.genes)
-        votes = query_votes(charge, embed(images), population.labels, len(priors))
+        parts = generator.images(population.kinds, population.genes).split(FEATURE_BATCH)
+        vectors = torch.cat([embedding(part.to(embedding.mean.device)).cpu() for part in parts])
+        votes = query_votes(charge, vectors, population.labels, len(priors))
 
         # the next candidates
-        strength = strength_at(*settings.variation, done, charge.uses)
+        first, last = settings.variation  # falling by a constant factor
+        strength = first * (last / first) ** (done / max(charge.uses - 1, 1))
         threshold = settings.threshold * charge.noise_multiplier
-        last = charge.used == charge.uses
-        wanted = candidate_labels(priors, seed, settings.images if last else settings.population)
+        wanted = classes_of(settings.images if charge.used == charge.uses else settings.population)
         parents = parents_of(votes, population.labels, wanted, threshold, public_random(seed, "parents", done))
         chance = public_random(seed, "variation", done)
         log.append({"round": done + 1, "strength": strength, "parents": len(parents.unique())})
@@ -230,15 +213,14 @@ def query_evolve(
     return charge, population, log
 
 
-def query_votes(charge: Charge, candidates: Tensor, candidate_labels: Tensor, classes: int) -> Tensor:
-    """The release of one round: noisy votes, (classes, N) float64. candidates, candidate_labels: as in `vote_rows`."""
-    return charge.sum(partial(vote_rows, candidates, candidate_labels, classes), 1.0, size=512, integer=True)
+def query_votes(charge: Charge, candidates: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """The release of one round: noisy votes, (classes, N) float64. candidates, labels: theirs, as in `vote_rows`."""
+    return charge.sum(partial(vote_rows, candidates, labels, classes), 1.0, size=512, integer=True)
 
 
 def save_population(
     generator: RendererGenerator, population: Population, log: list[dict], classes: tuple[str, ...], directory: Path
 ) -> None:
-    """Write the last generation as an image set, and a log."""
     images = generator.images(population.kinds, population.genes)
     save_images(directory, ImageSet(as_uint8(images), population.labels.numpy(), classes))
     columns = {"round": "", "strength": ".4g", "parents": ""}

@@ -53,16 +53,12 @@ class Denoiser(nn.Module):
         """The label, or the entries of several, that mean none."""
         return 2 if self.several else self.classes
 
-    def blank_labels(self, images: int, device: torch.device) -> Tensor:
-        """The labels of so many images, all 0."""
-        return torch.zeros((images, self.classes) if self.several else images, dtype=torch.int64, device=device)
-
     def hidden(self, labels: Tensor, hide: Tensor) -> Tensor:
         """Labels, (*,) or (*, classes), without those of the images for which `hide`, (*,) bool, is true."""
         return torch.where(hide[..., None] if self.several else hide, self.no_label, labels)
 
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
-        """n independent noise levels of the law, (n,), on the generator's device, as `per_image_loss` takes them: σ."""
+        """As `draw_noise_levels`, or what else `per_image_loss` takes for them."""
         return draw_noise_levels(law, n, generator)
 
     def per_image_loss(self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:

@@ -23,13 +23,11 @@ class EMA:
     def update(self, tensors: Mapping[str, Tensor]) -> None:
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
-        values = [tensors[name] for name in self.average]
-        get_ema_multi_avg_fn(decay)(list(self.average.values()), values, None)
+        get_ema_multi_avg_fn(decay)([*self.average.values()], [tensors[name] for name in self.average], None)
 
 
-def ema_model(model: nn.Module, average: Mapping[str, Tensor]) -> nn.Module:
-    """Copy the averaged values into `model` and return it. Names absent from `average` stay."""
-    with torch.no_grad():
-        for name, value in average.items():
-            model.get_parameter(name).copy_(value)
-    return model
+@torch.no_grad()
+def ema_model(model: nn.Module, average: Mapping[str, Tensor]) -> None:
+    """Copy the averaged values into `model`. Names absent from `average` stay."""
+    for name, value in average.items():
+        model.get_parameter(name).copy_(value)

@@ -16,13 +16,12 @@ from sfumato.runtime import distributed
 
 SIGMA_MIN = 0.002
 SIGMA_MAX = 80.0
-RHO = 7.0
 
 
 def noise_schedule(steps: int) -> Tensor:
     """The noise levels visited: `steps` of them from SIGMA_MAX down to SIGMA_MIN, then 0. (steps + 1,) float32."""
     ramp = torch.linspace(0, 1, steps)
-    levels = (SIGMA_MAX ** (1 / RHO) + ramp * (SIGMA_MIN ** (1 / RHO) - SIGMA_MAX ** (1 / RHO))) ** RHO
+    levels = (SIGMA_MAX ** (1 / 7) + ramp * (SIGMA_MIN ** (1 / 7) - SIGMA_MAX ** (1 / 7))) ** 7.0  # ρ = 7
     return torch.cat([levels, torch.zeros(1)])
 
 
@@ -50,39 +49,36 @@ def sample(
     start = torch.cat([torch.empty(0, *model.shape), *noise])
     with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
         noised = distributed.local_shard(start).to(device) * noise_schedule(steps)[0].item()
-        own = distributed.local_shard(labels).to(device)
-        drawn = to_image_range(solve(model, noised, own, steps, guidance, guide)).float()
+        asked = distributed.local_shard(labels).to(device)
+        drawn = to_image_range(solve(model, noised, asked, steps, guidance, guide)).float()
     model.train(training)
     return distributed.all_gather(drawn, len(labels)).cpu()
 
 
 def solve(model: Denoiser, x: Tensor, labels: Tensor, steps: int, guidance: float, guide: Guide | None) -> Tensor:
-    """Heun's method from `x`, (B, C, H, W) with noise of level SIGMA_MAX, to σ = 0. Returns images, about [-1, 1]."""
-    for sigma, following in itertools.pairwise(noise_schedule(steps).tolist()):
-        slope = (x - guided(model, x, sigma, labels, guidance, guide)) / sigma
-        euler = x + (following - sigma) * slope
-        if following > 0:
-            ahead = (euler - guided(model, euler, following, labels, guidance, guide)) / following
-            x = x + (following - sigma) * (slope + ahead) / 2
-        else:
-            x = euler
-    return x
+    """Heun's method from `x`, (B, C, H, W) with noise of level SIGMA_MAX, to σ = 0. Returns images, about [-1, 1].
 
-
-def guided(model: Denoiser, x: Tensor, sigma: float, labels: Tensor, guidance: float, guide: Guide | None) -> Tensor:
-    """D at one noise level, guided.
-
-    The variance of the image given its noised form is taken as σ²σ_data² / (σ² + σ_data²) in every pixel. By it,
-    Bayes' rule turns the slope of log p(label | D) into a shift.
+    For the guide, the variance of the image given its noised form is taken as σ²σ_data² / (σ² + σ_data²) in every
+    pixel. By it, Bayes' rule turns the slope of log p(label | D) into a shift.
     """
 
-    def denoised(x: Tensor, labels: Tensor) -> Tensor:
-        return denoise(model, x, x.new_full((len(x),), sigma), labels, model.sigma_data)
+    def slope(x: Tensor, sigma: float) -> Tensor:
+        def denoised(x: Tensor, labels: Tensor) -> Tensor:
+            return denoise(model, x, x.new_full((len(x),), sigma), labels, model.sigma_data)
 
-    found = with_guidance(denoised, x, labels, model.no_label, guidance)
-    if guide is None:
-        return found
-    return found + guide(found, labels, (sigma * model.sigma_data) ** 2 / (sigma**2 + model.sigma_data**2))
+        clean = with_guidance(denoised, x, labels, model.no_label, guidance)
+        if guide is not None:
+            clean = clean + guide(clean, labels, (sigma * model.sigma_data) ** 2 / (sigma**2 + model.sigma_data**2))
+        return (x - clean) / sigma
+
+    for sigma, following in itertools.pairwise(noise_schedule(steps).tolist()):
+        here = slope(x, sigma)
+        step = following - sigma
+        euler = x + step * here
+        if following == 0:
+            return euler
+        x = x + step * (here + slope(euler, following)) / 2
+    return x
 
 
 def with_guidance(

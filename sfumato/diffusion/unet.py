@@ -23,8 +23,6 @@ from sfumato.runtime.compute import prefers_bfloat16
 from sfumato.settings.fields import Size, both_sides, size_of
 from sfumato.storage.weights import load_network, save_network
 
-HEAD_CHANNELS = 32
-MOST_LEVELS = 1000  # residual blocks on the way down
 MOST_GROUPS = 65_535  # that the derivative of PyTorch's group normalisation takes at a time on CUDA
 # Of each process, drawn at a time: pixels, as the network sees them, and images at most.
 DRAWN_TOGETHER = {"cpu": (2**17, 256), "cuda": (2**19, 512)}
@@ -89,9 +87,9 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.heads = max(1, channels // HEAD_CHANNELS)
+        self.heads = max(1, channels // 32)
         if channels % self.heads:
-            wish = f"choose model.width as a multiple of {HEAD_CHANNELS}"
+            wish = "choose model.width as a multiple of 32"
             raise ConfigError(f"{channels} channels do not split into {self.heads} heads: {wish}")
         self.norm = GroupNorm(channels)
         self.q, self.k, self.v, self.out = (nn.Linear(channels, channels) for _ in range(4))
@@ -100,21 +98,15 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (B, C, H, W)."""
         tokens = self.norm(x).flatten(2).transpose(1, 2).contiguous()  # (B, H*W, C)
-        q, k, v = (self.split(project(tokens)) for project in (self.q, self.k, self.v))
-        tokens = attend(q, k, v).transpose(1, 2).flatten(2)  # (B, H*W, C)
-        return (x + self.out(tokens).transpose(1, 2).contiguous().view(x.shape)) * math.sqrt(0.5)
-
-    def split(self, tokens: Tensor) -> Tensor:
-        return tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, heads, H*W, C/heads)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q kᵀ / √d) v. All (B, heads, H*W, d)."""
-    if q.is_cuda:  # without a matrix of H*W · H*W scores
-        return F.scaled_dot_product_attention(q, k, v)
-    # Spelled out: on a CPU the fused attention takes ten times as long, forward and back, for so few pixels.
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-    return scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
+        projected = (project(tokens) for project in (self.q, self.k, self.v))
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected)  # (B, heads, H*W, d)
+        if q.is_cuda:  # without a matrix of H*W · H*W scores
+            mixed = F.scaled_dot_product_attention(q, k, v)
+        else:  # spelled out: on a CPU the fused attention takes ten times as long, there and back, for so few pixels
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+            mixed = scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
+        tokens = self.out(mixed.transpose(1, 2).flatten(2))  # (B, H*W, C)
+        return (x + tokens.transpose(1, 2).contiguous().view(x.shape)) * math.sqrt(0.5)
 
 
 class Level(nn.Module):
@@ -164,8 +156,8 @@ class UNet(Denoiser):
             raise ConfigError(f"model.width={width}: expected a multiple of 4")
         if not set(attention) <= set(range(len(multipliers))):
             raise ConfigError(f"model.attention={tuple(attention)}: expected levels among 0..{len(multipliers) - 1}")
-        if blocks * len(multipliers) > MOST_LEVELS:
-            raise ConfigError(f"model.blocks={blocks}: expected {MOST_LEVELS} at most over all levels")
+        if blocks * len(multipliers) > 1000:
+            raise ConfigError(f"model.blocks={blocks}: expected 1000 at most over all levels")
         self.resolution = size_of(resolution)
         self.channels = channels
         self.classes = classes
@@ -249,8 +241,8 @@ class UNet(Denoiser):
         self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None, guide: Guide | None
     ) -> Sampler:
         """Images of its own shape, by Heun's solver, in the precision that suits the device."""
-        half = distributed.broadcast_object(prefers_bfloat16(self))
-        return lambda labels: sample(self, labels, steps, guidance, generator, half, guide)
+        autocast = distributed.broadcast_object(prefers_bfloat16(self))
+        return lambda labels: sample(self, labels, steps, guidance, generator, autocast, guide)
 
     def save(self, directory: Path, trained: Sequence[str] = ()) -> None:
         """All weights, whichever were trained. Extra classes must be gone."""

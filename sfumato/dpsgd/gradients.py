@@ -31,9 +31,6 @@ class Draws:
     noise: Tensor
     drop: Tensor
 
-    def __len__(self) -> int:
-        return len(self.levels)
-
     def rows(self, index: slice | Tensor) -> Draws:
         return Draws(**{name: value[index] for name, value in vars(self).items()})
 
@@ -161,17 +158,16 @@ def clipped_gradient_sum(
     Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in L2, whether an image
     has none, one or all of the labels.
     """
-    if len(draws) != len(images):
-        raise ValueError(f"{len(draws)} rows of draws for {len(images)} images: expected one each")
+    if len(draws.levels) != len(images):
+        raise ValueError(f"{len(draws.levels)} rows of draws for {len(images)} images: expected one each")
     size = sum(value.numel() for value in parameters.values())
     total = torch.zeros(size, dtype=torch.float64, device=images.device)
     for start in range(0, len(images), microbatch_size):
         # The last microbatch is filled up by repeating its last image, and the copies are dropped: matrix kernels round
         # differently for different sizes, and no image's gradient may depend on how many others were drawn.
-        index = torch.arange(start, start + microbatch_size, device=images.device)
+        index = torch.arange(start, start + microbatch_size, device=images.device).clamp(max=len(images) - 1)
         count = min(microbatch_size, len(images) - start)
-        index = index.clamp(max=len(images) - 1)
-        own = draws.rows(index)
-        rows = per_image_gradients(model, parameters, images[index], labels[index], own, autocast, draws_per_pass)
+        batch = images[index], labels[index], draws.rows(index)
+        rows = per_image_gradients(model, parameters, *batch, autocast, draws_per_pass)
         total += clipped_sum({name: value[:count] for name, value in rows.items()}, max_grad_norm)
     return total

@@ -39,39 +39,32 @@ class LoraLinear(nn.Linear):
         return super().forward(x) + self.scale * F.linear(F.linear(x, self.B), self.A)
 
 
-def layer_of(model: nn.Module, name: str) -> nn.Linear:
-    """The plain layer whose weight is `name`. Raises ConfigError if an adapter would not change the output."""
-    path, _, last = name.rpartition(".")
-    layers = dict(model.named_modules(remove_duplicate=False))
-    layer = layers.get(path) if path and last == "weight" else None
-    if layer is None:
-        raise ConfigError(f"{name} is not a weight of a layer of this model, such as middle.0.attention.q.weight")
-    # A subclass, as in nn.MultiheadAttention, may use its weight without a call of the layer: the adapter does nothing.
-    if type(layer) is not nn.Linear:
-        raise ConfigError(f"{name} is of {type(layer).__name__}: only a plain nn.Linear can be adapted")
-    return layer
-
-
 def add_lora(model: nn.Module, names: Sequence[str], rank: int, seed: int, scale: float = 1.0) -> None:
     """Put an adapter beside each named weight, in place. A ~ N(0, 1) from the public `seed`; B = 0 keeps the output.
 
     It freezes the weights and biases of the adapted layers; the caller decides what else is trained.
     Raises ConfigError before it changes anything: no such weight, a layer that cannot be adapted, too high a rank.
     """
-    layers = {name: layer_of(model, name) for name in dict.fromkeys(names)}
-    for name, layer in layers.items():
+    modules = dict(model.named_modules(remove_duplicate=False))
+    layers: dict[str, nn.Linear] = {}
+    for name in names:
+        path, _, last = name.rpartition(".")
+        layer = modules.get(path)
+        if layer is None or not path or last != "weight":
+            raise ConfigError(f"{name} is not a weight of a layer of this model, such as middle.0.attention.q.weight")
+        # a subclass, as in nn.MultiheadAttention, may use its weight without a call: the adapter would do nothing
+        if type(layer) is not nn.Linear:
+            raise ConfigError(f"{name} is of {type(layer).__name__}: only a plain nn.Linear can be adapted")
         rows, columns = layer.weight.shape
         if rank > min(rows, columns):
-            raise ConfigError(
-                f"adapters of rank {rank} are above min({rows}, {columns}), the shape of {name}: "
-                "take a wider network (model.width), or another finetune.trainable"
-            )
+            fix = "take a wider network (model.width), or another finetune.trainable"
+            raise ConfigError(f"adapters of rank {rank} are above min({rows}, {columns}), the shape of {name}: {fix}")
+        layers[path] = layer
     public = torch.Generator().manual_seed(seed)
-    for name, layer in layers.items():
+    for path, layer in layers.items():
         weight = layer.weight.detach()
         a = torch.randn(len(weight), rank, generator=public).to(weight)
-        b = weight.new_zeros(rank, weight.shape[1])
-        model.set_submodule(name.removesuffix(".weight"), LoraLinear(layer, a, b, scale))
+        model.set_submodule(path, LoraLinear(layer, a, weight.new_zeros(rank, weight.shape[1]), scale))
 
 
 def adapted_layers(model: nn.Module) -> dict[str, LoraLinear]:
@@ -79,25 +72,12 @@ def adapted_layers(model: nn.Module) -> dict[str, LoraLinear]:
     return {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, LoraLinear)}
 
 
-@torch.no_grad()
-def merge(model: nn.Module) -> None:
-    """Back to plain layers, in place: W ← W + scale·A·B. Does nothing to a model without adapters."""
-    for name, layer in adapted_layers(model).items():
-        plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-        plain.weight = nn.Parameter(layer.weight + layer.scale * (layer.A @ layer.B))
-        plain.bias = layer.bias
-        plain.train(layer.training).requires_grad_(True)
-        model.set_submodule(name.removesuffix(".weight"), plain)
-
-
 def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     """Write A and B of each matrix, and `adapter.json`. base: the file that the frozen weights came from."""
     layers = adapted_layers(model)
-    tensors = {
-        f"{name}.{part}": getattr(layer, part).detach().cpu().contiguous()
-        for name, layer in layers.items()
-        for part in ("A", "B")
-    }
+    tensors: dict[str, Tensor] = {}
+    for name, layer in layers.items():
+        tensors |= {f"{name}.{part}": getattr(layer, part).detach().cpu().contiguous() for part in ("A", "B")}
     first = next(iter(layers.values()))
     content = {"base_sha256": digest_of_file(base), "rank": first.A.shape[1], "scale": first.scale}
     save_tensors(tensors, directory / ADAPTER)
@@ -106,7 +86,7 @@ def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
 
 @torch.no_grad()
 def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
-    """Merge the adapters that `save_adapter` wrote into `model`, in place. base: the weights file of `model`.
+    """Add the adapters that `save_adapter` wrote to the weights of `model`: W + scale·A·B. base: the file of these.
 
     Raises DataError: files missing or damaged, adapters that were trained on another base, shapes that do not fit.
     """
@@ -118,16 +98,15 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
         rank = validated(PositiveInt, content["rank"])
         matrices = [str(name) for name in content["matrices"]]
         tensors = load_tensors(directory / ADAPTER)
-    if (found := digest_of_file(base)) != expected:
-        raise DataError(
-            f"the adapters of {directory} were trained on a base with sha256 {expected[:12]}…, "
-            f"not on {base} ({found[:12]}…): restore that base (`dvc checkout`), or {TUNE_AGAIN}"
-        )
+    if (digest := digest_of_file(base)) != expected:
+        wrong = f"were trained on a base with sha256 {expected[:12]}…, not on {base} ({digest[:12]}…)"
+        raise DataError(f"the adapters of {directory} {wrong}: restore that base (`dvc checkout`), or {TUNE_AGAIN}")
     if tensors.keys() != {f"{name}.{part}" for name in matrices for part in ("A", "B")}:
         raise DataError(f"{directory}: {ADAPTER} does not hold what {ADAPTER_CONFIG} lists: {TUNE_AGAIN}")
     misfit = f"{directory} does not fit the model of {base.parent}"
-    with explained(DataError, lambda error: f"{misfit} ({error}): {TUNE_AGAIN}", causes=(ConfigError, RuntimeError)):
-        add_lora(model, matrices, rank, 0, scale)
-        for name, layer in adapted_layers(model).items():
-            layer.load_state_dict({part: tensors[f"{name}.{part}"] for part in ("A", "B")}, strict=False)
-    merge(model)
+    with explained(DataError, lambda error: f"{misfit} ({error}): {TUNE_AGAIN}", causes=(AttributeError, RuntimeError)):
+        for name in dict.fromkeys(matrices):
+            weight = model.get_parameter(name)
+            a = tensors[f"{name}.A"].to(weight).view(len(weight), rank)
+            b = tensors[f"{name}.B"].to(weight).view(rank, -1)
+            weight.add_(scale * (a @ b).view_as(weight))

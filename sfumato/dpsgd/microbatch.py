@@ -11,19 +11,9 @@ from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.gradients import Draws, losses_at, per_image_gradients
 from sfumato.runtime import compute, distributed
 
-CPU_BYTES = 2**30  # for per-image gradients, and as many for activations: more at a time is not faster
-FREE_PART = 0.4  # the same of a GPU: this part of its free memory
 COPIES = 8  # float32 copies of the trained parameters beside the model: average, moments, sums, noise
-SMALL = 64  # images on a CPU
-LARGE = 128  # for a batch that fills so many microbatches: FILLED
-FILLED = 16
-CPU_PASSES = 256  # of the network, more at a time is not faster
-GPU_IMAGES = 500  # more is not faster
-GPU_PASSES = 4000  # more is not faster; a norm of 16 groups takes so many at a time
 # in the messages of CUDA, cuBLAS and cuDNN where memory does not suffice or no kernel is for this size
 DOES_NOT_FIT = ("out of memory", "CUBLAS_STATUS_", "CUDNN_STATUS_", "cuDNN algorithm", "find an engine")
-MANY_DRAWS = 8  # from which a grouped convolution is faster than matrix products in float32, measured on an H200
-VMAP_IMAGES = 32  # for a network without ghost layers
 
 
 def choose_microbatch(
@@ -39,7 +29,8 @@ def choose_microbatch(
     first = fitting(model, parameters, draws, batch, device, wanted)
     if device.type != "cuda":
         return distributed.all_min(first[0]), distributed.all_min(first[1])
-    faster = distributed.broadcast_object(draws < MANY_DRAWS or compute.fast_bfloat16("cuda"))
+    # in float32, a grouped convolution is faster from 8 draws on, measured on an H200
+    faster = distributed.broadcast_object(draws < 8 or compute.fast_bfloat16("cuda"))
     for products in (faster, not faster) if model.supports_ghost_layers else (False,):
         model.use_products = products
         images, some = first
@@ -51,27 +42,22 @@ def choose_microbatch(
 
 
 def fitting(
-    model: Denoiser,
-    parameters: Mapping[str, Tensor],
-    draws: int,
-    batch: float,
-    device: torch.device,
-    wanted: int | None = None,
+    model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, device: torch.device, asked: int | None
 ) -> tuple[int, int]:
     """As `choose_microbatch`, by the rule for this device and without a trial. model: there, or on the meta device."""
-    if wanted:
-        return wanted, draws
+    if asked:
+        return asked, draws
     gpu = device.type == "cuda"
     room = room_on(device, parameters)
     passes = max(1, int(room / activation_bytes(model, parameters)))
     if passes < draws:
         return 1, passes
     if not model.supports_ghost_layers:
-        most: float = VMAP_IMAGES
-    elif gpu:
-        most = min(GPU_IMAGES, GPU_PASSES // draws)
+        most: float = 32
+    elif gpu:  # more images, or passes of the network, at a time are not faster
+        most = min(500, 4000 // draws)
     else:
-        most = min(max(SMALL, batch / FILLED), LARGE, max(4, CPU_PASSES // draws))
+        most = min(max(64, batch / 16), 128, max(4, 256 // draws))
     rows = (8 if gpu else 4) * sum(value.numel() for value in parameters.values())  # a GPU clips a copy of them
     largest = int(max(1, min(most, room / rows, passes / draws)))
     if not gpu:
@@ -96,8 +82,7 @@ def needed(
 def plain_microbatch(model: Denoiser) -> int:
     """Images whose activations a step of ordinary training holds at a time on this machine; at least one."""
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    room = room_on(device_of(parameters), parameters)
-    return max(1, int(room / activation_bytes(model, parameters)))
+    return max(1, int(room_on(device_of(parameters), parameters) / activation_bytes(model, parameters)))
 
 
 def device_of(parameters: Mapping[str, Tensor]) -> torch.device:
@@ -107,10 +92,10 @@ def device_of(parameters: Mapping[str, Tensor]) -> torch.device:
 def room_on(device: torch.device, parameters: Mapping[str, Tensor]) -> float:
     """Bytes for per-image gradients, and as many for activations, on this machine."""
     if device.type != "cuda":
-        return CPU_BYTES
+        return 2**30  # more at a time is not faster
     free, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # free for PyTorch
-    return FREE_PART * (free + cached - 4 * COPIES * sum(value.numel() for value in parameters.values()))
+    return 0.4 * (free + cached - 4 * COPIES * sum(value.numel() for value in parameters.values()))
 
 
 def activation_bytes(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:
@@ -150,4 +135,5 @@ def blanks(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws
     black = torch.zeros(images, *model.shape, device=device)
     levels = torch.ones(images, draws, dtype=torch.int64, device=device)
     noise = torch.zeros(images, draws, *black.shape[1:], device=device)
-    return black, model.blank_labels(images, device), Draws(levels=levels, noise=noise, drop=levels.bool())
+    labels = torch.zeros((images, model.classes) if model.several else images, dtype=torch.int64, device=device)
+    return black, labels, Draws(levels=levels, noise=noise, drop=levels.bool())

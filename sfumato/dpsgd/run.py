@@ -63,20 +63,20 @@ class Trained:
 
     def moments(self) -> dict[str, Tensor]:
         """The average and Adam's moments of each parameter, under names such as `exp_avg.conv_in.weight`."""
-        found = {}
+        tensors = {}
         for name, value in self.parameters.items():
             state = self.optimiser.state.get(value) or {"step": torch.tensor(0.0)}
-            found[f"ema.{name}"] = self.ema.average[name]
-            found |= {f"{key}.{name}": state.get(key, torch.zeros_like(value)) for key in ADAM_STATE}
-        return found
+            tensors[f"ema.{name}"] = self.ema.average[name]
+            tensors |= {f"{key}.{name}": state.get(key, torch.zeros_like(value)) for key in ADAM_STATE}
+        return tensors
 
     @torch.no_grad()
     def load_moments(self, tensors: Mapping[str, Tensor], steps: int) -> None:
         """Take over the average and the moments after `steps` steps, as `moments` gave them."""
         for name, value in self.parameters.items():
             self.ema.average[name].copy_(tensors[f"ema.{name}"])
-            own = {key: tensors[f"{key}.{name}"].clone() for key in ADAM_STATE}
-            self.optimiser.state[value] = {key: part if key == "step" else part.to(value) for key, part in own.items()}
+            adam = {key: tensors[f"{key}.{name}"].clone() for key in ADAM_STATE}
+            self.optimiser.state[value] = {key: part if key == "step" else part.to(value) for key, part in adam.items()}
         self.ema.steps = steps
 
 
@@ -108,7 +108,7 @@ class Gradients:
         self.config = config
         self.max_norm = max_norm
         self.public_batch = public_batch
-        self.label_dropout = label_dropout
+        self.dropout = label_dropout
         self.device = next(iter(self.parameters.values())).device
         self.size = sum(value.numel() for value in self.parameters.values())
         self.generator = generator or secret_generator(self.device)
@@ -123,9 +123,7 @@ class Gradients:
     def draw(self, images: Tensor) -> Draws:
         """The secret draws of a batch."""
         config = self.config
-        return draw(
-            self.model, images, config.draws, config.noise_levels, self.generator, label_dropout=self.label_dropout
-        )
+        return draw(self.model, images, config.draws, config.noise_levels, self.generator, label_dropout=self.dropout)
 
 
 class State(Trained, Gradients):
@@ -138,19 +136,15 @@ class State(Trained, Gradients):
     config: Finetune | Adversarial
 
     def __init__(self, model: Denoiser, config: Finetune | Adversarial, *, public_batch: float, **options: Any) -> None:
-        if not public_batch > 0:
-            raise ValueError(f"public_batch={public_batch}: expected the public denominator q·N̄ > 0")
         parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        if not parameters:
-            raise ValueError("the model has no parameter to train: all have requires_grad=False")
         Trained.__init__(self, parameters, config.learning_rate)
         Gradients.__init__(self, model, parameters, config, config.max_grad_norm, public_batch, **options)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint needs, such as `parameters.conv_in.weight`: copies, on the CPU."""
-        found: dict[str, Tensor] = {"step": torch.tensor(self.steps)}
-        found |= {f"parameters.{name}": value for name, value in self.parameters.items()}
-        return {name: value.detach().cpu().clone() for name, value in (found | self.moments()).items()}
+        tensors = {"step": torch.tensor(self.steps), **self.moments()}
+        tensors |= {f"parameters.{name}": value for name, value in self.parameters.items()}
+        return {name: value.detach().cpu().clone() for name, value in tensors.items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -187,9 +181,9 @@ def fine_tune(
     Returns the charge, all of whose uses are on disk, and the public log, one row for each step: never a loss, a number
     of images or a time.
     """
-    charge, found, log = resume(open_charge, stage, say)
-    if found is not None:
-        state.load(found)
+    charge, kept, log = resume(open_charge, stage, say)
+    if kept is not None:
+        state.load(kept)
 
     report(charge.used, charge.uses)
     while charge.used < charge.uses:
@@ -227,10 +221,9 @@ def update(state: State, noised: Tensor, public: Tensor | None = None) -> dict[s
     weights = get_total_norm(state.parameters.values())
     norm, length = torch.stack([torch.linalg.vector_norm(gradient), weights]).cpu().tolist()  # one wait for a GPU
     if not math.isfinite(length):
-        raise ConfigError(
-            f"weights are not finite after step {state.steps}: lower learning_rate or max_grad_norm of this stage "
-            "in params.yaml and run `stage plan`. Under the same settings every run would end like this one"
-        )
+        fix = "lower learning_rate or max_grad_norm of this stage in params.yaml and run `stage plan`"
+        same = "Under the same settings every run would end like this one"
+        raise ConfigError(f"weights are not finite after step {state.steps}: {fix}. {same}")
     return {"step": state.steps, "learning_rate": state.config.learning_rate, "noised_gradient_norm": norm}
 
 
@@ -246,6 +239,5 @@ def epsilon_by_step(mechanism: Mechanism, delta: float | None) -> Callable[[int]
 
 
 def save_log(log: Sequence[Mapping[str, float]], path: Path) -> None:
-    """The public log as CSV."""
     columns = {"step": "", "learning_rate": "g", "noised_gradient_norm": ".6g", "epsilon": ".6g"}
     path.write_text(csv_text(log, columns), encoding="utf-8")

@@ -18,7 +18,6 @@ ATTENTION = r"(.*\.)?(attention|attn\d*)\."  # the names of our U-Net and of pub
 QKV = ATTENTION + r"(to_)?[qkv]\.weight"
 # The sets whose result is adapters on an unchanged base
 ADAPTED = ("attention-lora", "salient-lora")
-INTERNAL = "internal error (nothing is written: please report it)"
 
 
 def candidates(model: nn.Module) -> list[str]:
@@ -26,10 +25,10 @@ def candidates(model: nn.Module) -> list[str]:
 
     Raises ConfigError if there are none.
     """
-    found = [name for name, _ in model.named_parameters() if re.fullmatch(QKV, name)]
-    if not found:
+    matrices = [name for name, _ in model.named_parameters() if re.fullmatch(QKV, name)]
+    if not matrices:
         raise ConfigError("this model has no attention, whose matrices could be chosen: give it some (model.attention)")
-    return found
+    return matrices
 
 
 def how_many(ratio: float, total: int) -> int:
@@ -53,7 +52,6 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[str]
     """
     kind = settings.trainable
     everything = [name for name, _ in model.named_parameters()]
-    chosen: list[str]
     if kind in SALIENT:
         if ranking is None:
             raise ConfigError(f"finetune.trainable={kind} needs a ranking: switch saliency on (add saliency to run)")
@@ -96,15 +94,16 @@ def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequenc
     before: a copy of `model.state_dict()` from just before training. Raises SfumatoError, an internal error: a run must
     not report a set of weights that it did not train.
     """
+    internal = "internal error (nothing is written: please report it)"
     after = model.state_dict()
     if before.keys() != after.keys() or not set(names) <= after.keys():
         odd = (before.keys() ^ after.keys()) | (set(names) - after.keys())
-        raise SfumatoError(f"{INTERNAL}: {min(odd)} is not in the model both before and after training")
+        raise SfumatoError(f"{internal}: {min(odd)} is not in the model both before and after training")
     same = {name for name, value in after.items() if torch.equal(value.to(before[name].device), before[name])}
     if idle := [name for name in names if name in same]:
-        raise SfumatoError(f"{INTERNAL}: {idle[0]} was to be trained and did not change ({len(idle)} such)")
+        raise SfumatoError(f"{internal}: {idle[0]} was to be trained and did not change ({len(idle)} such)")
     if moved := sorted(after.keys() - same - set(names)):
-        raise SfumatoError(f"{INTERNAL}: {moved[0]} was frozen and changed ({len(moved)} such)")
+        raise SfumatoError(f"{internal}: {moved[0]} was frozen and changed ({len(moved)} such)")
 
 
 def save_trained(model: Denoiser, kind: str, names: Sequence[str], directory: Path, base: Path) -> None:

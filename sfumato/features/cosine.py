@@ -7,9 +7,6 @@ from torch import Tensor, nn
 
 from sfumato.data.images import Shape
 
-# brightness, red against blue, green against both: orthonormal, and nearly uncorrelated in photographs
-CONTRASTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (-1.0, 2.0, -1.0))
-
 
 def cosines(size: int) -> Tensor:
     """The orthonormal cosine transform (DCT-II) of `size` numbers, a row a frequency: (size, size) float32."""
@@ -40,7 +37,9 @@ class CosineMoments(nn.Module):
         self.arguments = {"shape": self.shape, **how}
         self.products = products
         self.radius = bound * math.sqrt(math.prod(shape))
-        mixing = torch.tensor(CONTRASTS) if channels == 3 else torch.ones(1, 1)
+        mixing = torch.ones(1, 1)
+        if channels == 3:  # brightness, red against blue, green against both: nearly uncorrelated in photographs
+            mixing = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 2.0, -1.0]])
         y, x = torch.meshgrid(torch.arange(height) / height, torch.arange(width) / width, indexing="ij")
         radius = (y.square() + x.square()).sqrt().flatten()
         order = radius.argsort(stable=True)

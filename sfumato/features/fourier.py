@@ -47,12 +47,7 @@ class FourierFeatures(nn.Module):
     """
 
     def __init__(
-        self,
-        shape: Shape,
-        features: Sequence[FeatureMap],
-        size: int,
-        seed: int,
-        maps: Mapping[str, Callable[[Shape], nn.Module]] = FEATURES,
+        self, shape: Shape, features: Sequence[FeatureMap], size: int, seed: int, maps: Mapping[str, Any] = FEATURES
     ) -> None:
         super().__init__()
         banks = sum(len(feature.length_scales) for feature in features if feature.kernel not in EXPLICIT_KERNELS)

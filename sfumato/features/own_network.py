@@ -21,7 +21,6 @@ from sfumato.storage.digest import digest_of_file
 from sfumato.storage.weights import load_tensors
 
 OWN = "own"  # the name of this map in the parameters
-PROBES = 4  # noise images by which a network is checked
 
 
 class OwnFeatures(nn.Module):
@@ -87,7 +86,7 @@ def of_architecture(settings: OwnNetwork, file: Path, layers: Sequence[str]) -> 
 
 def check_rows(features: OwnFeatures, shape: Shape, where: torch.device) -> None:
     """Raise DataError unless noise images have the same rows, to the last bit, in another order after a fresh load."""
-    images = torch.rand(PROBES, *shape, generator=torch.Generator().manual_seed(0)).to(where)
+    images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0)).to(where)
     again = rows_alone(OwnFeatures(features.settings, features.layers).to(where), images.flip(0)).flip(0)
     if not torch.equal(rows_alone(features, images), again):
         problem = "gives an image another row the next time, or numbers that are not finite"

@@ -55,17 +55,16 @@ class Patches(nn.Module):
 
 
 @cache
-def whitened_patches(channels: int, side: int, pictures: int = 120, of_each: int = 192) -> tuple[Tensor, Tensor]:
-    """FILTERS whitened patches of the textures, of norm 1, as filters of plain ones; and the whitening itself.
+def whitened_patches(channels: int, side: int) -> tuple[Tensor, Tensor]:
+    """FILTERS whitened patches of 120 textures, of norm 1, as filters of plain ones; and the whitening itself.
 
-    side: of a patch, in pixels; pictures, of_each: how many are drawn, and the patches of each. Both are (n, channels,
-    side, side) float32: FILTERS of them, and channels·side² of them.
+    side: of a patch, in pixels. Both are (n, channels, side, side) float32: FILTERS of them, and channels·side².
     """
     random = np.random.default_rng(0)
     draw = procedural_drawer((channels, 32, 32))
-    drawn = np.stack([draw(random, index % len(FAMILIES)) for index in range(pictures)])
+    drawn = np.stack([draw(random, index % len(FAMILIES)) for index in range(120)])
     unfolded = F.unfold(torch.from_numpy(drawn).permute(0, 3, 1, 2).double() / 255, side)
-    places = torch.from_numpy(random.integers(unfolded.shape[2], size=of_each))
+    places = torch.from_numpy(random.integers(unfolded.shape[2], size=192))
     patches = unfolded[:, :, places].transpose(1, 2).flatten(0, 1)
     patches = patches - patches.mean(1, keepdim=True)
     values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))

@@ -18,7 +18,6 @@ from sfumato.settings.queries import OwnNetwork, TeacherMap
 # the maps of a trained network: the input of its head, and its last feature map; all others are in FEATURES
 CLASSIFIER = "classifier"
 CELLS = "cells"
-LARGEST_SIDE = 2048  # pixels of an image, or channels
 FEATURE_BATCH = 250  # public or released images at a time
 
 
@@ -85,8 +84,8 @@ class ProjectedFeatures(nn.Module):
         self, feature: str | Sequence[Any], shape: Shape, dimension: int, network: Any = None, flip: bool = False
     ) -> None:
         super().__init__()
-        if max(shape) > LARGEST_SIDE:
-            raise DataError(f"images of shape {tuple(shape)}: features are of {LARGEST_SIDE} pixels a side at most")
+        if max(shape) > 2048:
+            raise DataError(f"images of shape {tuple(shape)}: features are of 2048 pixels a side at most")
         self.feature = feature
         self.shape: Shape = (*shape,)
         self.flip = flip
@@ -148,11 +147,11 @@ class ProjectedFeatures(nn.Module):
 
     def config(self) -> dict:
         """The arguments that rebuild this map."""
-        arguments = {"feature": self.feature, "shape": [*self.shape], "dimension": self.dimension}
-        arguments["network"] = self.arguments
+        about = {"feature": self.feature, "shape": [*self.shape], "dimension": self.dimension}
+        about["network"] = self.arguments
         if self.flip:
-            arguments["flip"] = True
-        return arguments
+            about["flip"] = True
+        return about
 
 
 class ScaleToSqrtD(nn.Module):

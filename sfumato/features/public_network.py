@@ -151,7 +151,6 @@ NETWORKS: dict[str, type[ResNet] | type[WhitenedCNN]] = {"residual": ResNet, "wh
 
 
 def build_network(network: str, shape: Shape, classes: int, width: int) -> PublicNetwork:
-    """A freshly initialised network, by its name in NETWORKS."""
     return NETWORKS[network]((*shape,), classes, width)  # type: ignore[arg-type]
 
 

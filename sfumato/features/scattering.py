@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from sfumato.data.images import Shape
 
-ORIENTATIONS = 8  # angles of the filters
 LARGEST = 64  # pixels a side; of larger images, block means are looked at
 
 
@@ -42,7 +41,7 @@ class Filtered(torch.autograd.Function):
 class Scattering(nn.Module):
     """Wavelet-scattering coefficients with fixed Morlet filters, each image's vector scaled to norm √d.
 
-    (B, C, H, W) -> (B, d). At each of `scales` octaves, |image * ψ_θ| for ORIENTATIONS angles, averaged over cells of
+    (B, C, H, W) -> (B, d). At each of `scales` octaves, |image * ψ_θ| for 8 angles θ, averaged over cells of
     2^scales pixels, beside the average image: the zeroth and first order, as a cascade. Images above LARGEST are first
     averaged over blocks. Source: Bruna and Mallat 2013.
     """
@@ -52,7 +51,7 @@ class Scattering(nn.Module):
         self.block = block_of(shape)
         side = min(shape[1:]) // self.block
         self.scales = 1 + (side >= 16) + (side >= 48)
-        self.filters = nn.Buffer(morlet(ORIENTATIONS), persistent=False)  # (2·ORIENTATIONS, 1, 7, 7)
+        self.filters = nn.Buffer(morlet(8), persistent=False)  # (16, 1, 7, 7)
         axis = torch.tensor([1.0, 4.0, 6.0, 4.0, 1.0]) / 16
         self.blur = nn.Buffer(torch.outer(axis, axis)[None, None], persistent=False)
 
@@ -60,7 +59,7 @@ class Scattering(nn.Module):
         return F.conv2d(planes, self.blur.to(planes), stride=2, padding=2)
 
     def moduli(self, planes: Tensor) -> Tensor:
-        """|plane * ψ_θ| for each of N planes: (N, 1, H, W) -> (N, ORIENTATIONS, H, W)."""
+        """|plane * ψ_θ| for each of N planes: (N, 1, H, W) -> (N, 8, H, W)."""
         real, imaginary = Filtered.apply(planes, self.filters.to(planes)).chunk(2, dim=1)
         # smooth at zero, where a gradient would be undefined
         return (real.square() + imaginary.square() + 1e-6).sqrt() - 1e-3
@@ -105,7 +104,7 @@ class DeepScattering(Scattering):
 class Moduli(Scattering):
     """Local energies of an image: |image * ψ_θ| at the finest octave, averaged over cells of 2×2 pixels.
 
-    (B, C, H, W) -> (B, d), d = C·ORIENTATIONS·H/2·W/2, of norm below √d: a row r stands as √d · r / (‖r‖ + 1), so that
+    (B, C, H, W) -> (B, d), d = 8·C·H/2·W/2, of norm below √d: a row r stands as √d · r / (‖r‖ + 1), so that
     faint images stay faint. Finer in place than `Scattering`. Large images have 16×16 cells.
     """
 

@@ -21,7 +21,6 @@ from sfumato.features.public_network import PublicNetwork
 from sfumato.settings.queries import Teacher
 from sfumato.storage.weights import load_network, save_network
 
-OWN_FILE = "own-network"  # beside the weights: a copy of the file of the feature "own"
 FITTED = 10_000  # images that span the features, at most
 
 
@@ -65,9 +64,9 @@ def fit_features(
 
     network: of the feature "classifier"; images: at most FITTED of them are used, chosen by `seed`.
     """
+    through = settings.network and settings.network.arguments()
     about = settings.features or settings.feature, shape, settings.dimension
-    own = settings.network and settings.network.arguments()
-    features = ProjectedFeatures(*about, own or network, settings.flip)
+    features = ProjectedFeatures(*about, through or network, settings.flip)
     rows = features.fit(images.some(FITTED, seed), settings.power, seed).double()
     return features, rows.T @ rows / len(rows)
 
@@ -156,7 +155,7 @@ def own_networks(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if isinstance(parts, str):
         parts = [{"map": parts, "network": config["network"]}]
     networks = [part["network"] for part in parts if part["map"] == OWN]
-    names = (OWN_FILE, *(f"{OWN_FILE}-{number}" for number in range(2, len(networks) + 1)))
+    names = ("own-network", *(f"own-network-{number}" for number in range(2, len(networks) + 1)))
     return dict(zip(names, networks, strict=False))
 
 

@@ -15,7 +15,6 @@ from sfumato.features.cosine import CosineMoments
 
 RECOLOURED = 6  # random numbers that recolour a public image
 DETAILS = 5000  # public images whose details are taken, at most
-RARE = 0.1  # of an equal share: a class that has less is taken for one of this size
 
 
 class GaussianGenerator(nn.Module):
@@ -56,7 +55,6 @@ class GaussianGenerator(nn.Module):
         return self.features.images(coefficients.index_copy(1, chosen, low)).clamp(0, 1)
 
     def config(self) -> dict[str, Any]:
-        """The arguments that rebuild this generator."""
         return {"features": self.features.arguments, "classes": self.classes, "details": len(self.details)}
 
 
@@ -75,7 +73,7 @@ def fit_gaussians(release: FeatureMeans, priors: Tensor, details: Tensor | None 
     if deviation is None:
         raise ValueError("the release does not state the deviation of its noise")
     generator = GaussianGenerator(features.arguments, len(priors), 0 if details is None else len(details))
-    shares = priors.double().clamp(min=RARE / len(priors))[:, None]
+    shares = priors.double().clamp(min=0.1 / len(priors))[:, None]  # a rare class is taken for a larger one
     means, seconds = features.moments(release.table.double().T / shares)
     noise = features.radius * deviation / math.sqrt(1 - features.products) / shares
     means = shrunk(means, noise.square() * len(features.even), shares)

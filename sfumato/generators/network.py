@@ -10,10 +10,7 @@ from sfumato.data.images import Shape
 from sfumato.settings.fields import Size, both_sides, size_of
 
 # sides of squares; of other proportions, the root of the number of pixels
-FIRST_SCALE = 0.1  # of the usual scale: the weights of the last layers at first
-LAST = 8  # channels at full resolution, at least
 COARSE = 32  # side that is drawn first, at most; each level beyond doubles it
-LEVEL = 1024  # channels of a level times its side
 
 
 class NormConv(nn.Module):
@@ -57,7 +54,7 @@ class Level(nn.Module):
         self.details = nn.Conv2d(outputs, channels, 5, padding=2)
         nn.init.zeros_(self.details.bias)  # type: ignore[arg-type]
         with torch.no_grad():
-            self.details.weight.mul_(FIRST_SCALE)
+            self.details.weight.mul_(0.1)
 
     def forward(self, image: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.residual(self.enlarge(hidden))
@@ -113,10 +110,10 @@ class Generator(nn.Module):
             self.body.extend([Widen(wide, 4 * width), Residual(width, width)])
             wide = width
         if len(self.sides) == 1:
-            last = max(LAST, width // 4)
+            last = max(8, width // 4)
             self.widen: nn.Module = Widen(width, 4 * last)
         else:
-            last = LEVEL // COARSE
+            last = 1024 // COARSE  # channels of a level times its side
             self.widen = Enlarge(width, last)
         self.norm = nn.BatchNorm2d(last)
         self.details = nn.Conv2d(last, channels, 5, padding=2)
@@ -124,10 +121,10 @@ class Generator(nn.Module):
         for last_layer in (self.details, self.smooth):  # it starts at grey
             nn.init.zeros_(last_layer.bias)  # type: ignore[arg-type]
             with torch.no_grad():
-                last_layer.weight.mul_(FIRST_SCALE)
+                last_layer.weight.mul_(0.1)
         self.levels = nn.ModuleList()
         for sides in self.sides[-2::-1]:
-            finer = max(LAST, LEVEL // math.isqrt(math.prod(sides)))
+            finer = max(8, 1024 // math.isqrt(math.prod(sides)))
             self.levels.append(Level(last, finer, channels))
             last = finer
 

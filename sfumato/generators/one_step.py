@@ -27,11 +27,8 @@ from sfumato.storage.weights import load_network, save_network
 
 GENERATOR_WEIGHTS = "generator.safetensors"  # beside config.json
 OneStep = Generator | GaussianGenerator  # (z, labels) -> images
-RARE = 0.1  # of an equal share: below it, a class's column is mostly noise and gets no more weight
 DRAWING_BATCH = 1000  # images of COARSE pixels a side at a time
-HELD_OUT = 0.2  # of the cells of a release
 PATIENCE = 100  # steps without progress on these
-EMA = 0.99  # of the weights
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,6 @@ class Match:
 
 
 def new_generator(shape: Shape, classes: int, latent: int, width: int, seed: int, several: bool = False) -> Generator:
-    """A freshly initialised generator of images of `shape`, (C, H, W)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Generator(shape[1:], shape[0], classes, latent, width, several)
@@ -77,9 +73,6 @@ def fit_generator(
     device = matches[0].target.device
     several = row_means is not None
     for match in matches:
-        expected = (match.features.size, generator.classes + several)
-        if match.target.shape != expected:
-            raise ValueError(f"target of shape {tuple(match.target.shape)}: expected {expected}, features × classes")
         match.features.to(device)
     random = torch.Generator().manual_seed(seed)
     generator.to(device).to(memory_format=torch.channels_last).train()
@@ -107,7 +100,7 @@ def fit_generator(
         optimizer.step()
         schedule.step()
         stopping.observe(embeddings, weights)
-        move = get_ema_multi_avg_fn(min(EMA, (step + 1) / (step + 10)))
+        move = get_ema_multi_avg_fn(min(0.99, (step + 1) / (step + 10)))
         move([*average.parameters()], [*generator.parameters()], step)
         progress(step + 1, config.steps)
     generator.load_state_dict(average.state_dict())
@@ -151,14 +144,14 @@ def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor)
     counts = weights.sum(0).square() / weights.square().sum(0).clamp(min=1e-12)
     # E‖mean of n unit vectors‖² = ‖μ‖² + (1 − ‖μ‖²)/n, so (n‖mean‖² − 1)/(n − 1) estimates ‖μ‖²; drop the constant
     unbiased = torch.where(counts > 1, counts / (counts - 1).clamp(min=1), 1.0)
-    balance = shown / priors.clamp(min=RARE / len(priors))
+    balance = shown / priors.clamp(min=0.1 / len(priors))  # the column of a rarer class is mostly noise
     return (balance * (unbiased * embedding.square().sum(0) - 2 * (embedding * target).sum(0))).sum()
 
 
 class EarlyStopping:
     """Ends the fit of each class where it begins to learn the noise of the release.
 
-    The noise is independent from cell to cell, so the distance to the HELD_OUT cells, which the loss leaves out,
+    The noise is independent from cell to cell, so the distance to the cells of `held_out`, which the loss leaves out,
     estimates that to the release without noise, but for a constant and without bias. It falls while the fit learns the
     class and rises when it learns the noise of the other cells. A class that has come no nearer for PATIENCE steps is
     held: its target becomes the generator's own embedding, averaged over steps, where that was nearest.
@@ -212,9 +205,9 @@ class EarlyStopping:
 
 
 def held_out(features: FourierFeatures, random: torch.Generator) -> Tensor:
-    """Which cells the loss leaves out: (K,) bool, HELD_OUT of all, and of a frequency both cosine and sine."""
-    waves = torch.rand(features.frequencies, generator=random) < HELD_OUT
-    return torch.cat([waves, waves, torch.rand(features.size - 2 * len(waves), generator=random) < HELD_OUT])
+    """Which cells the loss leaves out: (K,) bool, a fifth of all, and of a frequency both cosine and sine."""
+    waves = torch.rand(features.frequencies, generator=random) < 0.2
+    return torch.cat([waves, waves, torch.rand(features.size - 2 * len(waves), generator=random) < 0.2])
 
 
 @torch.no_grad()
@@ -327,7 +320,6 @@ def save_generator(generator: OneStep, directory: Path) -> None:
 
 
 def built(**arguments: Any) -> OneStep:
-    """A generator of the kind that the arguments are of, with new weights."""
     if "features" in arguments:
         return GaussianGenerator(**arguments)
     return Generator(**arguments)

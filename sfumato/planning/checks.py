@@ -101,10 +101,10 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
         size = params.privacy.size
         spread = noise * several_bound(len(card.classes))
         if spread > 0.05 * size:
-            yield (
-                f"count.noise={noise:g} blurs the number of images with each of {len(card.classes)} labels by about "
-                f"{spread:.3g}, of {size}: lower it, or give it a share, such as count.noise: 10%"
+            blurs = (
+                f"blurs the number of images with each of {len(card.classes)} labels by about {spread:.3g}, of {size}"
             )
+            yield f"count.noise={noise:g} {blurs}: lower it, or give it a share, such as count.noise: 10%"
 
 
 def missing_stages(params: Params) -> Iterator[str]:
@@ -129,7 +129,7 @@ def missing_stages(params: Params) -> Iterator[str]:
 def name_problems(params: Params) -> Iterator[str]:
     """Names that no table has: sources, feature maps, classifiers and metrics; a metric without its extractor."""
     of_teachers = (CLASSIFIER, *FEATURES, OWN)
-    for used, key, names, known in (
+    for used, key, names, existing in (
         (True, "data.source", [params.data.source], names_in("data")),
         (reads_public(params), "public.source", [params.public.source], names_in("public")),
         (params.runs("frequency"), "frequency.features", [one.map for one in params.frequency.features], (*FEATURES,)),
@@ -138,8 +138,8 @@ def name_problems(params: Params) -> Iterator[str]:
         (params.runs("evaluate"), "evaluate.fidelity", params.evaluate.fidelity or (), (*METRICS,)),
     ):
         for name in names if used else ():
-            if name not in known:
-                yield f"{key} names {name!r}, which does not exist: {nearest(name, known)}"
+            if name not in existing:
+                yield f"{key} names {name!r}, which does not exist: {nearest(name, existing)}"
             if name.startswith("imagenet") and find_spec(PACKAGE) is None:
                 yield f"{key} names {name}, whose weights are not installed: {INSTALL}"
     needs = {f"fidelity: {key}": METRICS[key].needs for key in params.evaluate.fidelity or () if key in METRICS}
@@ -154,7 +154,6 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
     _, height, width = card.shape
     central = params.central
     frequency = params.frequency
-    model = params.model
     if params.runs("central") and central.statistic == "mode" and central.max_norm is not None:
         yield f"central.max_norm={central.max_norm} has no effect on the mode, whose bound is fixed: leave it out"
     number = sum(len(feature.length_scales) for feature in frequency.features)
@@ -162,12 +161,10 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
         yield f"frequency.size={frequency.size} is too small for {number} length-scales: at least {2 * number}"
     if params.runs("refine") and params.auxiliary.target == "covariance":
         yield "refine fits a network further, and auxiliary.target=covariance has none: leave one of them out"
-    if model.directory is not None and height != width:
+    if params.model.directory is not None and height != width:
         yield f"model.directory names a public model, which draws squares, not {height}×{width}: set data.size"
     if params.runs("evolve") and params.evolve.population < len(card.classes):
         yield f"evolve.population={params.evolve.population} is below the {len(card.classes)} classes: raise it"
-    if params.runs("pretrain") and model.directory is None and any(side % model.unshuffle for side in (height, width)):
-        yield f"model.unshuffle={model.unshuffle} does not divide images of {height}×{width}: choose a divisor"
 
 
 def release_problems(params: Params) -> Iterator[str]:
@@ -200,10 +197,8 @@ def public_model_problems(params: Params) -> Iterator[str]:
             yield f"{given} are of a public model, but model.directory names none: set it, or leave them out"
         return
     if params.runs("pretrain") and params.pretrain.phases:
-        yield (
-            f"model.directory={model.directory}: a public model has no warm-up. Set pretrain.phases: [], "
-            "or use one of the recipes dp-sapf, dp-lora, dp-ldm, dp-finetune"
-        )
+        remedy = "Set pretrain.phases: [], or use one of the recipes dp-sapf, dp-lora, dp-ldm, dp-finetune"
+        yield f"model.directory={model.directory}: a public model has no warm-up. {remedy}"
 
 
 def public_problems(params: Params, public: PublicCard, sensitive: int) -> Iterator[str]:
@@ -215,19 +210,15 @@ def public_problems(params: Params, public: PublicCard, sensitive: int) -> Itera
         yield f"public.source={params.public.source}, but {public.source} was prepared: run `stage prepare public`"
     if params.runs("select") and select.by == "teacher":
         if not sensitive <= select.images <= public.images:
-            yield (
-                f"select.images={select.images} of {public.images} public images in {sensitive} classes: "
-                f"give between {sensitive} and {public.images}"
-            )
+            remedy = f"give between {sensitive} and {public.images}"
+            yield f"select.images={select.images} of {public.images} public images in {sensitive} classes: {remedy}"
     elif params.runs("select") and params.runs("histogram") and histogram.per_class:
         kept = number_to_keep(select, classes)
         remedy = f"select.ratio must be at least {sensitive / classes:.4g}"
         if classes < sensitive:
             remedy = "take another public set, or histogram.per_class: false"
         if kept < sensitive:
-            yield (
-                f"select.ratio={select.ratio:g} keeps {kept} of {classes} public classes, but each of the {sensitive} "
-                f"sensitive ones needs its own: {remedy}"
-            )
+            needs = f"but each of the {sensitive} sensitive ones needs its own: {remedy}"
+            yield f"select.ratio={select.ratio:g} keeps {kept} of {classes} public classes, {needs}"
     if params.runs("histogram") and histogram.votes > classes:
         yield f"histogram.votes={histogram.votes} exceeds the {classes} public classes: lower it"

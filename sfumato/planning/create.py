@@ -22,7 +22,7 @@ from sfumato.data.survey import Survey, survey
 from sfumato.errors import ConfigError, explained
 from sfumato.planning.project_files import Say, project_files, unsaid, write_project
 from sfumato.settings.data import GROUP, IMAGE, OUTER, SEVERAL, Data, Groups
-from sfumato.settings.fields import Size, both_sides, part_of, size_of
+from sfumato.settings.fields import Size, both_sides, by, part_of, size_of
 from sfumato.settings.params import Params
 from sfumato.settings.stages import PROPOSAL
 from sfumato.storage.documents import read_json
@@ -32,15 +32,12 @@ if TYPE_CHECKING:
     from sfumato.planning.kept import Plan
     from sfumato.planning.proposal import Proposal
 
-FEW_PICTURES = 10  # of a class, to learn from or held out, below which it is pointed out
 QUESTIONS = {  # by the option that the answer is of
     "groups": "Which are whose, as --groups says it; or `alone`",
     "classes": "The classes, as a,b,c; or `all` that were found",
     "label": "The column of the labels",
     "span": "Values shown as black and white, such as 0,4095",
 }
-# then what finds them
-LIKE_PERSONS = "names of files repeat their beginnings, or ids in a column repeat, as several pictures of one person do"
 NOTES = {  # comments of `params.yaml`, by the section that they stand above
     "data": "dataset_id keeps its name for ever: the odometer counts by it",
     "privacy": "epsilon is spent on the first release; privacy.lifetime_epsilon allows further ones",
@@ -98,13 +95,12 @@ class Proposed:
             size = "size_hint, the number of images or persons rounded to one digit, is published with the release"
             notes["privacy"] = f"{size}\n{NOTES['privacy']}"
         made_by = installed_version("sfumato")
-        files = project_files({**self.chosen.own, **(more or {})}, notes, self.chosen.seconds / 60, made_by)
+        files = project_files({**self.chosen.content, **(more or {})}, notes, self.chosen.seconds / 60, made_by)
         write_project(self.out, files, say, force=force)
-        survey = self.survey
-        shown: dict[str, Any] = {"images": survey.images, "persons": survey.persons}
-        shown["protects"] = protected(self.chosen.params)
-        shown["classes"] = dict(zip(survey.classes, survey.counts, strict=True))
-        shown |= {"sizes": list(size_rows(self)), "budget": self.plan.budget, "seconds": self.seconds}
+        seen = self.survey
+        shown: dict[str, Any] = {"images": seen.images, "persons": seen.persons}
+        shown |= {"classes": dict(zip(seen.classes, seen.counts, strict=True)), "budget": self.plan.budget}
+        shown |= {"protects": protected(self.chosen.params), "sizes": list(size_rows(self)), "seconds": self.seconds}
         write_local(self.out / PROPOSAL, json.dumps(shown).encode())  # for `stage serve`
 
 
@@ -215,9 +211,6 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
         raise ConfigError(f"{out} holds {' and '.join(there)} already: name another folder with --out, or give --force")
 
 
-# --- what the owner is asked ------------------------------------------------------------------------------------------
-
-
 def look(folder: Path, said: dict[str, Any], owner: Owner, state: Path) -> Survey:
     """What the folder holds. said: the options of `survey`. What only the owner can decide is asked, and joins them."""
     while True:
@@ -268,11 +261,12 @@ def look_for_persons(
 
 def ask_for_groups(seen: Survey, owner: Owner) -> str | None:
     """Which images are whose, if two can be of one person. Raises ConfigError if it seems so and nobody is asked."""
+    like = "names of files repeat their beginnings, or ids in a column repeat, as several pictures of one person do"
     if seen.named and owner.ask is None:
         words = f"--groups '{seen.named}' protects persons; --one-image-each is your word that it is not so"
-        raise ConfigError(f"{LIKE_PERSONS}: {words}")
+        raise ConfigError(f"{like}: {words}")
     if seen.named:
-        owner.see(f"{LIKE_PERSONS}, which {seen.named} finds")
+        owner.see(f"{like}, which {seen.named} finds")
     if owner.answer("Can two images be of one person?", bool(seen.named), None):
         way = "a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file"
         return owner.answer(f"Which are whose ({way})", seen.named)
@@ -328,15 +322,12 @@ def size_of_text(text: int | str | None) -> Size | None:
     return size_of(size)
 
 
-# --- what it comes to, in words ---------------------------------------------------------------------------------------
-
-
 def understood(seen: Survey) -> Iterator[str]:
     """What the folder was taken for, as a small tree with counts: private."""
     by = f", by column {seen.data['label_column']}" if "label_column" in seen.data else ""
     yield f"local    {seen.images} images in {len(seen.classes)} classes{by}"
     for name, count in zip(seen.classes, seen.counts, strict=True):
-        yield f"         ├─ {name}: {count}{', too few to learn from' if count < FEW_PICTURES else ''}"
+        yield f"         ├─ {name}: {count}{', too few to learn from' if count < 10 else ''}"
     if seen.groups is not None:
         yield f"         ├─ {seen.persons} persons, by {seen.groups.words}"
     way = "test/,"
@@ -344,7 +335,7 @@ def understood(seen: Survey) -> Iterator[str]:
     if held is None:
         way = "drawn by a key, about"
         held = round(Data().holdout_fraction * seen.images)
-    few = ", too few for a verdict" if held < FEW_PICTURES * len(seen.classes) else ""
+    few = ", too few for a verdict" if held < 10 * len(seen.classes) else ""
     yield f"         └─ hold-out: {way} {held} images{few}"
 
 
@@ -391,14 +382,19 @@ def warnings(made: Proposed, state: Path) -> Iterator[str]:
 
 def size_rows(made: Proposed) -> Iterator[list[str]]:
     """Of each size, the largest first: its pixels, its minutes, up to how many more help, and its usefulness."""
+    from sfumato.planning.forecast import forecast
+
     for one in sorted([made.chosen, *made.others], key=lambda one: both_sides(one.params.data.size or 0), reverse=True):
-        pixels, *numbers = one.words
+        size = one.params.data.size or 0
+        privacy = one.params.privacy
         mark = "proposed " if one is made.chosen else ""
-        yield [mark + pixels, *numbers]
+        pixels = f"{size}" if isinstance(size, int) else by(size)
+        minutes = f"{one.seconds / 60:.0f}{'' if one.enough else ' at least'}"
+        useful = forecast(one.kind, privacy.size * privacy.epsilon, one.grown) if one.kind else "unknown"
+        yield [mark + pixels, minutes, f"{math.ceil(one.whole)}", useful]
 
 
 def protected(params: Params) -> str:
-    """The unit of privacy, in words."""
     if params.data.groups:
         return f"each person with all their images, whose ids are found by: {params.data.groups.words}"
     if params.privacy.unit == IMAGE:

@@ -52,10 +52,8 @@ DURATIONS = Path("cache") / "durations.json"  # below the state directory
 FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # commands that the plan does not resolve
 OFF = 1.0  # seconds of a stage that is switched off, with DVC's part
 START = 8.0  # seconds that DVC, imports and the files of an artifact add to a stage
-MEASURED_IMAGES = 64  # in a pass that measures the speed
 PARALLEL = 0.5  # n threads are about n to this power times as fast as one
 WRITTEN = 80  # operations that take as long as writing a number
-READ = 40  # and as reading one
 CALL = 40_000  # and as the call of an operator
 TRAINING = 3  # forward passes that take as long as a step of a training
 PUBLIC_CLASSES = 100  # of a public set that is not prepared yet
@@ -107,14 +105,13 @@ class Work:
         """Operations of one image in the network that a stage makes. block: so many pixels a side are one, or drawn."""
         shape = self.shape
         settings = getattr(self.params, stage)
-        build: Callable[[], nn.Module]
         match stage:
             case "frequency":
-                build = partial(FourierFeatures, shape, settings.features, settings.size, 0)
-                return operations_of(build, (shape[0], *(-(-side // block) for side in shape[1:])))
+                blocks = shape[0], *(-(-side // block) for side in shape[1:])
+                return operations_of(partial(FourierFeatures, shape, settings.features, settings.size, 0), blocks)
             case "auxiliary":
-                build = partial(new_generator, shape, self.classes, settings.latent, settings.width, 0)
-                return operations_of(build, (settings.latent,), ONE_LABEL, block)
+                sizes = self.classes, settings.latent, settings.width
+                return operations_of(partial(new_generator, shape, *sizes, 0), (settings.latent,), ONE_LABEL, block)
             case "classifier":
                 build = partial(build_network, settings.network, shape, PUBLIC_CLASSES, settings.width)
                 return operations_of(build, shape)
@@ -127,8 +124,8 @@ class Work:
                 return operations_of(partial(ProjectedFeatures, *about, network, settings.flip), shape)
             case "embedding":
                 return operations_of(partial(build_network, LEARNED.network, shape, self.classes, LEARNED.width), shape)
-        build = partial(UNet, shape[1:], shape[0], self.classes, **self.params.model.network())
-        return operations_of(build, shape, (), ONE_LABEL)
+        network = partial(UNet, shape[1:], shape[0], self.classes, **self.params.model.network())
+        return operations_of(network, shape, (), ONE_LABEL)
 
     def of(self, name: str) -> float | None:
         """Operations of a stage; None if its time is unknown until it ran: of a public model, and without a case.
@@ -174,10 +171,8 @@ class Work:
             case "select":
                 return self.network("teacher") * self.public_images * (settings.by == "teacher")
             case "pretrain":
-                passes = 0
-                for phase in settings.phases:
-                    ascents = phase.amp.steps if phase.amp else 0
-                    passes += phase.steps * phase.batch * (ascents + 1)
+                # perturbed, a step takes two
+                passes = sum(phase.steps * phase.batch * (1 + bool(phase.amp)) for phase in settings.phases)
                 return TRAINING * passes * self.network(name)
             case "synthesize":
                 return settings.count * self.drawing(settings)
@@ -197,9 +192,8 @@ class Work:
             cost += self.network("teacher") * (1 + settings.distorted + settings.mixed)
         if settings.herding > 1:
             seen = self.network("frequency") + self.network("teacher") * settings.relabel
-            cost += settings.herding * seen + READ * COMPARED_CELLS * min(
-                settings.herding * settings.count / self.classes, TOGETHER
-            )
+            compared = COMPARED_CELLS * min(settings.herding * settings.count / self.classes, TOGETHER)
+            cost += settings.herding * seen + WRITTEN / 2 * compared  # read: half as long
         for source, weight in settings.sources.items():
             share = weight / sum(settings.sources.values())
             if source in ("auxiliary", "refine"):
@@ -241,10 +235,10 @@ def operations_per_second() -> float:
     layers = [nn.Conv2d(64, 64, 3, padding=1), nn.SiLU(), nn.Flatten(), nn.Linear(64 * 14 * 14, 576)]
     operations = operations_of(partial(nn.Sequential, *layers), (64, 14, 14))  # before they are moved
     network = nn.Sequential(*layers).to(device())
-    images = torch.rand(MEASURED_IMAGES, 64, 14, 14, device=device())
+    images = torch.rand(64, 64, 14, 14, device=device())
     with torch.no_grad(), torch.autocast(device().type, torch.bfloat16, enabled=fast_bfloat16(device().type)):
         best = min(timeit.repeat(lambda: network(images), timer=now, number=1, repeat=20))
-    return MEASURED_IMAGES * operations / best
+    return len(images) * operations / best
 
 
 class Machine:

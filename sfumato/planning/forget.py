@@ -59,7 +59,6 @@ def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> None:
 
 
 def delete(paths: Iterable[Path]) -> None:
-    """Remove files and folders."""
     for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -81,7 +81,6 @@ class ProjectPlan:
         return spending_of(self.plan, self.past, self.past.folder / PLAN)
 
     def seconds(self) -> dict[str, float | None]:
-        """Seconds that each stage should take on this machine."""
         many = self.public.images if self.public else 0
         about = self.plan.params, self.card.shape, len(self.card.classes)
         return estimate.expected_seconds(*about, self.past.state, many)
@@ -93,18 +92,11 @@ class ProjectPlan:
             check_lifetime(self.odometer, coming, policy_of(self.plan), self.plan.params.privacy.protected)
 
     def write(self) -> None:
-        """Write the plan into the project."""
         write_texts(self.past.folder / PLAN, plan_texts(self.plan, self.past.folder / PLAN))
 
 
 def resolve_project(
-    folder: Path,
-    state: Path,
-    params: Path = Path("params.yaml"),
-    *,
-    dry_run: bool = False,
-    say: Say = unsaid,
-    see: Say | None = None,
+    folder: Path, state: Path, params: Path, *, dry_run: bool = False, say: Say = unsaid, see: Say | None = None
 ) -> ProjectPlan:
     """Work out the plan of a project; writes nothing.
 
@@ -128,11 +120,9 @@ def resolve_project(
     if see is not None and (note := changed_pictures(loaded, state)):  # that there were changes is private
         see(note)
     if loaded.privacy.unit is None and loaded.data.groups is None and card.source in OF_THE_OWNER:
-        say(
-            "warning: privacy.unit is not said, so one image is protected: the costs of several images of one person "
-            "add up. If there are such, write privacy.unit: group and data.groups; if not, privacy.unit: image, which "
-            "reports quote as your word"
-        )
+        unit = "the unit of protection is one image: the costs of several images of one person add up"
+        remedy = "If there are such, write privacy.unit: group and data.groups; if not, privacy.unit: image"
+        say(f"warning: privacy.unit is not set, so {unit}. {remedy}, which reports quote as your word")
     public = folder / PUBLIC
     public_card = None
     inputs = []
@@ -185,14 +175,12 @@ def changed_pictures(params: Params, state: Path) -> str | None:
     listing = listing_of(params.data, secret_key(state, params.data.name))
     if listing is None or listing == file.read_text(encoding="utf-8"):
         return None
-    return (
-        "note: the files of the sensitive images have changed since they were prepared. The release stays as it is "
-        "until params.yaml has a new data.version, and then every query spends again"
-    )
+    changed = "the files of the sensitive images have changed since they were prepared"
+    follows = "until params.yaml has a new data.version, and then every query spends again"
+    return f"note: {changed}. The release stays as it is {follows}"
 
 
 def prepare_images(folder: Path, state: Path) -> None:
-    """Prepare the sensitive images of a project."""
     data = load_params(folder / "params.yaml", folder / RECIPES).data
     if data.path is not None:
         data = data.model_copy(update={"path": str(folder / Path(data.path).expanduser())})
@@ -201,9 +189,8 @@ def prepare_images(folder: Path, state: Path) -> None:
 
 def write_texts(out: Path, texts: Mapping[str, str]) -> None:
     """Replace the files that changed, one by one, and remove files of an older plan."""
-    if out.exists() and any(
-        p.name not in texts and p.suffix not in (".yaml", ".json", ".csv", ".tmp") for p in out.iterdir()
-    ):
+    ours = (".yaml", ".json", ".csv", ".tmp")
+    if any(path.name not in texts and path.suffix not in ours for path in out.glob("*")):
         raise ConfigError(f"{out} holds files that are not of a plan: move them elsewhere")
     out.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
@@ -223,25 +210,25 @@ def risk_line(made: Plan) -> str:
     half = noise_for_guess(mechanisms, (guess + 0.5) / 2, adjacency)
     events = [replace(each, noise_multiplier=half * each.noise_multiplier).event for each in mechanisms]
     lower = epsilon(events, made.budget["delta"], made.budget["accountant"], adjacency)
-    return (
-        f"risk: who guesses whether one {one} was in the set is right at most {percent_up(guess)} % of the time (a "
-        f"coin: 50 %), whatever else they know; at ε = {lower:.2g}, {percent_up((guess + 0.5) / 2)} %"
-    )
+    most = f"at most {percent_up(guess)} % of the time (chance: 50 %), whatever else they know"
+    less = f"at ε = {lower:.2g} at most {percent_up((guess + 0.5) / 2)} %"
+    return f"risk: an attacker who guesses whether one {one} is in the set is right {most}; {less}"
 
 
-def share_lines(made: Plan, own: Mapping[str, Any], file: Path) -> Iterator[str]:
-    """Which stages have another share than the requested one, and why. own: the content of the file."""
+def share_lines(made: Plan, content: Mapping[str, Any], file: Path) -> Iterator[str]:
+    """Which stages have another share than the requested one, and why. content: of the file."""
     apart = []
     for name in made.mechanisms:
         noise = getattr(made.params, name).noise
         share = made.budget["stages"][name]["share"]
-        section = own.get(name)
+        section = content.get(name)
         if noise == REST and isinstance(section, dict) and str(section.get("noise", REST)) != REST:
             yield f"{name} takes the rest, as recipe {made.params.recipe} says, and not {section['noise']} of {file}"
         elif isinstance(noise, str) and noise != REST and abs(share - float(noise.rstrip("%")) / 100) > 0.001:
             apart.append(f"{name} {noise}")
     if apart:
-        yield f"asked for: {', '.join(apart)}. A share is held at an order of its own; the table shows that of the sum"
+        why = "They differ from the table, because a share is fixed at one Rényi order and the table is composed"
+        yield f"requested shares: {', '.join(apart)}. {why}"
 
 
 def spending_lines(made: Plan, odometer: Odometer, spending: Sequence[Spending]) -> Iterator[str]:
@@ -266,9 +253,9 @@ def spending_lines(made: Plan, odometer: Odometer, spending: Sequence[Spending])
 def settings_for_ever_lines(params: Params) -> Iterator[str]:
     """The free stages that must be set before the first run, as queries read them, directly or through others."""
     before = {query: stages_before(query, params) for query in QUERIES if params.runs(query)}
-    for name in (name for name, stage in STAGES.items() if stage.free):
+    for name in (name for name in STAGES if name not in QUERIES):
         if readers := [query for query, names in before.items() if name in names]:
-            yield f"{name}: set it before the first run: to change it afterwards spends again on {', '.join(readers)}"
+            yield f"{name}: decide this before the first run; changing it later spends again on {', '.join(readers)}"
 
 
 def step_noise_lines(made: Plan) -> Iterator[str]:
@@ -291,11 +278,9 @@ def step_noise_lines(made: Plan) -> Iterator[str]:
 
 
 def next_lines(made: Plan, spending: Sequence[Spending]) -> Iterator[str]:
-    """What to do now."""
     coming = [entry.stage for entry in spending if entry.pays]
     costs = ", ".join(f"{name} (ε = {made.budget['stages'][name]['epsilon']:.3f} alone)" for name in coming)
-    wishes = made.params.privacy.spend_again
-    granted = [entry.stage for entry in spending if not entry.pays and entry.stage in wishes]
+    granted = [one.stage for one in spending if not one.pays and one.stage in made.params.privacy.spend_again]
     if granted:
         more = ", ".join(f"{name}: {made.lineage[name].again + 1}" for name in granted)
         yield f"{', '.join(granted)} was paid for again; privacy.spend_again: {{{more}}} would pay once more"

@@ -96,8 +96,7 @@ def write_plans(
 
 def write_pipeline(out: Path, free: Sequence[str], say: Say, **limit: Any) -> None:
     """`dvc.yaml` of the stages that are free: all else came from the owners. limit: of the check of the ledger."""
-    entries = dvc_content()["stages"]
-    stages = {name: entries[name] for name in (*free, "ledger", "report")}
+    stages = {name: entry for name, entry in dvc_content()["stages"].items() if name in (*free, "ledger", "report")}
     made = {f"{ARTIFACTS}/{name}" for name in stages} | {str(LEDGER)}
     for entry in stages.values():
         entry["deps"] = [path for path in entry["deps"] if path in made or (out / path).exists()]

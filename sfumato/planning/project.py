@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sfumato.privacy.check import Verified
     from sfumato.release.loading import Release
 
-REPORT = f"{ARTIFACTS}/report/index.html"
 NOISE = ("Running stage", "Updating lock", "To track", "\tgit add", "To enable", "\tdvc config", "Use `dvc push`")
 # Becomes a program, and leaves a watcher in its process group, which ends with all of it unless a line comes to stdin.
 WATCHED = """exec 3<&0
@@ -89,7 +88,7 @@ class Project:
 
         if not (self.folder / CARD_PATH).is_file():
             prepare_images(self.folder, state_dir())
-        resolved = resolve_project(self.folder, state_dir(), dry_run=True)
+        resolved = resolve_project(self.folder, state_dir(), Path("params.yaml"), dry_run=True)
         resolved.check_lifetime(resolved.spending()[0])
         seconds: Any = resolved.seconds()
         budget = resolved.plan.budget
@@ -137,9 +136,10 @@ class Project:
 
     def report(self) -> Path:
         """The page that says what was released, what it cost and what an attacker can learn at most."""
-        if not (self.folder / REPORT).is_file():
-            raise DataError(f"{self.folder / REPORT} does not exist: call run() first")
-        return self.folder / REPORT
+        page = self.folder / ARTIFACTS / "report" / "index.html"
+        if not page.is_file():
+            raise DataError(f"{page} does not exist: call run() first")
+        return page
 
 
 def repro(folder: Path, *targets: str, shown: bool) -> None:

@@ -26,14 +26,8 @@ def unsaid(text: str) -> None:
     """Show nothing."""
 
 
-SHARES = {"template": "bar_horizontal", "x": "share", "y": "stage", "title": "Share of the privacy budget"}
-PLOTS: list[Any] = [
-    {f"{PLAN}/budget.csv": SHARES},
-    {f"{ARTIFACTS}/finetune/log.csv": {"x": "step", "y": "epsilon", "title": "Privacy spent by DP-SGD"}},
-    f"{ARTIFACTS}/synthesize/grid.png",
-]
-LOCAL_FOLDERS = "artifacts data/raw data/sensitive data/public models evaluation dvc_plots .sfumato"
-IGNORED = "".join(f"/{name}/\n" for name in LOCAL_FOLDERS.split()) + "/metrics.json\n"
+IGNORED = "/artifacts/\n/data/raw/\n/data/sensitive/\n/data/public/\n/models/\n/evaluation/\n/dvc_plots/\n/.sfumato/\n"
+IGNORED += "/metrics.json\n"
 DVC_HEADERS: dict[str, str] = dict(read_yaml(Path(__file__).with_name("dvc_headers.yaml")))  # of `dvc.yaml`
 # what git tracks in a project; a folder of recipes, if the owner has one
 TRACKED = (
@@ -42,7 +36,6 @@ TRACKED = (
 
 
 def dvc_text(*, clone: bool = False) -> str:
-    """The text of `dvc.yaml`."""
     return DVC_HEADERS["clone" if clone else "project"] + as_yaml(dvc_content(clone=clone), blocks=True)
 
 
@@ -61,13 +54,14 @@ def dvc_content(*, clone: bool = False) -> dict[str, Any]:
             if path == str(LEDGER):
                 entry["metrics"] = [{path: {"cache": False, "persist": True}}]
             else:
-                kept = path in (
-                    str(CARD_PATH),
-                    str(PLAN),
-                )  # DVC's run cache must bring back no old card and no old plan
+                # DVC's run cache must bring back no old card and no old plan
+                kept = path in (str(CARD_PATH), str(PLAN))
                 entry.setdefault("outs", []).append({path: {"persist": True}} if kept else path)
         stages[name] = entry
-    return {"stages": stages, "plots": PLOTS}
+    shares = {"template": "bar_horizontal", "x": "share", "y": "stage", "title": "Share of the privacy budget"}
+    spent = {"x": "step", "y": "epsilon", "title": "Privacy spent by DP-SGD"}
+    plots = [{f"{PLAN}/budget.csv": shares}, {f"{ARTIFACTS}/finetune/log.csv": spent}]
+    return {"stages": stages, "plots": [*plots, f"{ARTIFACTS}/synthesize/grid.png"]}
 
 
 def renew(file: Path) -> bool:
@@ -90,28 +84,27 @@ def renew(file: Path) -> bool:
     return True
 
 
-def params_text(own: Mapping[str, Any], notes: Mapping[str, str]) -> str:
+def params_text(content: Mapping[str, Any], notes: Mapping[str, str]) -> str:
     """`params.yaml`, a paragraph a section. notes: a comment line for some of the sections."""
     lines = [
         "# Written by `stage init`. Everything not here comes from the recipe, then from the defaults:",
         "# `stage recipe show` prints every parameter, `stage recipe list` the recipes.",
     ]
-    for key, value in own.items():
+    for key, value in content.items():
         if key in notes:
             lines += ["", *(f"# {line}" for line in notes[key].splitlines())]
         lines.append(as_yaml({key: value}, blocks=True).rstrip())
     return "\n".join(lines) + "\n"
 
 
-def project_files(own: Mapping[str, Any], notes: Mapping[str, str], minutes: float, version: str) -> dict[str, str]:
-    """Every file of the project, by its path."""
+def project_files(content: Mapping[str, Any], notes: Mapping[str, str], minutes: float, version: str) -> dict[str, str]:
     from sfumato.privacy.accountant import default_delta
 
-    privacy = {"unit": IMAGE, "delta": default_delta(own["privacy"]["size_hint"]), **own["privacy"]}
-    facts = {**own, **own["data"], **privacy, "minutes": minutes, "version": version}
+    privacy = {"unit": IMAGE, "delta": default_delta(content["privacy"]["size_hint"]), **content["privacy"]}
+    facts = {**content, **content["data"], **privacy, "minutes": minutes, "version": version}
     facts |= {"tracked": TRACKED.replace(" pipelines", "")}
     return {
-        "params.yaml": params_text(own, notes),
+        "params.yaml": params_text(content, notes),
         "dvc.yaml": dvc_text(),
         ".gitignore": IGNORED,
         ATTRIBUTES: UNTOUCHED,

@@ -15,7 +15,7 @@ from typing import Any
 
 from sfumato.data.store import Card
 from sfumato.errors import ConfigError
-from sfumato.planning.forecast import fitted, forecast
+from sfumato.planning.forecast import fitted
 from sfumato.settings.data import SEVERAL
 from sfumato.settings.fields import Size, both_sides, by, size_of
 from sfumato.settings.noise import noise_at
@@ -27,7 +27,6 @@ from sfumato.storage.documents import read_yaml
 
 PROPOSALS: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("proposals.yaml")))
 JUDGING = 0.25  # part of the minutes that the evaluation takes at most; the release has the rest
-LENGTHS = 128  # lengths of fits between the first and the last numbers of a row
 
 Seconds = Callable[[Params], Mapping[str, float]]  # of each stage
 
@@ -55,7 +54,7 @@ class Known:
 class Proposal:
     """Parameters for a set of images."""
 
-    own: dict[str, Any]  # the content of `params.yaml`
+    content: dict[str, Any]  # the content of `params.yaml`
     params: Params  # the same, resolved
     row: str  # of the table
     grown: float  # length of the fits: 0, the shortest, to 1, as long as what was measured
@@ -72,17 +71,6 @@ class Proposal:
         if set(self.params.synthesize.sources) == {"select"}:
             return "chosen"
         return "colour" if self.params.data.channels == 3 else "grey"
-
-    @property
-    def words(self) -> tuple[str, str, str, str]:
-        """Its pixels, its minutes, up to how many more help, and its usefulness."""
-        size = self.params.data.size or 0
-        privacy = self.params.privacy
-        minutes = f"{self.seconds / 60:.0f}"
-        if not self.enough:
-            minutes += " at least"
-        useful = forecast(self.kind, privacy.size * privacy.epsilon, self.grown) if self.kind else "unknown"
-        return f"{size}" if isinstance(size, int) else by(size), minutes, f"{math.ceil(self.whole)}", useful
 
 
 def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> Card:
@@ -101,7 +89,7 @@ def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> C
 
 
 def sizes_of(side: int, longer: int, proportion: float) -> tuple[Size, ...]:
-    """The sizes that images may be resized to, the largest first: never enlarged but to the least.
+    """Sizes to which images may be resized, the largest first; only the smallest may enlarge.
 
     side, longer: the medians of their sides; proportion: rows over columns. The longer side of a size is in the table,
     and the shorter one is a multiple of 4 pixels, 8 or more.
@@ -136,8 +124,8 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
         at = partial(proposal, known, row, overlays, seconds=seconds)
         if at(0.0).seconds <= budget:
             break
-    fitting = bisect(range(1, LENGTHS + 1), budget, key=lambda step: at(step / LENGTHS).seconds)
-    return replace(at(fitting / LENGTHS), whole=whole)
+    parts = [step / 128 for step in range(129)]  # between the first and the last numbers of the row
+    return replace(at(parts[bisect(parts[1:], budget, key=lambda part: at(part).seconds)]), whole=whole)
 
 
 def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Proposal]:
@@ -180,52 +168,53 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
     data: dict[str, Any] = {"dataset_id": known.dataset_id, "source": "imagefolder", "path": known.path}
     data |= {"size": known.side, "channels": known.channels, **known.data}
     privacy = {"epsilon": known.epsilon, "size_hint": known.size_hint, "accountant": "exact"}
-    own: dict[str, Any] = {"recipe": None, "profile": None, "seed": 0, "data": data, "privacy": privacy}
+    content: dict[str, Any] = {"recipe": None, "profile": None, "seed": 0, "data": data, "privacy": privacy}
     if known.groups is not None:
-        own["data"]["groups"] = dict(known.groups)
+        content["data"]["groups"] = dict(known.groups)
     if known.unit is not None:
-        own["privacy"]["unit"] = known.unit
+        content["privacy"]["unit"] = known.unit
     if known.public is not None:
-        own["public"] = {"source": "imagefolder", "path": known.public, "declared_public": True}
+        content["public"] = {"source": "imagefolder", "path": known.public, "declared_public": True}
     for overlay in overlays:
-        own = overlaid(own, overlay)
+        content = overlaid(content, overlay)
     beside = known.public is not None and row["when"].get("public") == "beside"
-    runs = own.get("run", read_overlay(recipes_at(RECIPES), own["recipe"], "recipe")["run"])
+    runs = content.get("run", read_overlay(recipes_at(RECIPES), content["recipe"], "recipe")["run"])
     if beside:
         runs = [*runs, "select"]
-        own = overlaid(own, PROPOSALS["beside"])
+        content = overlaid(content, PROPOSALS["beside"])
     if not known.evaluate:
         runs = [name for name in runs if name != "evaluate"]
     if beside or not known.evaluate:
-        own["run"] = runs
+        content["run"] = runs
     if row.get("tuned_at"):
-        rules = at_effective_epsilon(own["recipe"], known.epsilon * known.size_hint / row["tuned_at"])
-        own = overlaid(own, {name: section for name, section in rules.items() if name in runs})
+        rules = at_effective_epsilon(content["recipe"], known.epsilon * known.size_hint / row["tuned_at"])
+        content = overlaid(content, {name: section for name, section in rules.items() if name in runs})
     for key, (first, last) in row["grows"].items():  # by equal factors, to two digits
         value: Any = int(float(f"{first * (last / first) ** part:.1e}"))
         for name in reversed(key.split(".")):
             value = {name: value}
-        own = overlaid(own, value)
+        content = overlaid(content, value)
     drawn: dict[str, Any] = {"mark": "files"}  # a new project: no digest of a release is known yet
     if beside:
-        own = overlaid(own, {"select": {"images": max(2, int(known.public_images * PROPOSALS["beside_part"]))}})
+        content = overlaid(content, {"select": {"images": max(2, int(known.public_images * PROPOSALS["beside_part"]))}})
     elif "select" in runs:
         most = max(2, int(known.public_images * PROPOSALS["public_part"]))
-        drawn["count"] = min(own["synthesize"]["count"], most)
-        own = overlaid(own, {"select": {"images": drawn["count"]}})
-    own = overlaid(own, {"synthesize": drawn})
-    if own["synthesize"]["count"] <= PROPOSALS["folders"]:
-        own = overlaid(own, {"synthesize": {"export": ["png"]}})
-    params = params_of(own, Path("params.yaml"))
+        drawn["count"] = min(content["synthesize"]["count"], most)
+        content = overlaid(content, {"select": {"images": drawn["count"]}})
+    content = overlaid(content, {"synthesize": drawn})
+    if content["synthesize"]["count"] <= PROPOSALS["folders"]:
+        content = overlaid(content, {"synthesize": {"export": ["png"]}})
+    params = params_of(content, Path("params.yaml"))
     expected = seconds(params)
     allowed = JUDGING * 60 * known.minutes * PROPOSALS["reserve"]
     if expected.get("evaluate", 0.0) > allowed:
         steps = max(1, int((params.evaluate.steps or 0) * allowed / expected["evaluate"]))
-        own = overlaid(own, {"evaluate": {"steps": steps}})
-        params = params_of(own, Path("params.yaml"))
+        content = overlaid(content, {"evaluate": {"steps": steps}})
+        params = params_of(content, Path("params.yaml"))
         expected = seconds(params)
     total = sum(expected.values())
-    return Proposal(own, params, row["name"], part, total, expected.get("evaluate", 0.0), total <= 60 * known.minutes)
+    enough = total <= 60 * known.minutes
+    return Proposal(content, params, row["name"], part, total, expected.get("evaluate", 0.0), enough)
 
 
 def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:

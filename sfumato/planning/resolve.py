@@ -39,9 +39,6 @@ from sfumato.settings.stages import QUERIES, STAGES, Stage
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
 
-# left out of plans that read only the public set
-OF_THE_SENSITIVE_SET = ("dataset_id", "classes", "size_hint", "labels")
-
 
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:
     """What each query that is switched on asks of the budget. Raises ConfigError unless exactly one takes the rest."""
@@ -59,31 +56,25 @@ def noise_requests(params: Params) -> dict[str, NoiseRequest]:
             multiplier = settings.noise
         asks[name] = NoiseRequest(sample_rate=rate, uses=uses, noise_multiplier=multiplier, share=share)
     if len(rests) != 1:
-        raise ConfigError(
-            f"recipe={params.recipe!r}: exactly one stage must have noise: rest, found {', '.join(rests) or 'none'}. "
-            f"Queries switched on: {', '.join(asks) or 'none'}"
-        )
+        named = f"found {', '.join(rests) or 'none'}. Queries switched on: {', '.join(asks) or 'none'}"
+        raise ConfigError(f"recipe={params.recipe!r}: exactly one stage must have noise: rest, {named}")
     return asks
 
 
 def make_plan(
-    params: Params,
-    card: Card,
-    public: PublicCard | None = None,
-    runs: Sequence[Run] = (),
-    inherited: Sequence[dict] = (),
+    params: Params, card: Card, public: PublicCard | None = None, runs: Sequence[Run] = (), records: Sequence[dict] = ()
 ) -> Plan:
     """Resolve everything. Raises BudgetError, naming the stage and the excess, if the budget cannot be met.
 
-    public: the card of the public set, if a stage reads it; runs: on these images so far (`Past`); inherited: the
-    records that public images and a public model bring, which the budget holds too.
+    public: the card of the public set, if a stage reads it; runs: on these images so far (`Past`); records: of
+    earlier releases, that public images and a public model bring, which the budget holds too.
     """
     check_consistent(params, card, public)
     privacy = params.privacy
     delta = checked_delta(privacy.delta, privacy.size, "privacy.")
-    brought = inherited_events(inherited, privacy.epsilon, delta, privacy.protected, privacy.accountant)
+    brought = inherited_events(records, privacy.epsilon, delta, privacy.protected, privacy.accountant)
     adjacency = ADD_OR_REMOVE_ONE
-    if privacy.declared_size and not any(record["adjacency"] == ADD_OR_REMOVE_ONE for record in inherited):
+    if privacy.declared_size and not any(record["adjacency"] == ADD_OR_REMOVE_ONE for record in records):
         adjacency = ZERO_OUT_ONE
     mechanisms = calibrate(noise_requests(params), privacy.epsilon, delta, privacy.accountant, adjacency, brought)
     shares = shares_of_rdp({name: [m.event] for name, m in mechanisms.items()}, delta)
@@ -104,13 +95,11 @@ def make_plan(
     files = {name: stage_file(stage, params, card, mechanisms.get(name)) for name, stage in STAGES.items()}
     today = {name: plan_digest(name, params, files, public) for name in mechanisms}
     earlier = schema4_digests(params, files, public)
-    plans = {name: [today[name]] for name in mechanisms}
-    for name, digests in earlier.items():
-        plans[name].append(digests["plan"])
+    plans = {name: [plan, earlier.get(name, {}).get("plan", plan)] for name, plan in today.items()}
     repeats = repeat_counts(params, plans, runs)
-    for name in mechanisms:
-        if repeats[name]:
-            files[name]["again"] = repeats[name]
+    for name, again in repeats.items():
+        if again:
+            files[name]["again"] = again
     lineage = {n: Lineage(plan=today[n], schema4=earlier.get(n, {}), again=repeats[n]) for n in mechanisms}
     return Plan(params, files, mechanisms, budget, lineage)
 
@@ -122,7 +111,7 @@ def plan_digest(name: str, params: Params, files: Mapping[str, dict], public: Pu
     """
     stages = (*stages_before(name, params), name)
     reads = any("public" in params.inputs_of(n) for n in stages)
-    first = {n: {**files[n], "revision": 1} for n in stages if n != name and STAGES[n].free and "revision" in files[n]}
+    first = {n: {**files[n], "revision": 1} for n in stages if n not in QUERIES and "revision" in files[n]}
     settings = {n: settings_digest(first.get(n, files[n])) for n in stages}
     return digest_of({"settings": settings, "public": asdict(public) if reads and public is not None else None})
 
@@ -134,7 +123,7 @@ def schema4_digests(params: Params, files: Mapping[str, dict], public: PublicCar
         name: {"plan": plan_digest(name, params, then, public), "settings": settings_digest(then[name])}
         for name in QUERIES
         if params.runs(name)
-        and all(STAGES[n].free or STAGES[n].revision == 1 for n in (*stages_before(name, params), name))
+        and all(STAGES[n].revision == 1 for n in (*stages_before(name, params), name) if n in QUERIES)
     }
 
 
@@ -193,8 +182,7 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
     if enabled and stage.owned and (about := params.release.model_dump(exclude_none=True)):
         content["about"] = about
     if enabled and stage.name in ("teacher", "synthesize"):  # they say how pictures were prepared
-        prepared = params.data.model_dump(mode="json", include={"fit", "range"}, exclude_defaults=True)
-        if prepared:
+        if prepared := params.data.model_dump(mode="json", include={"fit", "range"}, exclude_defaults=True):
             content["prepared"] = prepared
         if by_line(params.privacy.accountant) == EXACT:
             content["accountant"] = EXACT
@@ -202,7 +190,9 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["mechanism"] = dict(vars(mechanism))
         if params.privacy.unit == GROUP:
             content |= {"unit": GROUP, "group_cap": params.privacy.group_cap or 1}
-    return {key: value for key, value in content.items() if not stage.public_only or key not in OF_THE_SENSITIVE_SET}
+    # a stage that reads only the public set does not see these
+    private = ("dataset_id", "classes", "size_hint", "labels")
+    return {key: value for key, value in content.items() if not stage.public_only or key not in private}
 
 
 def policy_of(plan: Plan) -> SpendingPolicy:

@@ -16,16 +16,8 @@ from sfumato.settings.queries import Central
 
 
 def central_norm(shape: Shape, settings: Central) -> float:
-    """What one image of `shape` can contribute to a release at most, in L2: `settings.max_norm`, or √d' without it.
-
-    d' is C·H·W. Raises ValueError for a `max_norm` of the mode.
-    """
-    largest = math.sqrt(math.prod(shape))
-    if settings.statistic == "mode" and settings.max_norm is not None:
-        raise ValueError(
-            f"central.max_norm={settings.max_norm} means nothing for the mode, bounded by √d': leave it out"
-        )
-    return settings.max_norm or largest
+    """What one image can contribute to a release at most, in L2: `settings.max_norm`, or √d' without it; d' = C·H·W."""
+    return settings.max_norm or math.sqrt(math.prod(shape))
 
 
 def mode_rows(images: Tensor, labels: Tensor, classes: int, bins: int) -> Rows:

@@ -130,7 +130,7 @@ def learned_features(
     """
     maps = {"teacher": (teacher, share), "network": (network, 1 - share)}
     features = [FeatureMap(map=name, length_scales=length_scales, weight=part) for name, (_, part) in maps.items()]
-    makers = {name: lambda shape, found=found: ScaleToSqrtD(found) for name, (found, _) in maps.items()}
+    makers = {name: lambda shape, seen=seen: ScaleToSqrtD(seen) for name, (seen, _) in maps.items()}
     return FourierFeatures((*teacher.shape,), features, size, seed, makers)  # type: ignore[arg-type]
 
 
@@ -146,8 +146,7 @@ class About(Strict):
 
     def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> Features:
         """The features, from the files in `folder`. teacher: its map, of `embedding` only."""
-        arguments = {name: value for name, value in self if name != "deviation"}
-        return self.kind(**arguments)  # type: ignore[no-any-return]
+        return self.kind(**{name: value for name, value in self if name != "deviation"})  # type: ignore[no-any-return]
 
 
 class AboutFourier(About):
@@ -175,8 +174,7 @@ class AboutMoments(About):
     squares: Annotated[float, Field(ge=0, lt=1)]
 
     def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
-        network = load_network(folder, build_network, "moments").eval()
-        return moment_features(network, self.feature, self.squares)
+        return moment_features(load_network(folder, build_network, "moments").eval(), self.feature, self.squares)
 
 
 class AboutLearned(About):
@@ -218,7 +216,7 @@ def save_means(
 
 
 def load_means(
-    stage: str, folder: Path, teacher: ProjectedFeatures | None = None, *, plan: StagePlan[Any] | None = None
+    stage: str, folder: Path, teacher: ProjectedFeatures | None = None, *, plan: StagePlan[Any]
 ) -> FeatureMeans:
     """The inverse. teacher: of `embedding` only.
 
@@ -228,17 +226,13 @@ def load_means(
     with explained(DataError, lambda error: f"{folder} holds no {kind.tensor} ({error!r}): run `stage {stage}` again"):
         about = validated(kind, read_json(folder / "features.json"))
         table = load_tensors(folder / f"{kind.tensor}.safetensors")[kind.tensor]
-        shape = getattr(about, "shape", plan.shape if plan else ())
-        if getattr(about, "size", 0) > len(table) or (plan and shape != tuple(plan.shape)):  # before memory is taken
+        shape = getattr(about, "shape", plan.shape)
+        if getattr(about, "size", 0) > len(table) or shape != plan.shape:  # before memory is taken
             raise ValueError(f"features.json is of {shape}, or has more rows than the release")
         features = about.rebuild(folder, teacher)
-        classes = len(plan.classes) + plan.several if plan else table.shape[-1]
-        if (
-            table.shape != (features.size, classes)
-            or table.dtype != torch.float32
-            or (plan and features.shape != shape)
-        ):
-            raise ValueError(f"the release is {table.dtype} {(*table.shape,)}, expected {(features.size, classes)}")
+        expected = (features.size, len(plan.classes) + plan.several)
+        if table.shape != expected or table.dtype != torch.float32 or features.shape != plan.shape:
+            raise ValueError(f"the release is {table.dtype} {(*table.shape,)}, expected {expected}")
         return FeatureMeans(table, features, about.deviation)
 
 

@@ -22,7 +22,6 @@ def vote_rows(logits: Tensor, labels: Tensor, votes: int, classes: int | None = 
     (PrivImage), or None for one row in all (RPGen). Returns (B, classes or 1) ⊗ (B, P), whole numbers, of norm √votes.
     An image with a logit that is not finite does not vote, nor, with `classes`, one whose label is out of range.
     """
-    check_votes(votes, logits.shape[1])
     finite = logits.isfinite().all(dim=1)
     likeliest = torch.where(finite[:, None], logits, 0).argsort(dim=1, descending=True, stable=True)[:, :votes]
     ballots = torch.zeros_like(logits, dtype=torch.float64).scatter_(1, likeliest, 1) * finite[:, None]  # (B, P)
@@ -49,7 +48,8 @@ def query_histogram(charge: Charge, model: PublicNetwork, votes: int, classes: i
     model: in eval mode; votes, classes: as in `vote_rows`. Returns (classes or 1, P) float64, some perhaps negative.
     Raises ValueError, before any draw, if `votes` exceeds the number of public classes.
     """
-    check_votes(votes, model.classes)
+    if not 1 <= votes <= model.classes:
+        raise ValueError(f"histogram.votes={votes}: expected 1 to {model.classes}, the number of public classes")
     matters = model.training or place_matters(model, model.shape, model.head.weight.device)
 
     def rows_of(images: Tensor, labels: Tensor) -> Rows:
@@ -57,8 +57,3 @@ def query_histogram(charge: Charge, model: PublicNetwork, votes: int, classes: i
         return vote_rows(logits.cpu(), labels, votes, classes)
 
     return charge.sum(rows_of, math.sqrt(votes), size=512, integer=True)
-
-
-def check_votes(votes: int, public_classes: int) -> None:
-    if not 1 <= votes <= public_classes:
-        raise ValueError(f"histogram.votes={votes}: expected 1 to {public_classes}, the number of public classes")

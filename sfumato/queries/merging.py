@@ -26,8 +26,6 @@ from sfumato.storage.files import write_json
 from sfumato.storage.weights import save_tensors
 
 MERGED = ("count", "frequency", "moments", "covariance")  # all other queries rest on what one owner released before
-# what may differ between the plans of two owners
-THEIRS = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}
 
 
 def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str, Any]]]) -> list[str]:
@@ -39,12 +37,14 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str
         raise ConfigError(f"releases of {name} do not add up: {why}: {way}")
     if "count" not in queries:
         raise ConfigError("count is not in `run`: without noisy counts the means of two owners have no weights")
+    theirs = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}  # what may differ
     for folder, plan in zip(folders[1:], plans[1:], strict=True):
         for name in (name for name, stage in STAGES.items() if stage.kind is not Kind.LOCAL):
-            own, other = ({k: v for k, v in one[name].items() if k not in THEIRS} for one in (plans[0], plan))
-            for key in sorted(own.keys() | other.keys()):
-                if own.get(key) != other.get(key):
-                    both = f"{folder} and {folders[0]} differ in {name}.{key}: {other.get(key)} and {own.get(key)}"
+            first = plans[0][name]
+            other = plan[name]
+            for key in sorted((first.keys() | other.keys()) - theirs):
+                if first.get(key) != other.get(key):
+                    both = f"{folder} and {folders[0]} differ in {name}.{key}: {other.get(key)} and {first.get(key)}"
                     what = "all settings but data.dataset_id, privacy.size_hint and ε"
                     raise ConfigError(f"{both}. Owners agree on {what} before they spend")
     return queries
@@ -69,18 +69,18 @@ def check_owner(
     apart = queries[0].apart
     owners = apart or (plans["count"].get("dataset_id", ""),)
     for query in queries if not problems else ():
-        own = [record for record in query.records.values() if record["stage"] == query.stage]
+        released = [record for record in query.records.values() if record["stage"] == query.stage]
         planned = Mechanism(**plans[query.stage]["mechanism"]).to_json()
         if query.apart != apart or len(apart) == 1:
             problems.append(f"{query.path} declares other people apart than {queries[0].path}")
-        elif not query.enabled or {record["dataset_id"] for record in own} != {*owners}:
+        elif not query.enabled or {record["dataset_id"] for record in released} != {*owners}:
             problems.append(f"{query.path} holds no release of its own: run `stage {query.stage}` there")
-        elif not apart and any(record["event"] != planned for record in own):
+        elif not apart and any(record["event"] != planned for record in released):
             problems.append(f"{query.path} was released by another mechanism than that of its plan: run `stage plan`")
     if problems:
         raise DataError(f"{folder} cannot be merged: {problems[0]}")
-    adjacency = common_adjacency(records.values())
-    spent = spent_on_one([*records.values()], delta, budget["accountant"], adjacency, apart)
+    every = [*records.values()]
+    spent = spent_on_one(every, delta, budget["accountant"], common_adjacency(every), apart)
     if spent > budget["target"] * (1 + TOLERANCE):
         raise BudgetError(f"{folder} spent ε = {spent:.4g}, more than the {budget['target']:g} of its budget.json")
     return owners
@@ -109,14 +109,13 @@ def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = Fa
     noisy = torch.zeros(1, dtype=torch.float64)
     for count in counts:
         with explained(DataError, lambda e: f"{count.path} holds no counts ({e!r}): run `stage count` again"):  # noqa: B023
-            found = validated(Counts, read_json(count.path / "counts.json"))
-            if len(found.noisy) != len(found.per_class) * (1 + several) + 2 * several:
-                raise ValueError(f"{len(found.noisy)} noisy numbers of {len(found.per_class)} classes")
-            noisy = noisy + torch.tensor(found.noisy, dtype=torch.float64)
+            one = validated(Counts, read_json(count.path / "counts.json"))
+            if len(one.noisy) != len(one.per_class) * (1 + several) + 2 * several:
+                raise ValueError(f"{len(one.noisy)} noisy numbers of {len(one.per_class)} classes")
+            noisy = noisy + torch.tensor(one.noisy, dtype=torch.float64)
     charges = [r["event"] for count in counts for r in count.records.values() if r["stage"] == "count"]
     sigmas = [Mechanism.from_json(event).noise_multiplier for event in charges]
-    usable = public_several if several else public_counts
-    merged = usable(noisy, math.hypot(*sigmas))
+    merged = (public_several if several else public_counts)(noisy, math.hypot(*sigmas))
     save_counts(merged, noisy, directory)
     return merged
 

@@ -39,8 +39,7 @@ def query_saliency(charge: Charge, gradients: Gradients) -> dict[str, Tensor]:
     """
     total = gradient_sum(gradients, charge).cpu()
     released = charge.release(total, max_norm=gradients.max_norm).double() / gradients.public_batch
-    vectors = unflatten(released, gradients.parameters)
-    return {name: vector.flatten() for name, vector in vectors.items()}
+    return {name: part.flatten() for name, part in unflatten(released, gradients.parameters).items()}
 
 
 def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> list[Salience]:

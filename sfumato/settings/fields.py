@@ -26,7 +26,6 @@ def size_of(sides: int | Sequence[int]) -> int | tuple[int, int]:
 
 
 def both_sides(size: int | Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of images of a size."""
     if isinstance(size, int):
         return size, size
     rows, columns = size

@@ -61,7 +61,6 @@ class Privacy(Strict):
 
     @property
     def protected(self) -> Literal["image", "group"]:
-        """`unit`, filled in."""
         return self.unit or IMAGE
 
     @property
@@ -74,5 +73,4 @@ class Privacy(Strict):
 
     @property
     def lifetime(self) -> float | str:
-        """`lifetime_epsilon`, filled in."""
         return self.lifetime_epsilon or self.epsilon

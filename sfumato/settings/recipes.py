@@ -16,8 +16,6 @@ from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.stages import RECIPES
 from sfumato.storage import documents
 
-WHOLE = {"sources", "noise_levels"}  # replaced whole by an overlay, not merged key by key
-
 
 def recipes_at(folder: Path) -> Path:
     """`folder`, or the recipes of the package if it is the `pipelines` of a project that has none."""
@@ -34,23 +32,23 @@ def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
     recipes: folder of the recipes (see `recipes_at`); recipe: use this one instead of the one that `path` names.
     Raises ConfigError, which names the key, its value and, for an unknown key, the nearest known one.
     """
-    own = read_yaml(path)
+    content = read_yaml(path)
     if recipe is not None:
-        own["recipe"] = recipe
-    return params_of(own, path, recipes)
+        content["recipe"] = recipe
+    return params_of(content, path, recipes)
 
 
-def params_of(own: dict[str, Any], path: Path, recipes: Path = RECIPES) -> Params:
-    """Merge and validate `own`, the content of a `params.yaml`. path: its name in messages. Raises as `load_params`."""
+def params_of(content: dict[str, Any], path: Path, recipes: Path = RECIPES) -> Params:
+    """Merge and validate the content of a `params.yaml`. path: its name in messages. Raises as `load_params`."""
     recipes = recipes_at(recipes)
     merged: dict[str, Any] = {}
     for kind, folder in {"profile": recipes / "profiles", "recipe": recipes}.items():
-        if (name := own.get(kind, Params.model_fields[kind].default)) is not None:
+        if (name := content.get(kind, Params.model_fields[kind].default)) is not None:
             overlay = read_overlay(folder, name, kind)
             validate(overlay, folder / f"{name}.yaml")
             merged = overlaid(merged, overlay)
-    validate({key: value for key, value in own.items() if key not in ("recipe", "profile")}, path)
-    return validate(restore_rest(merged, overlaid(drop_unlimited_lifetime(merged, own), own)), path)
+    validate({key: value for key, value in content.items() if key not in ("recipe", "profile")}, path)
+    return validate(restore_rest(merged, overlaid(drop_unlimited_lifetime(merged, content), content)), path)
 
 
 def restore_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -68,10 +66,10 @@ def restore_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str,
     return overlaid(values, {named[0]: {"noise": REST}})
 
 
-def drop_unlimited_lifetime(merged: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """`merged` without an unlimited lifetime budget, if `own` names other images than the profile gives it to."""
+def drop_unlimited_lifetime(merged: dict[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    """`merged` without an unlimited lifetime budget, if `content` names other images than the profile gives it to."""
     data = merged.get("data", {})
-    named = own.get("data", {})
+    named = content.get("data", {})
     privacy = merged.get("privacy", {})
     same = all(named.get(key, data.get(key)) == data.get(key) for key in ("source", "path"))
     if same or privacy.get("lifetime_epsilon") != UNLIMITED:
@@ -80,9 +78,9 @@ def drop_unlimited_lifetime(merged: dict[str, Any], own: Mapping[str, Any]) -> d
 
 
 def read_overlay(folder: Path, name: object, kind: str) -> dict:
-    known = sorted(p.stem for p in folder.glob("*.yaml"))
-    if name not in known:
-        raise ConfigError(f"{kind}={name!r} does not exist: {nearest(str(name), known)}")
+    names = sorted(p.stem for p in folder.glob("*.yaml"))
+    if name not in names:
+        raise ConfigError(f"{kind}={name!r} does not exist: {nearest(str(name), names)}")
     overlay = read_yaml(folder / f"{name}.yaml")
     overlay.pop("description", None)
     return overlay
@@ -98,10 +96,11 @@ def read_yaml(path: Path) -> dict:
 
 
 def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `under`, key by key at every depth; lists and the keys in WHOLE are replaced."""
+    """`over` laid on `under`, key by key at every depth; lists, `sources` and `noise_levels` are replaced whole."""
     result = dict(under)
     for key, value in over.items():
-        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping) and key not in WHOLE:
+        whole = key in ("sources", "noise_levels") or not isinstance(result.get(key), Mapping)
+        if isinstance(value, Mapping) and not whole:
             value = overlaid(result[key], value)
         result[key] = value
     return result
@@ -150,7 +149,6 @@ def refuse_truth_values(model: type[BaseModel], values: Mapping[str, Any], path:
 
 
 def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
-    """Every dotted key of a parameter model."""
     keys = set()
     for name, field in model.model_fields.items():
         keys.add(prefix + name)

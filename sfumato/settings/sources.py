@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-DATA_ONLY = ("data",)
-PUBLIC_ONLY = ("public",)
-EITHER = ("data", "public")
 OWNERS = ("groups", "labels", "label_column", "skip", "compare_by")  # settings of `data` for an owner's own files
 
 
@@ -22,19 +19,19 @@ class SourceKind:
 
 
 SOURCES = {
-    "digits": SourceKind("drawn:read_digits", DATA_ONLY),
-    "fashion-mnist": SourceKind("idx:read_idx_set", DATA_ONLY),
-    "mnist": SourceKind("idx:read_idx_set", DATA_ONLY),
-    "cifar10": SourceKind("cifar:read_cifar", EITHER),
-    "imagefolder": SourceKind("imagefolder:read_imagefolder", EITHER, takes=OWNERS),
-    "npz": SourceKind("npz:read_npz", EITHER, takes=("groups", "labels")),
-    "webdataset": SourceKind("imagefolder:read_imagefolder", DATA_ONLY, takes=("groups", "label_column", "skip")),
-    "glyphs": SourceKind("drawn:read_drawn", PUBLIC_ONLY),
-    "procedural": SourceKind("drawn:read_drawn", PUBLIC_ONLY),
-    "photos": SourceKind("drawn:read_drawn", PUBLIC_ONLY),
-    "emnist": SourceKind("idx:read_idx_set", PUBLIC_ONLY),
-    "kmnist": SourceKind("idx:read_idx_set", PUBLIC_ONLY),
-    "cifar100": SourceKind("cifar:read_cifar", PUBLIC_ONLY),
+    "digits": SourceKind("drawn:read_digits", ("data",)),
+    "fashion-mnist": SourceKind("idx:read_idx_set", ("data",)),
+    "mnist": SourceKind("idx:read_idx_set", ("data",)),
+    "cifar10": SourceKind("cifar:read_cifar", ("data", "public")),
+    "imagefolder": SourceKind("imagefolder:read_imagefolder", ("data", "public"), takes=OWNERS),
+    "npz": SourceKind("npz:read_npz", ("data", "public"), takes=("groups", "labels")),
+    "webdataset": SourceKind("imagefolder:read_imagefolder", ("data",), takes=("groups", "label_column", "skip")),
+    "glyphs": SourceKind("drawn:read_drawn", ("public",)),
+    "procedural": SourceKind("drawn:read_drawn", ("public",)),
+    "photos": SourceKind("drawn:read_drawn", ("public",)),
+    "emnist": SourceKind("idx:read_idx_set", ("public",)),
+    "kmnist": SourceKind("idx:read_idx_set", ("public",)),
+    "cifar100": SourceKind("cifar:read_cifar", ("public",)),
 }
 OF_THE_OWNER = tuple(name for name, kind in SOURCES.items() if kind.takes)
 

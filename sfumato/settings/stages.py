@@ -49,33 +49,27 @@ class Stage:
     optional: tuple[str, ...] = ("count",)  # the inputs that may be switched off
     seeded: bool = False  # it draws public randomness, from `seed`
     network: bool = False  # it depends on the parameters of the network
-    shows_epsilon: bool = False  # it shows ε while it runs, so it depends on δ
-    owned: bool = False  # it depends on the section `release`
+    shows_epsilon: bool = False  # prints ε while it runs, so depends on δ
+    owned: bool = False  # reads the section `release`
     shared: bool = False  # many processes share its work, as that of every query that does not run in one
     one_process: bool = False  # a query that refuses more than one process
-    beside: tuple[Path, ...] = ()  # more files it reads
+    beside: tuple[Path, ...] = ()  # further input files
     gives: str = ""  # what `synthesize` may draw from in its artifact: a "generator", or "images" to choose from
 
     @property
     def settings(self) -> type[Settings]:
-        """The type of its parameters."""
         from sfumato.settings.params import Params
 
         return Params.model_fields[self.name].annotation  # type: ignore[return-value]
 
     @property
     def upstream(self) -> tuple[str, ...]:
-        """The stages among its inputs."""
         return tuple(name for name in self.inputs if name != "public")
 
     @property
     def spread(self) -> bool:
         """Its work is spread over the processes of a launch."""
         return self.shared or (self.kind is Kind.QUERY and not self.one_process)
-
-    @property
-    def free(self) -> bool:
-        return self.kind is Kind.FREE
 
     @property
     def public_only(self) -> bool:

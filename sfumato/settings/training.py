@@ -101,7 +101,6 @@ class Model(Strict):
     declared_public: bool = False
 
     def network(self) -> dict[str, Any]:
-        """The arguments of our own U-Net."""
         return self.model_dump(mode="json", exclude={"declared_public", *PUBLIC_MODEL})
 
     def non_default(self) -> dict[str, Any]:

@@ -145,11 +145,8 @@ def names_code(config: Any) -> bool:
     if not isinstance(config, dict):
         return False
     attention = {config.get("attn_implementation"), config.get("_attn_implementation")}
-    return (
-        bool({"auto_map", "quantization_config"} & config.keys())
-        or not attention <= {None, "eager", "sdpa"}
-        or any(map(names_code, config.values()))
-    )
+    here = bool({"auto_map", "quantization_config"} & config.keys()) or not attention <= {None, "eager", "sdpa"}
+    return here or any(map(names_code, config.values()))
 
 
 def read_json(path: Path) -> dict[str, Any]:

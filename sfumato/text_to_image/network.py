@@ -49,10 +49,9 @@ class LatentDiffusion(Denoiser):
         self.is_transformer = model.denoiser == "transformer"
         expected = network.config.caption_channels if self.is_transformer else network.config.cross_attention_dim
         if isinstance(expected, int) and prompts.shape[2] != expected:
-            problem = (
-                f"its text encoder gives {prompts.shape[2]} numbers a token, its {model.denoiser} takes {expected}"
-            )
-            raise DataError(f"{model.path}: {problem}: the parts are of different models. Download the model again")
+            given = f"its text encoder gives {prompts.shape[2]} numbers a token, its {model.denoiser} takes"
+            wrong = "the parts are of different models. Download the model again"
+            raise DataError(f"{model.path}: {given} {expected}: {wrong}")
         make_differentiable(network)
         self.network = network
         self.prediction = model.prediction
@@ -127,13 +126,7 @@ class LatentDiffusion(Denoiser):
 
     @torch.no_grad()
     def sample_latents(
-        self,
-        scheduler: Any,
-        labels: Tensor,
-        steps: int,
-        guidance: float,
-        generator: torch.Generator,
-        autocast: bool = False,
+        self, scheduler: Any, labels: Tensor, steps: int, guidance: float, generator: torch.Generator, autocast: bool
     ) -> Tensor:
         """One latent for each label, by a scheduler of `diffusers`: (B, c, h, w) float32 on the model's device.
 
@@ -195,8 +188,7 @@ def outline(settings: Model, classes: int) -> LatentDiffusion:
         network = build_network(model).to("meta")
         prompts = torch.empty(classes + 1, tokens, width)
         mask = torch.ones(classes + 1, tokens, dtype=torch.bool)
-        denoiser = LatentDiffusion(model, network, prompts, mask, torch.empty(TIMESTEPS), image_size)
-        return denoiser.requires_grad_(False)
+        return LatentDiffusion(model, network, prompts, mask, torch.empty(TIMESTEPS), image_size).requires_grad_(False)
 
 
 def load_trained(directory: Path) -> LatentDiffusion:

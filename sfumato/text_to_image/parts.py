@@ -9,10 +9,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import DataError, explained
 from sfumato.text_to_image.directory import AGAIN, WEIGHTS_OF, ModelDirectory, reason_of, require_library, weights_of
-from sfumato.text_to_image.prompts import NO_LABEL
 
-# attributes of an attention
-UNSUPPORTED = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj", "residual_connection")
 DECODED = {"cpu": 1, "cuda": 2**20}  # pixels at a time, at least one image: 3 GiB
 LONGEST_T5 = 120  # tokens; class prompts are far shorter, and masked tokens only cost time
 
@@ -127,7 +124,7 @@ class SiLU(torch.autograd.Function):
         return torch.ops.aten.silu_backward(gradient, *ctx.saved_tensors)
 
 
-class CheapSiLU(nn.Module):
+class CheapSiLU(nn.SiLU):
     def forward(self, x: Tensor) -> Tensor:
         return SiLU.apply(x)
 
@@ -142,19 +139,18 @@ def build_network(model: ModelDirectory) -> nn.Module:
 
 def make_differentiable(network: Any) -> None:
     """Make the network work under `vmap(grad)`, in place: same weights, names and numbers. Raises DataError if not."""
+    # of an attention
+    unsupported = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj", "residual_connection")
+    # the same weights, another forward pass
+    kinds: dict[type, type] = {nn.GroupNorm: GroupNorm, nn.LayerNorm: LayerNorm, nn.SiLU: CheapSiLU}
     for path, module in network.named_modules():
-        odd = [name for name in UNSUPPORTED if getattr(module, name, None)]
+        odd = [name for name in unsupported if getattr(module, name, None)]
         if odd and hasattr(module, "to_q") and hasattr(module, "processor"):
             fix = "take Stable Diffusion 1.x, 2.x or PixArt"
             raise DataError(f"the attention {path} has {odd[0]}, which is not supported: {fix}")
+        if getattr(module, "affine", True):
+            module.__class__ = kinds.get(type(module), type(module))
     network.set_attn_processor(PlainAttention())
-    for path, module in list(network.named_modules()):
-        if type(module) is nn.GroupNorm and module.affine:
-            module.__class__ = GroupNorm  # the same weights, another forward pass
-        elif type(module) is nn.LayerNorm:
-            module.__class__ = LayerNorm
-        elif type(module) is nn.SiLU:
-            network.set_submodule(path, CheapSiLU())
     network.eval()
 
 
@@ -170,7 +166,7 @@ def embed_prompts(model: ModelDirectory, prompts: Sequence[str], device: torch.d
     length = min(int(tokenizer.model_max_length), LONGEST_T5 if masked else 10**6)
     rows: list[Tensor] = []
     masks: list[Tensor] = []
-    for prompt in [*prompts, NO_LABEL]:
+    for prompt in [*prompts, ""]:
         text = prompt.lower().strip() if masked else prompt
         if len(tokenizer(text).input_ids) > length:
             fix = "shorten it (model.prompt, model.prompts)"

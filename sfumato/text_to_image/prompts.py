@@ -13,8 +13,6 @@ TEMPLATE_OF = {
     "octmnist": "An optical coherence tomography (OCT) image for retinal disease {number}",
 }
 PROMPTS_OF = {"camelyon": {"normal": "A normal lymph node image", "tumor": "A lymph node histopathology image"}}
-FIELDS = ("{class}", "{article}", "{number}")
-NO_LABEL = ""  # the prompt for guidance and for dropped labels
 
 
 def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list[str]:
@@ -32,8 +30,9 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
         whole = PROMPTS_OF.get(dataset_id, {})
     template = model.prompt or TEMPLATE_OF.get(dataset_id, TEMPLATE)
     for field in re.findall(r"\{[^{}]*\}", template):
-        if field not in FIELDS:
-            raise ConfigError(f"model.prompt={template!r} has the field {field}: known are {', '.join(FIELDS)}")
+        if field not in ("{class}", "{article}", "{number}"):
+            text = "known are {class}, {article}, {number}"
+            raise ConfigError(f"model.prompt={template!r} has the field {field}: {text}")
     if re.search(r"[{}]", re.sub(r"\{[^{}]*\}", "", template)):
         raise ConfigError(f"model.prompt={template!r} is not a template: write it as {TEMPLATE!r}")
     prompts = []

@@ -56,7 +56,7 @@ def save_reference(
         "kind": KIND,
         "directory": settings.directory,
         "sha256": digest,
-        "parts": {part: {"class": model.classes[part], "sha256": found} for part, found in parts.items()},
+        "parts": {part: {"class": model.classes[part], "sha256": sha256} for part, sha256 in parts.items()},
         "prediction": model.prediction,
         "image_size": image_size,
         "prompts": dict(zip(classes, texts, strict=True)),
@@ -92,6 +92,5 @@ def referred(reference: Mapping[str, Any], *parts: str) -> ModelDirectory:
 
 
 def load_codec(directory: Path, device: torch.device) -> LatentCodec:
-    """The frozen VAE of a reference."""
     reference = read_reference(directory)
     return LatentCodec(referred(reference, "vae"), int(reference["image_size"]), device)

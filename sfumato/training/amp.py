@@ -50,7 +50,6 @@ def slope(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]) 
 
 
 def descend(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]) -> Tensor:
-    """Put the gradient in the parameters' `.grad` and return the loss."""
     value, gradient = slope(parameters, losses)
     for parameter, part in zip(parameters, gradient, strict=True):
         parameter.grad = part
@@ -70,6 +69,5 @@ def ascend(perturbation: Sequence[Tensor], gradient: Sequence[Tensor], amp: Amp)
 
 @torch.no_grad()
 def put(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Overwrite the parameters, bit for bit."""
     for parameter, value in zip(parameters, values, strict=True):
         parameter.copy_(value)

@@ -19,7 +19,6 @@ from sfumato.diffusion.denoiser import draw_noise_levels
 from sfumato.diffusion.ema import EMA, EMA_DECAY
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.microbatch import plain_microbatch
-from sfumato.errors import ConfigError
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import prefers_bfloat16
 from sfumato.settings.noise_levels import LogNormal
@@ -66,19 +65,12 @@ def warm_up(
 
     Each phase has a new Adam, without weight decay. The average runs over all phases, so the last one weighs most.
     seed: fixes batches, noise and augmentation; report: called with (steps done, steps of all phases).
-    Raises ConfigError when a phase names a source that is missing or empty.
     """
-    for number, phase in enumerate(phases):
-        for name in phase.sources:
-            if name not in sources or not len(sources[name][0]):
-                problem = f"wants images from {name!r}, but there are none"
-                raise ConfigError(f"pretrain.phases[{number}] {problem}: run it or drop the source")
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     ema = EMA(parameters, EMA_DECAY)
     model.train()
-    done = 0
     whole = sum(phase.steps for phase in phases)
     most = plain_microbatch(model)
     fast = distributed.broadcast_object(prefers_bfloat16(model))
@@ -89,15 +81,14 @@ def warm_up(
             batches = ahead(batches)
         for step, batch in enumerate(batches, start=1):
             # a step of Adam, on the gradient here or at the worst weights nearby
-            own = (to_device(distributed.local_shard(tensor), device).split(most) for tensor in batch)
+            parts = (to_device(distributed.local_shard(tensor), device).split(most) for tensor in batch)
             mean = functools.partial(mean_loss, model, autocast=fast, size=phase.batch)
-            losses = functools.partial(map, mean, [*zip(*own, strict=True)])  # of `most` images each
+            losses = functools.partial(map, mean, [*zip(*parts, strict=True)])  # of `most` images each
             amp_gradient(parameters.values(), losses, phase.amp)
             optimiser.step()
             ema.update(parameters)
-            done += 1
-            if done % 20 == 0 or step == phase.steps:
-                report(done, whole)
+            if ema.steps % 20 == 0 or step == phase.steps:
+                report(ema.steps, whole)
     return ema.average
 
 

@@ -12,15 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from sfumato.data.images import ImageSet, load_array
-from sfumato.errors import ConfigError, DataError, explained
+from sfumato.errors import DataError, explained
 from sfumato.settings.training import Select
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, write_json
 from sfumato.storage.png import save_png, to_grid
 
-SHOWN_CLASSES = 60  # in the picture, at most
-EXAMPLES = 6  # images of each
-SUREST = 12  # images of each class in the picture of those that a teacher chose
+EXAMPLES = 6  # images of a class in the picture
 
 
 class Kept(NamedTuple):
@@ -40,11 +38,8 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
     histogram: (R, P) noisy votes. One row: the top `keep` (RPGen). One row per sensitive class (PrivImage): go through
     the pairs of row and class from the most voted down. A class goes to the first row that asks for it, and a row stops
     at its share. In the end each row has ⌊keep/R⌋ or ⌈keep/R⌉ classes, and no two rows share one.
-    Raises ConfigError if `keep` is less than the rows.
     """
     rows, public_classes = histogram.shape
-    if keep < rows:  # `public_problems` says what to do
-        raise ConfigError(f"select keeps {keep} of {public_classes} public classes, too few for {rows} sensitive ones")
     share, extra = divmod(keep, rows)
     taken = np.zeros(public_classes, dtype=bool)
     held = np.zeros(rows, dtype=np.int64)
@@ -137,12 +132,8 @@ def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.nd
 
     probabilities: (N, M), of public images. Pairs of image and class are taken from the likeliest down, unless the
     image is taken or the class is full. Returns (int64 indices, int64 labels), class by class, the surest first.
-    Raises ConfigError if there are too few images.
     """
     count, classes = probabilities.shape
-    if count < per_class * classes:
-        asked = f"select.images asks for {per_class} images of each of {classes} classes"
-        raise ConfigError(f"{asked}, and the public set holds {count}: lower it, or take a larger public set")
     chosen: list[list[int]] = [[] for _ in range(classes)]
     free = np.ones(count, dtype=bool)
     wanting = classes
@@ -158,12 +149,7 @@ def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.nd
 
 
 def save_surest(
-    directory: Path,
-    images: ImageSet,
-    probabilities: np.ndarray,
-    indices: np.ndarray,
-    labels: np.ndarray,
-    names: Sequence[str],
+    directory: Path, images: ImageSet, sure: np.ndarray, indices: np.ndarray, labels: np.ndarray, names: Sequence[str]
 ) -> None:
     """Write the chosen images and their labels, and by class how sure the teacher is and where they come from."""
     save_choice(directory, indices, labels, "sensitive", names, names)
@@ -172,19 +158,18 @@ def save_surest(
         chosen = indices[labels == label]
         counts = np.bincount(images.labels[chosen], minlength=len(images.classes))
         common = [images.classes[i] for i in np.argsort(-counts, kind="stable")[:EXAMPLES] if counts[i]]
-        least = probabilities[chosen, label].min()
+        least = sure[chosen, label].min()
         rows.append({"class": name, "images": len(chosen), "least_sure": least, "most_frequent": " ".join(common)})
     columns = {"class": "", "images": "", "least_sure": ".3f", "most_frequent": ""}
     (directory / "selection.csv").write_text(csv_text(rows, columns), encoding="utf-8")
-    shown = np.concatenate([indices[labels == label][:SUREST] for label in range(len(names))])
-    pixels = images.batch(shown)[0]
-    save_png(directory / "selection.png", to_grid(pixels, min(SUREST, len(indices) // len(names))))
+    shown = np.concatenate([indices[labels == label][:12] for label in range(len(names))])
+    grid = to_grid(images.batch(shown)[0], min(12, len(indices) // len(names)))
+    save_png(directory / "selection.png", grid)
 
 
 def selection_rows(
     kept: Sequence[Kept], public: Sequence[str], sensitive: Sequence[str] | None
 ) -> list[dict[str, str | int | float | None]]:
-    """The table of the selection. sensitive: as for `save_selection`."""
     return [
         {
             "public_class": public[choice.public],
@@ -197,10 +182,9 @@ def selection_rows(
 
 
 def example_grid(images: ImageSet, kept: Sequence[Kept]) -> np.ndarray:
-    """A row of EXAMPLES images, perhaps white, for each of the first SHOWN_CLASSES kept classes: (H', W', C) uint8."""
-    channels, height, width = images.shape
-    cells = np.ones((len(kept[:SHOWN_CLASSES]) * EXAMPLES, channels, height, width), dtype=np.float32)
-    for place, choice in enumerate(kept[:SHOWN_CLASSES]):
+    """A row of EXAMPLES images, perhaps white, for each of the first 60 kept classes: (H', W', C) uint8."""
+    cells = np.ones((len(kept[:60]) * EXAMPLES, *images.shape), dtype=np.float32)
+    for place, choice in enumerate(kept[:60]):
         members = np.flatnonzero(images.labels == choice.public)
         some = members[np.linspace(0, len(members) - 1, min(EXAMPLES, len(members))).astype(np.int64)]
         cells[place * EXAMPLES : place * EXAMPLES + len(some)] = images.batch(some)[0].numpy()

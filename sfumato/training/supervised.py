@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from sfumato.data.images import ImageSet
 from sfumato.runtime.compute import device_of, fast_bfloat16
 
-RISE = 0.2  # share of the steps in which the learning rate rises
 PIXELS = 1000 * 64 * 64  # of a batch without gradients
 SHIFT = 8  # an image moves by at most its side / SHIFT
 
@@ -42,19 +41,28 @@ def train_supervised(
     batches: (images (B, C, H, W) float32 in [0, 1], labels (B,) int64, or (B, classes) of 0 and 1: the loss is then
     that of independent labels), one for each step; progress: called with (steps done, steps).
     """
-    device = next(model.parameters()).device
-    optimizer = optimizer_of(model, schedule)
+    device = device_of(model)
+    matrices = [value for value in model.parameters() if value.ndim > 1]
+    vectors = [value for value in model.parameters() if value.ndim <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": schedule.weight_decay},
+        {"params": vectors, "weight_decay": schedule.weight_decay * schedule.decay_vectors},
+    ]
+    optimizer: torch.optim.Optimizer
+    if schedule.sgd:
+        optimizer = torch.optim.SGD(groups, lr=schedule.learning_rate, momentum=0.9, nesterov=True)
+    else:
+        optimizer = torch.optim.AdamW(groups, lr=schedule.learning_rate)
     rates = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
         max_lr=schedule.learning_rate,
-        total_steps=schedule.steps + (schedule.steps == 1 / RISE),  # it divides by zero if one step is the whole rise
-        pct_start=RISE,
+        total_steps=schedule.steps + (schedule.steps == 5),  # it divides by zero if one step is the whole rise
+        pct_start=0.2,
         cycle_momentum=not schedule.sgd,
     )
     model.train()
     for step, (images, labels) in enumerate(itertools.islice(batches, schedule.steps), start=1):
-        images = images.to(device)
-        labels = labels.to(device)
+        images, labels = (part.to(device) for part in (images, labels))
         if schedule.augment:
             images = shift_and_mirror(images, mirror=images.shape[1] == 3)
         with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
@@ -69,18 +77,6 @@ def train_supervised(
         rates.step()
         progress(step, schedule.steps)
     model.eval()
-
-
-def optimizer_of(model: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
-    matrices = [value for value in model.parameters() if value.ndim > 1]
-    vectors = [value for value in model.parameters() if value.ndim <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": schedule.weight_decay},
-        {"params": vectors, "weight_decay": schedule.weight_decay * schedule.decay_vectors},
-    ]
-    if schedule.sgd:
-        return torch.optim.SGD(groups, lr=schedule.learning_rate, momentum=0.9, nesterov=True)
-    return torch.optim.AdamW(groups, lr=schedule.learning_rate)
 
 
 def shift_and_mirror(images: Tensor, mirror: bool) -> Tensor:

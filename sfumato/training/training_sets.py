@@ -16,7 +16,6 @@ from sfumato.storage.documents import read_json
 from sfumato.training.curriculum import Images, MappedImages
 
 SELECT_AGAIN = "run `stage select` again"
-MEDIAN = 3  # pixels: side of the window of the median blur
 
 
 def training_sets(
@@ -66,7 +65,7 @@ def mode_images(histograms: Tensor) -> Tensor:
 
 def blurred(images: Tensor) -> Tensor:
     """The median blur of each channel: (N, C, H, W), the same shape. Free."""
-    return torch.from_numpy(median_filter(images.numpy(), (1, 1, MEDIAN, MEDIAN), mode="nearest"))
+    return torch.from_numpy(median_filter(images.numpy(), (1, 1, 3, 3), mode="nearest"))
 
 
 def public_training_set(public: ImageSet, selection: Path, classes: int | None) -> tuple[MappedImages, Tensor, int]:
@@ -77,29 +76,27 @@ def public_training_set(public: ImageSet, selection: Path, classes: int | None) 
     (PrivImage; k = 0), else M + 1 + j for the j-th of its k public classes (RPGen).
     Raises DataError if the selection is damaged or belongs to another public set.
     """
-    rows, labels = (np.array(load_array(selection / name)) for name in ("indices.npy", "labels.npy"))
     file = selection / "selection.json"
     with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {SELECT_AGAIN}"):
         about = read_json(file)
         relabelled = {"sensitive": True, "public": False}[about["labels"]]
         kept = len(about["classes"])
     classes = classes or kept
-    check_rows(rows, labels, len(public), classes if relabelled else kept, selection)
-    images = MappedImages(public.images, rows)
-    if relabelled:
-        return images, torch.from_numpy(labels), 0
-    return images, torch.from_numpy(labels) + classes + 1, kept
-
-
-def check_rows(rows: np.ndarray, labels: np.ndarray, images: int, classes: int, selection: Path) -> None:
-    """Raise DataError unless every row is one of the public images and every label a class."""
-    for name, array, end in (("indices.npy", rows, images), ("labels.npy", labels, classes)):
+    arrays = []
+    for name, end in (("indices.npy", len(public)), ("labels.npy", classes if relabelled else kept)):
+        array = np.array(load_array(selection / name))
         if array.dtype != np.int64 or array.ndim != 1:
             raise DataError(f"{selection / name} is {array.dtype} {array.shape}, expected int64 (n,): {SELECT_AGAIN}")
         if len(array) and not (array.min() >= 0 and array.max() < end):
             problem = f"holds {array.min()}..{array.max()}, expected 0..{end - 1}"
             raise DataError(f"{selection / name} {problem}: it fits another public set, {SELECT_AGAIN}")
+        arrays.append(array)
+    rows, labels = arrays
     if not len(rows):
         raise DataError(f"{selection} keeps no image: raise select.ratio, or prepare more public images")
     if len(rows) != len(labels):
         raise DataError(f"{selection} holds {len(rows)} indices but {len(labels)} labels: {SELECT_AGAIN}")
+    images = MappedImages(public.images, rows)
+    if relabelled:
+        return images, torch.from_numpy(labels), 0
+    return images, torch.from_numpy(labels) + classes + 1, kept

@@ -9,7 +9,6 @@ from sfumato.baselines.private_evolution import (
     descendants,
     first_population,
     parents_of,
-    strength_at,
     varied,
 )
 
@@ -75,8 +74,3 @@ def test_of_each_parent_the_first_child_is_itself_in_every_class(generator):
     assert torch.equal(next_ones.kinds, kinds[parents]) and torch.equal(next_ones.labels, wanted)
     same = [torch.equal(next_ones.genes[i], population.genes[p]) for i, p in enumerate(parents.tolist())]
     assert same == [True, False, False, True, True]
-
-
-def test_the_strength_falls_by_a_constant_factor():
-    assert [strength_at(0.8, 0.1, i, 4) for i in range(4)] == pytest.approx([0.8, 0.4, 0.2, 0.1])
-    assert strength_at(0.8, 0.1, 0, 1) == 0.8

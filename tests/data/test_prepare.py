@@ -28,7 +28,7 @@ from sfumato.data.sources import Source, read_public, read_source
 from sfumato.data.store import PublicCard, load_prepared, load_public, read_card, read_public_card
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Public
-from sfumato.settings.sources import EITHER, SOURCES, SourceKind
+from sfumato.settings.sources import SOURCES, SourceKind
 from sfumato.storage.artifacts import read_artifact
 from stages.cli import main
 
@@ -325,7 +325,7 @@ def test_the_sensitive_images_are_never_taken_for_public_ones(data, public, refu
 
 def test_a_new_source_that_may_be_sensitive_and_public_is_refused_as_both(tmp_path, monkeypatch, images):
     """Its entry in the table is enough."""
-    monkeypatch.setitem(SOURCES, "histology", SourceKind("drawn:read_digits", EITHER))
+    monkeypatch.setitem(SOURCES, "histology", SourceKind("drawn:read_digits", ("data", "public")))
     read_public(Public(source="histology"), (1, 5, 6), tmp_path, seed=0)
     with pytest.raises(ConfigError, match="sensitive images themselves"):
         refuse_sensitive_as_public(Data(source="histology"), Public(source="histology", path="elsewhere"))

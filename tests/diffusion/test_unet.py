@@ -66,7 +66,7 @@ def test_attention_agrees_with_the_fused_one():
     torch.nn.init.normal_(layer.out.weight, std=0.1)
     x = torch.randn(2, 64, 5, 5)
     tokens = layer.norm(x).flatten(2).transpose(1, 2)
-    q, k, v = (layer.split(project(tokens)) for project in (layer.q, layer.k, layer.v))
+    q, k, v = (p(tokens).unflatten(-1, (layer.heads, -1)).transpose(1, 2) for p in (layer.q, layer.k, layer.v))
     fused = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
     expected = (x + layer.out(fused).transpose(1, 2).reshape(x.shape)) / 2**0.5
     assert torch.allclose(layer(x), expected, atol=1e-5)

@@ -113,7 +113,7 @@ def test_on_a_gpu_a_usual_draw_fills_its_microbatches(monkeypatch, model, batch,
     """The last one is filled up with copies: of 500 images each, a draw of 512 would take twice as long as need be."""
     monkeypatch.setattr(microbatch, "room_on", lambda *where: 1e12)
     parameters = dict(model.named_parameters())
-    assert microbatch.fitting(model, parameters, 8, batch, torch.device("cuda")) == (images, 8)
+    assert microbatch.fitting(model, parameters, 8, batch, torch.device("cuda"), None) == (images, 8)
 
 
 def test_what_the_user_asks_is_taken_and_a_network_without_ghost_layers_takes_fewer(monkeypatch, model):

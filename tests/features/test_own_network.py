@@ -25,7 +25,7 @@ from sfumato.features.efficientnet_lite import LITE0
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.own_network import OWN, OwnFeatures
 from sfumato.features.projection import ProjectedFeatures
-from sfumato.features.teacher_network import OWN_FILE, TeacherNetwork, fit_features, load_teacher, save_teacher
+from sfumato.features.teacher_network import TeacherNetwork, fit_features, load_teacher, save_teacher
 from sfumato.queries import feature_means
 from sfumato.queries.feature_means import encoding_alone
 from sfumato.release.teacher import write_card
@@ -238,7 +238,7 @@ def test_a_program_in_the_place_of_a_released_network_is_refused_and_does_not_ru
     def fill(directory: Path) -> None:
         for name in ("config.json", "weights.safetensors"):
             shutil.copy(released / name, directory)
-        file = program(directory / OWN_FILE, ran)
+        file = program(directory / "own-network", ran)
         config = json.loads((directory / "config.json").read_text())
         config["network"] |= {"architecture": architecture, "sha256": named(file, architecture="any").sha256}
         config["network"]["path"] = str(file)

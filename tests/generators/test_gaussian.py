@@ -1,6 +1,7 @@
 """Gaussians of a release: exact without noise, cautious with it, drawn as every generator is."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -118,7 +119,8 @@ def test_a_generator_is_read_as_it_was_written(clouds, tmp_path):
     details = torch.randint(0, 256, (7, *SHAPE), dtype=torch.uint8)
     made = release(clouds, 1e-4)
     save_means("covariance", made, made.features.arguments, tmp_path)
-    moments = load_means("covariance", tmp_path)
+    plan = SimpleNamespace(shape=SHAPE, classes=range(made.table.shape[1]), several=False)
+    moments = load_means("covariance", tmp_path, plan=plan)
     assert moments.deviation == 1e-4 and moments.features.arguments["shape"] == SHAPE
     generator = fit_gaussians(moments, torch.tensor([0.5, 0.5]), details)
     save_generator(generator, tmp_path)

@@ -145,11 +145,6 @@ def test_a_saved_generator_draws_the_same_images_or_none(tmp_path, shape):
         assert torch.equal(images, draw_images(generator, count)[0])
 
 
-def test_mismatched_targets_are_refused():
-    with pytest.raises(ValueError, match="target of shape"):
-        fit(torch.zeros(999, 3))
-
-
 def test_the_statistics_of_the_averaged_network_are_its_own():
     """In eval mode it draws what it draws in training mode, where each batch has its own statistics."""
     config = CONFIG.model_copy(update={"steps": 70})

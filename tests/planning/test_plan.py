@@ -184,6 +184,7 @@ def test_amp_is_of_the_phases_that_ask_for_it():
         ),
         (public_card("abcdefghijklmno"), {"recipe": "privimage", "select": {"ratio": 0.6667}}, None),
         (public_card("abc"), {"recipe": "privimage"}, "take another"),
+        (public_card("abc"), {"recipe": "teacher-public", "select": {"images": 10**9}}, "select.images=1000000000"),
         (public_card("abcdefghijkl", "procedural"), {}, r"public\.source=glyphs, but procedural was prepared"),
     ],
 )
@@ -222,6 +223,7 @@ def test_phases_share_the_steps_by_their_parts():
         ({"run": ["count", "frequency", "central", "pretrain", "finetune", "synthesize"]}, "pretrain needs auxiliary"),
         ({"recipe": "full", "public": {"enabled": False}}, r"public\.enabled was removed: .*run"),
         ({"recipe": "full", "select": {"by": "votes"}}, "select.ratio below 1 needs histogram"),
+        ({"recipe": "dp-feta-mode", "central": {"max_norm": 3.0}}, "central.max_norm=3.0 has no effect on the mode"),
         ({"recipe": "full", "run": without("teacher")}, r"select\.by=teacher needs teacher"),
         ({"recipe": "full", "run": without("select")}, "pretrain needs select"),
         ({"run": ["count", "sinthesize"]}, "sinthesize.*did you mean 'synthesize'"),
@@ -316,7 +318,7 @@ def test_rectangles_fit_our_networks_and_a_public_model_refuses_them_before_anyt
     oblong = card(shape=(1, 8, 12))
     made = make_plan(params(), oblong)
     assert all(file["shape"] == [1, 8, 12] for file in made.files.values())
-    with pytest.raises(ConfigError, match=r"unshuffle=4 does not divide images of 8×10"):
+    with pytest.raises(ConfigError, match=r"unshuffle=4 does not divide the resolution \(8, 10\): use 1"):
         make_plan(params(model={"unshuffle": 4}), card(shape=(1, 8, 10)))
     with pytest.raises(ConfigError, match="draws squares, not 8×12"):
         make_plan(params(recipe="dp-lora", model={"directory": "model"}), oblong)

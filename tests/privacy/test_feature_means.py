@@ -6,6 +6,7 @@ One image moves the one release by at most one, on trained networks, and no othe
 import math
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -127,7 +128,8 @@ def test_the_release_is_divided_by_a_public_size_and_comes_back_with_its_feature
     with torch.no_grad():
         torch.testing.assert_close(found, features.embed(images, weights), atol=1e-5, rtol=0)
     save_means(stage, FeatureMeans(found, features), about, tmp_path, network)
-    again = load_means(stage, tmp_path, teacher.features)
+    plan = SimpleNamespace(shape=digits.shape, classes=range(CLASSES), several=False)
+    again = load_means(stage, tmp_path, teacher.features, plan=plan)
     assert torch.equal(again.table, found) and torch.equal(again.features(images), features(images))
 
 

@@ -282,7 +282,7 @@ def test_a_plan_over_inherited_records_is_of_their_adjacency_and_counts_them(tmp
     card = Card(**known, shape=(1, 8, 8), classes=tuple("0123456789"))
     alone = make_plan(params, card)
     brought = [record(1, event=Mechanism(noise_multiplier=0.8).to_json())]
-    made = make_plan(params, card, inherited=brought)
+    made = make_plan(params, card, records=brought)
     assert policy_of(alone).lifetime_epsilon == params.privacy.lifetime == 12.0
     assert alone.budget["adjacency"] == ZERO_OUT_ONE and made.budget["adjacency"] == ADD_OR_REMOVE_ONE
     own = [mechanism.event for mechanism in made.mechanisms.values()]

@@ -58,7 +58,7 @@ def test_features_of_another_form_are_refused(tmp_path, stage, key, value):
 def test_a_release_of_another_shape_than_its_features_is_refused(tmp_path, stage, wrong):
     MAKE[stage](tmp_path)
     teacher = ProjectedFeatures("pixels", SHAPE, 8)
-    rows = len(load_means(stage, tmp_path, teacher).table)
+    rows = len(load_means(stage, tmp_path, teacher, plan=PLAN).table)
     tables = {
         "rows": torch.zeros(rows + 2, 3),
         "classes": torch.zeros(rows, 4),

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,6 +103,9 @@ def test_merged_counts_of_several_labels_are_those_of_the_sum(tmp_path):
     assert torch.equal(merged.priors, expected.priors) and torch.equal(merged.row_means, expected.row_means)
 
 
+PLAN = SimpleNamespace(shape=(1, 8, 8), classes=("x", "y"), several=False)
+
+
 def test_merged_means_are_the_sums_over_all_sizes(tmp_path):
     features = CosineMoments((1, 8, 8), **COSINE, flip=False)
     sizes, tables = [100.0, 300.0], [torch.rand(features.size, 2) for _ in range(2)]
@@ -111,15 +115,15 @@ def test_merged_means_are_the_sums_over_all_sizes(tmp_path):
             save_means("covariance", FeatureMeans(table, features, 4.0 / size), features.arguments, directory)
         releases.append(read_artifact(tmp_path / str(i), "covariance"))
     (tmp_path / "m").mkdir()
-    merge_means("covariance", releases, sizes, 400.0, tmp_path / "m", None)
-    found = load_means("covariance", tmp_path / "m")
+    merge_means("covariance", releases, sizes, 400.0, tmp_path / "m", PLAN)
+    found = load_means("covariance", tmp_path / "m", plan=PLAN)
     assert torch.allclose(found.table, (tables[0] + 3 * tables[1]) / 4, atol=1e-6)
     assert found.deviation == pytest.approx(math.hypot(4, 4) / 400)
     with writing(tmp_path / "1", "covariance", records=[record("b", 4.0, "covariance")]) as directory:
         other = CosineMoments((1, 8, 8), **COSINE, flip=True)
         save_means("covariance", FeatureMeans(torch.rand(other.size, 2), other, 0.01), other.arguments, directory)
     with pytest.raises(ConfigError, match="means of different features"):
-        merge_means("covariance", [releases[0], read_artifact(tmp_path / "1")], sizes, 400.0, tmp_path / "m", None)
+        merge_means("covariance", [releases[0], read_artifact(tmp_path / "1")], sizes, 400.0, tmp_path / "m", PLAN)
 
 
 def test_merged_moments_keep_the_public_network_and_need_the_same_one(tmp_path):
@@ -134,12 +138,12 @@ def test_merged_moments_keep_the_public_network_and_need_the_same_one(tmp_path):
             save_means("moments", FeatureMeans(tables[-1], features, 0.04), about, directory, network)
         releases.append(read_artifact(tmp_path / owner, "moments"))
     (tmp_path / "m").mkdir()
-    merge_means("moments", releases[:2], [100.0, 100.0], 200.0, tmp_path / "m", None)
-    found, images = load_means("moments", tmp_path / "m"), torch.rand(3, 1, 8, 8)
+    merge_means("moments", releases[:2], [100.0, 100.0], 200.0, tmp_path / "m", PLAN)
+    found, images = load_means("moments", tmp_path / "m", plan=PLAN), torch.rand(3, 1, 8, 8)
     assert torch.allclose(found.table, (tables[0] + tables[1]) / 2, atol=1e-6)
-    assert torch.equal(found.features(images), load_means("moments", releases[0].path).features(images))
+    assert torch.equal(found.features(images), load_means("moments", releases[0].path, plan=PLAN).features(images))
     with pytest.raises(ConfigError, match="public network"):
-        merge_means("moments", [releases[0], releases[2]], [100.0, 100.0], 200.0, tmp_path / "m", None)
+        merge_means("moments", [releases[0], releases[2]], [100.0, 100.0], 200.0, tmp_path / "m", PLAN)
 
 
 # --- what one person costs --------------------------------------------------------------------------------------------

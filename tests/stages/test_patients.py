@@ -95,7 +95,7 @@ def test_a_plan_without_a_unit_says_so_and_is_what_it_always_was(clinic):
     for privacy in ({}, {"unit": "image"}):
         clinic.params(privacy=privacy)
         said = clinic.run_all("prepare sensitive", "plan")
-        assert ("privacy.unit is not said" in said) is not bool(privacy)
+        assert ("privacy.unit is not set" in said) is not bool(privacy)
         plans.append({p.name: p.read_text() for p in Path("artifacts/plan").iterdir()})
     changed = {name for name in plans[0] if plans[0][name] != plans[1][name]}
     assert changed == {"permission.json"}  # the owner's word re-runs nothing

@@ -198,7 +198,7 @@ TWO_ROUNDS = {
 
 def test_free_work_done_anew_puts_the_release_of_the_teacher_back_and_its_settings_are_said_first(desk, monkeypatch):
     desk.params(**TWO_ROUNDS)
-    warning = "auxiliary: set it before the first run: to change it afterwards spends again on teacher"
+    warning = "auxiliary: decide this before the first run; changing it later spends again on teacher"
     desk.run("plan --dry-run", warning)
     desk.run_all("plan", "count", "frequency", "auxiliary", "teacher")
     paid, weights = desk.opened, digest_of_file(Path("artifacts/teacher/privacy.json"))

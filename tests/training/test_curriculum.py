@@ -9,7 +9,7 @@ from torchvision.transforms import RandAugment
 from sfumato.data.images import ImageSet, as_floats
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet, drop_extra_classes
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import DataError
 from sfumato.settings.training import Amp, Phase
 from sfumato.training.curriculum import (
     IMAGES_PER_DRAW,
@@ -113,11 +113,6 @@ def test_labels_are_dropped_at_the_given_rate():
     warm_up(model, [phase(steps=20, batch=100)], SOURCES, 0, label_dropout=0.3)
     dropped = (torch.cat(seen) == 3).double()
     assert float(dropped.mean()) == pytest.approx(0.3, abs=5 * (0.3 * 0.7 / 2000) ** 0.5)  # false alarm below 1e-6
-
-
-def test_a_missing_source_is_named():
-    with pytest.raises(ConfigError, match=r"phases\[0\] wants images from 'central'"):
-        warm_up(tiny(), [phase()], {"auxiliary": SOURCES["auxiliary"]}, 0)
 
 
 # ---- public images
