@@ -10,6 +10,7 @@ from io import StringIO
 from pathlib import Path
 
 import pandas as pd
+import program
 import pytest
 from small_record import small_record
 
@@ -57,22 +58,14 @@ def write_run(folder: Path, recipe: str, target: float, accuracy: float, **ident
 
 def call(*words: str) -> tuple[int, str]:
     out = StringIO()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["stage", *words])
-        patch.setattr(sys, "stdout", out)
-        patch.setattr(sys, "stderr", out)
-        with pytest.raises(SystemExit) as end:
-            main()
-            raise SystemExit(0)
-    return int(end.value.code or 0), " ".join(out.getvalue().split())
+    code = program.call(main, "stage", *words, screen=out)
+    return code, " ".join(out.getvalue().split())
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+def desk(here, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    return tmp_path
+    return here
 
 
 RECIPES = ("dpdm", "dp-merf", "dp-feta", "feta-pro", "rpgen", "full")

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -124,7 +123,7 @@ def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, reposi
     assert not any(b"latents.npy" in file.read_bytes() for file in artifacts.rglob("*.json"))
 
 
-def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, repository, monkeypatch):
+def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, repository, uninstall):
     model = models / "unet-epsilon"
     set_up(repository, model, "dp-sapf", model={"sha256": "0" * 64})
     for words in ("prepare sensitive", "prepare public", "plan"):
@@ -140,8 +139,7 @@ def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, reposi
     weights = spoiled / "unet" / "diffusion_pytorch_model.safetensors"
     weights.rename(weights.with_suffix(".bin"))
     assert "Pickles (.bin, .ckpt)" in stage_with(repository, spoiled, code=4)
-    missing = "sfumato.text_to_image.directory.find_spec"
-    monkeypatch.setattr(missing, lambda name: None if name == "diffusers" else find_spec(name))
+    uninstall("diffusers")
     assert "pip install 'sfumato[diffusers]'" in stage_with(repository, model, code=2)
     journal = repository / "state/odometer/tiny.jsonl"
     assert not journal.exists() or '"open"' not in journal.read_text()
