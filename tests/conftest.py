@@ -65,6 +65,24 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function: what `torch.cuda` answers, as on a host with such cards: `cuda(device_count=2)`."""
+    import torch
+
+    def answer(**answers: object) -> None:
+        for name, value in answers.items():
+            monkeypatch.setattr(torch.cuda, name, value if callable(value) else lambda *_, value=value: value)
+
+    return answer
+
+
+@pytest.fixture
+def clip_as_one_matrix(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """A function: whether rows are clipped as one matrix, which is the way on a GPU."""
+    return lambda joint: monkeypatch.setattr("sfumato.dpsgd.clip.one_matrix", lambda device: joint)
+
+
+@pytest.fixture
 def uninstall(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """A function: from now on, this package is not installed."""
     return lambda name: monkeypatch.setitem(sys.modules, name, None)

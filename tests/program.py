@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Callable
-from io import StringIO, TextIOWrapper
+from io import StringIO
+from typing import TextIO
 
 import pytest
 
@@ -14,7 +15,7 @@ class Terminal(StringIO):
         return True
 
 
-def call(main: Callable[[], object], *words: str, answers: str = "", screen: StringIO | TextIOWrapper) -> int:
+def call(main: Callable[[], object], *words: str, answers: str = "", screen: TextIO) -> int:
     """Run `main` with these words of a command line and these answers; returns its exit code.
 
     screen: takes all that it says.

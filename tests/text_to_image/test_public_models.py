@@ -61,16 +61,15 @@ def stage(folder: Path, *words: str, code: int = 0) -> str:
 
 
 @pytest.fixture
-def repository(tmp_path, monkeypatch) -> Path:
+def repository(here, monkeypatch) -> Path:
     """Sixty grey images of 8×8 in three classes, and an empty project."""
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("SFUMATO_CHECKPOINT_EVERY", "1")
     monkeypatch.setenv("SFUMATO_MICROBATCH", "4")
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (60, 8, 8)).astype(np.uint8)
-    np.savez(tmp_path / "source.npz", images=images, labels=np.arange(60) % 3, classes=np.array(CLASSES))
-    (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
-    return tmp_path
+    np.savez(here / "source.npz", images=images, labels=np.arange(60) % 3, classes=np.array(CLASSES))
+    (here / "pipelines").symlink_to(ROOT / "pipelines")
+    return here
 
 
 def set_up(repository: Path, directory: Path, recipe: str, **more) -> None:
