@@ -8,11 +8,13 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from program import Terminal
 
 from sfumato.data import decoding
 from sfumato.data.decoding import decoded
@@ -66,14 +68,10 @@ def begun(monkeypatch, pool):
 
 
 @pytest.mark.parametrize("skip, broken", [("5%", (0, 44, 89)), ("1%", (3, 50, 88)), (0.0, ()), ("5%", (7,))])
-def test_a_set_is_the_same_byte_by_byte_whatever_the_number_of_processes(
-    tmp_path, begun, pool, monkeypatch, skip, broken
-):
+def test_a_set_is_the_same_byte_by_byte_whatever_the_number_of_processes(tmp_path, begun, pool, skip, broken):
     pictures(tmp_path / "in", broken)
     ways = {"size": 6, "channels": 1, "skip": skip, "version": "one", "groups": Groups(pattern=r"(P\d+)_")}
     data = Data(dataset_id="set", source="imagefolder", path=str(tmp_path / "in"), **ways)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("sfumato.data.prepare.progress", lambda items, *_: items)
     outcomes = []
     for processes in (1, 2, 4):
         state = tmp_path / f"state{processes}"
@@ -81,7 +79,8 @@ def test_a_set_is_the_same_byte_by_byte_whatever_the_number_of_processes(
         (state / "keys/set").write_bytes(b"k" * 32)
         pool(processes)
         try:
-            prepare_sensitive(data, state, tmp_path / "card.json", tmp_path)
+            with redirect_stderr(Terminal()):  # where messages name files
+                prepare_sensitive(data, state, tmp_path / "card.json", tmp_path)
             message = ""
         except DataError as error:
             message = str(error)

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
@@ -244,7 +245,7 @@ def test_the_table_shows_folders_as_they_are_named_without_what_all_share(capsys
     table = comparison_table(pd.DataFrame([row | {"run": "/runs/steps=[40]"}, row | {"run": "/runs/[red]"}]), [])
     show_local([table], Path("comparison.csv"))
     assert "steps" not in (text := capsys.readouterr().out) and "comparison.csv: local" in text  # no terminal
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    show_local([table], Path("comparison.csv"))
-    text = capsys.readouterr().out
+    with redirect_stdout(program.Terminal()) as screen:
+        show_local([table], Path("comparison.csv"))
+    text = screen.getvalue()
     assert "steps=[40]" in text and "[red]" in text and "/runs" not in text and "MIND" in text and "0.0931" in text

@@ -3,7 +3,7 @@
 import ast
 import json
 import os
-import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -174,10 +174,9 @@ def test_no_bar_of_a_query_tells_the_time():
 
 
 def test_a_bar_without_a_clock_shows_none(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     for clock in (False, True):
-        monkeypatch.setattr(sys, "stderr", screen := Terminal())
-        monkeypatch.setenv("TERM", "xterm")
-        with progress("finetune", clock=clock) as report:
+        with redirect_stderr(Terminal()) as screen, progress("finetune", clock=clock) as report:
             report(3, 10), report(4, 10)
         assert ("-:--:--" in screen.getvalue() or "0:00:" in screen.getvalue()) == clock
 
