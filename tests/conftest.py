@@ -1,8 +1,10 @@
 """Fixtures that many tests share."""
 
 import gc
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +54,56 @@ def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
     drawn = prepare.secret_key
     monkeypatch.setattr(prepare, "secret_key", secret_key)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, which is empty, with a state directory of its own in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    return tmp_path
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function: what `torch.cuda` answers, as on a host with such cards: `cuda(device_count=2)`."""
+    import torch
+
+    def answer(**answers: object) -> None:
+        for name, value in answers.items():
+            monkeypatch.setattr(torch.cuda, name, value if callable(value) else lambda *_, value=value: value)
+
+    return answer
+
+
+@pytest.fixture
+def clip_as_one_matrix(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """A function: whether rows are clipped as one matrix, which is the way on a GPU."""
+    return lambda joint: monkeypatch.setattr("sfumato.dpsgd.clip.one_matrix", lambda device: joint)
+
+
+@pytest.fixture
+def uninstall(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A function: from now on, this package is not installed."""
+    return lambda name: monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.fixture
+def expect_seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], Mapping[str, float]]], None]:
+    """A function: each stage takes as long as this says of the parameters, and nothing is timed on this machine."""
+    expected = "sfumato.planning.estimate.expected_seconds"
+    return lambda seconds: monkeypatch.setattr(expected, lambda params, *_: seconds(params))
+
+
+@pytest.fixture
+def short_judging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an evaluation trains for itself hardly learns: the network of its features, and that which tells real."""
+    from sfumato.evaluation import detector, downstream, extractors
+
+    monkeypatch.setattr(downstream, "MIN_STEPS", 2)
+    monkeypatch.setattr(extractors, "EPOCHS", 1)
+    monkeypatch.setattr(extractors, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
+    monkeypatch.setattr(detector, "STEPS", 2)
 
 
 @pytest.fixture(scope="session")

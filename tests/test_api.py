@@ -15,7 +15,7 @@ from sfumato.settings.data import Data
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "api.md"
-PLACES = {"/home/me/.local/state/sfumato": "state", "/data/clinic": "images"}  # of the examples, in the test
+PLACES = {"/home/me/.local/state/sfumato": "digits-state", "/data/clinic": "images"}  # of the examples, in the test
 
 
 def test_the_page_is_that_of_the_code(generate):
@@ -51,21 +51,20 @@ def test_a_docstring_is_read_in_its_parts(generate, docstring, expected):
 
 
 @pytest.fixture
-def project(digits, tmp_path, monkeypatch):
+def project(digits, here, monkeypatch):
     """What the examples name: a release, a teacher, a ledger, a folder of images, a state directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "clinic-state"))  # another than that of the prepared digits
-    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "dvc"))
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(here / "dvc"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
-    write_release(tmp_path / "artifacts" / "synthesize", digits)
-    write_teacher(tmp_path / "artifacts" / "teacher", digits)
-    shutil.copy(ROOT / "ledger.json", tmp_path)
-    prepare_sensitive(Data(), tmp_path / "state", tmp_path / "data" / "sensitive" / "card.json", tmp_path / "raw")
+    write_release(here / "artifacts" / "synthesize", digits)
+    write_teacher(here / "artifacts" / "teacher", digits)
+    shutil.copy(ROOT / "ledger.json", here)
+    state = here / PLACES["/home/me/.local/state/sfumato"]
+    prepare_sensitive(Data(), state, here / "data" / "sensitive" / "card.json", here / "raw")
     for i in range(40):
-        folder = tmp_path / "images" / digits.classes[i % 2]
+        folder = here / "images" / digits.classes[i % 2]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(digits.images[i, :, :, 0]).save(folder / f"{i}.png")
-    return tmp_path
+    return here
 
 
 def test_the_examples_run_one_after_the_other(project, capsys):

@@ -5,18 +5,18 @@ import sys
 
 import gpu
 import pytest
+from program import call
 
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """Run the program; its exit code and what it wrote."""
 
+    monkeypatch.setenv("SFUMATO_DEVICE", "cpu")
+
     def on_the_cpu() -> tuple[int, dict]:
-        monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--small", "--out", str(tmp_path)])
-        monkeypatch.setenv("SFUMATO_DEVICE", "cpu")
-        with pytest.raises(SystemExit) as ended:
-            gpu.main()
-        return ended.value.code, json.loads((tmp_path / "gpu.json").read_text())
+        code = call(gpu.main, "gpu.py", "--device", "cpu", "--small", "--out", str(tmp_path), screen=sys.stdout)
+        return code, json.loads((tmp_path / "gpu.json").read_text())
 
     return on_the_cpu
 

@@ -1,13 +1,14 @@
 """Each release of the gallery holds by its own ledger, and its pages are of that release and of no other."""
 
+import contextlib
 import hashlib
 import io
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from program import call
 
 from sfumato.privacy.ledger import by_id, read_ledger
 
@@ -26,18 +27,14 @@ def test_every_release_has_its_row():
 
 
 @pytest.mark.parametrize(("name", "epsilon"), RELEASES.items())
-def test_the_ledger_holds_by_the_program_and_at_the_epsilon_that_the_page_states(
-    name, epsilon, monkeypatch, capsys, tmp_path
-):
+def test_the_ledger_holds_by_the_program_and_at_the_epsilon_that_the_page_states(name, epsilon, here):
     from stages.cli import main
 
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     for bound, code in ((epsilon, 0), (str(0.9 * float(epsilon)), 3)):
-        monkeypatch.chdir(GALLERY / name)
-        monkeypatch.setattr(sys, "argv", ["stage", "ledger", "check", "--epsilon", bound])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert int(end.value.code or 0) == code, capsys.readouterr()
+        screen = io.StringIO()
+        with contextlib.chdir(GALLERY / name):
+            found = call(main, "stage", "ledger", "check", "--epsilon", bound, screen=screen)
+        assert found == code, screen.getvalue()
     assert json.loads((GALLERY / name / "card.json").read_text())["epsilon"] <= float(epsilon)
 
 

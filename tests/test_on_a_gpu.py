@@ -82,11 +82,6 @@ def part(*waits: str | set[str]) -> Callable[[Callable[[], object]], Callable[[]
     return entered
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch) -> None:
-    monkeypatch.setattr(downstream, "MIN_STEPS", 2)
-
-
 # --- what the parts run on --------------------------------------------------------------------------------------------
 
 
@@ -402,7 +397,7 @@ def features_of_the_evaluation() -> None:
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_part_runs_on_a_gpu_and_waits_only_where_it_is_known_to(name):
+def test_a_part_runs_on_a_gpu_and_waits_only_where_it_is_known_to(name, short_judging):
     run, waits = PARTS[name]
     with pretended_gpu() as card:
         run()

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from scipy.special import softmax
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from sfumato.data.images import ImageSet
@@ -126,6 +125,8 @@ def auroc(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:
 
     scores, labels: (N, classes). None for a label that all images have, or none.
     """
+    from sklearn.metrics import roc_auc_score
+
     columns = zip(labels.T, scores.T, strict=True)
     return [float(roc_auc_score(has, given)) if 0 < has.sum() < len(has) else None for has, given in columns]
 

@@ -3,15 +3,18 @@
 A record of the ledger holds a mechanism, not an epsilon, so a reader can apply any delta and any accountant later.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Self, TypeGuard
-
-from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from typing import TYPE_CHECKING, Self, TypeGuard
 
 from sfumato.errors import BudgetError
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.fields import is_positive
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent  # a second of imports, which a stage without a charge is spared
 
 SECRET = "os-entropy, AES counter"  # the noise source of a valid record
 SEEDED = "seeded: for tests only"  # no check accepts a record with this one
@@ -65,6 +68,8 @@ class Mechanism:
 
     @property
     def event(self) -> DpEvent:
+        from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+
         one: DpEvent = GaussianDpEvent(self.noise_multiplier)
         if self.sample_rate < 1:
             one = PoissonSampledDpEvent(self.sample_rate, one)

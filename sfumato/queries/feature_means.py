@@ -4,11 +4,13 @@ All maps are differentiable, so that a generator can be fitted to the release. Q
 the sensitive images instead of pixels.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -25,7 +27,6 @@ from sfumato.features.own_network import OwnFeatures, check_rows
 from sfumato.features.projection import CELLS, CLASSIFIER, ClassifierFeatures, ProjectedFeatures, ScaleToSqrtD
 from sfumato.features.public_network import PublicNetwork, arguments_of, build_network
 from sfumato.features.teacher_network import FITTED, TeacherNetwork, relabelled
-from sfumato.privacy.charge import Charge
 from sfumato.privacy.resolved import StagePlan
 from sfumato.privacy.rows import Rows, label_rows
 from sfumato.runtime.compute import device_of
@@ -36,6 +37,9 @@ from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import write_json
 from sfumato.storage.weights import load_network, load_tensors, save_network, save_tensors
 from sfumato.training.public_classifier import train_public_classifier
+
+if TYPE_CHECKING:
+    from sfumato.privacy.charge import Charge
 
 SQUARES = 0.5  # share of the squared norm that the squares have in `moments` (DP-MEPF)
 COSINE = {"frequencies": 64, "contrasts": 16, "bound": 0.3, "products": 0.7}  # of `covariance`: see CosineMoments

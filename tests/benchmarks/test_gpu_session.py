@@ -10,6 +10,7 @@ from pathlib import Path
 
 import gpu_session
 import pytest
+from program import call
 
 BENCHMARKS = Path(gpu_session.__file__).parent
 
@@ -18,13 +19,12 @@ BENCHMARKS = Path(gpu_session.__file__).parent
 def run(monkeypatch, tmp_path):
     """Run the program on the CPU at small sizes; its exit code and the lines on disk after that of the machine."""
 
+    monkeypatch.setenv("SFUMATO_DEVICE", "cpu")
+
     def on_the_cpu(*arguments: str) -> tuple[int, list[dict]]:
         words = ["gpu_session.py", "--device", "cpu", "--tiny", "--out", str(tmp_path), *arguments]
-        monkeypatch.setattr(sys, "argv", words)
-        monkeypatch.setenv("SFUMATO_DEVICE", "cpu")
-        with pytest.raises(SystemExit) as ended:
-            gpu_session.main()
-        return ended.value.code, lines(tmp_path)[1:]
+        code = call(gpu_session.main, *words, screen=sys.stdout)
+        return code, lines(tmp_path)[1:]
 
     return on_the_cpu
 

@@ -80,10 +80,8 @@ def test_the_images_that_rank_the_settings_are_not_trained_on(sets, monkeypatch)
     assert not learnt & judged and len(trained[0]) + len(scored[0]) == len(synthetic) and scored[1] is holdout
 
 
-def test_the_script_writes_numbers_tables_and_a_plot(tmp_path, monkeypatch, digits):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
-    prepare_sensitive(Data(), tmp_path / "state", Path("data/sensitive/card.json"), tmp_path / "raw")
+def test_the_script_writes_numbers_tables_and_a_plot(here, digits):
+    prepare_sensitive(Data(), here / "state", Path("data/sensitive/card.json"), here / "raw")
     card = read_card(Path("data/sensitive/card.json"))
     with writing(Path("artifacts/synthesize"), "synthesize") as directory:
         save_images(directory, digits.take(np.arange(300)))

@@ -7,11 +7,14 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from program import Terminal
 
 from sfumato.data import decoding
 from sfumato.data.decoding import decoded
@@ -37,7 +40,20 @@ def pictures(root: Path, broken=()) -> list[Path]:
 
 
 @pytest.fixture
-def begun(monkeypatch):
+def pool(monkeypatch) -> Callable[..., None]:
+    """A function: how many processes decode, after how many seconds alone, and how loaded the machine is."""
+
+    def change(processes: int = 2, alone: float = 0.0, load: float = 1.0) -> None:
+        monkeypatch.setattr(decoding, "PROCESSES", processes)
+        monkeypatch.setattr(decoding, "ALONE", alone)
+        monkeypatch.setattr(decoding.os, "getloadavg", lambda: (load, 1.0, 1.0))
+
+    change()
+    return change
+
+
+@pytest.fixture
+def begun(monkeypatch, pool):
     """The processes that were begun: all pictures but one are left to them."""
     found = []
 
@@ -47,28 +63,24 @@ def begun(monkeypatch):
             found.append(self)
 
     monkeypatch.setattr(decoding, "Popen", Noted)
-    monkeypatch.setattr(decoding, "ALONE", 0.0)
     monkeypatch.setattr(decoding, "TURN", 1e-9)  # a picture at a time
-    monkeypatch.setattr(decoding, "PROCESSES", 2)
-    monkeypatch.setattr(decoding.os, "getloadavg", lambda: (1.0, 1.0, 1.0))
     return found
 
 
 @pytest.mark.parametrize("skip, broken", [("5%", (0, 44, 89)), ("1%", (3, 50, 88)), (0.0, ()), ("5%", (7,))])
-def test_a_set_is_the_same_byte_by_byte_whatever_the_number_of_processes(tmp_path, begun, monkeypatch, skip, broken):
+def test_a_set_is_the_same_byte_by_byte_whatever_the_number_of_processes(tmp_path, begun, pool, skip, broken):
     pictures(tmp_path / "in", broken)
     ways = {"size": 6, "channels": 1, "skip": skip, "version": "one", "groups": Groups(pattern=r"(P\d+)_")}
     data = Data(dataset_id="set", source="imagefolder", path=str(tmp_path / "in"), **ways)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("sfumato.data.prepare.progress", lambda items, *_: items)
     outcomes = []
     for processes in (1, 2, 4):
         state = tmp_path / f"state{processes}"
         (state / "keys").mkdir(parents=True)
         (state / "keys/set").write_bytes(b"k" * 32)
-        monkeypatch.setattr(decoding, "PROCESSES", processes)
+        pool(processes)
         try:
-            prepare_sensitive(data, state, tmp_path / "card.json", tmp_path)
+            with redirect_stderr(Terminal()):  # where messages name files
+                prepare_sensitive(data, state, tmp_path / "card.json", tmp_path)
             message = ""
         except DataError as error:
             message = str(error)
@@ -80,11 +92,11 @@ def test_a_set_is_the_same_byte_by_byte_whatever_the_number_of_processes(tmp_pat
     assert bool(outcomes[0][0]) == (skip == "1%") and len(begun) > 5 and all(one.poll() is not None for one in begun)
 
 
-def test_conversions_are_counted_once(tmp_path, begun, monkeypatch):
+def test_conversions_are_counted_once(tmp_path, begun, pool):
     files = pictures(tmp_path / "in")
     counted = []
     for processes in (1, 2, 4):
-        monkeypatch.setattr(decoding, "PROCESSES", processes)
+        pool(processes)
         request = Request(**REQUEST)
         assert len([*decoded(files, request)]) == 90
         counted.append(dict(request.converted))
@@ -122,14 +134,14 @@ def test_who_reads_no_further_ends_them_all(tmp_path, begun):
     assert all(one.poll() is not None for one in begun)
 
 
-def test_a_mistake_that_is_no_picture_s_is_raised_as_in_one_process(tmp_path, begun, monkeypatch):
+def test_a_mistake_that_is_no_picture_s_is_raised_as_in_one_process(tmp_path, begun, pool):
     """Such as 16 bits without a range: `stage init` asks for it."""
     files = pictures(tmp_path / "in")
     Image.fromarray(np.zeros((6, 6), np.uint16)).save(files[40])
     files[20].write_bytes(b"no picture")
     raised = []
     for processes in (1, 2):
-        monkeypatch.setattr(decoding, "PROCESSES", processes)
+        pool(processes)
         with pytest.raises(SfumatoError) as error:
             for number, image in enumerate(decoded(files, Request(**REQUEST))):
                 assert isinstance(image, DataError) == (number == 20)
@@ -194,18 +206,18 @@ def test_a_script_without_a_guard_is_not_run_again(tmp_path):
     assert done.stdout.split()[2:] == ["done"]
 
 
-def test_small_sets_begin_no_process(tmp_path, begun, monkeypatch):
-    monkeypatch.setattr(decoding, "ALONE", 0.5)
+def test_small_sets_begin_no_process(tmp_path, begun, pool):
+    pool(alone=0.5)
     assert len([*decoded(pictures(tmp_path / "in"), Request(**REQUEST))]) == 90 and not begun
 
 
-def test_processes_join_where_a_while_has_passed_and_as_much_is_left(tmp_path, begun, monkeypatch):
+def test_processes_join_where_a_while_has_passed_and_as_much_is_left(tmp_path, begun, pool, monkeypatch):
     now = iter(range(10_000))
     monkeypatch.setattr(decoding.time, "perf_counter", lambda: 0.01 * next(now))  # 0.01 s a picture
-    monkeypatch.setattr(decoding, "ALONE", 0.5)
+    pool(alone=0.5)
     images = decoded(pictures(tmp_path / "in"), Request(**REQUEST))
     assert len([*images]) == 90 and not begun  # after 50 of 90, only 0.4 s are left
-    monkeypatch.setattr(decoding, "ALONE", 0.4)
+    pool(alone=0.4)
     assert len([*decoded(pictures(tmp_path / "in"), Request(**REQUEST))]) == 90 and len(begun) == 2
-    monkeypatch.setattr(decoding.os, "getloadavg", lambda: (2.0, 1.0, 1.0))
+    pool(alone=0.4, load=2.0)
     assert len([*decoded(pictures(tmp_path / "in"), Request(**REQUEST))]) == 90 and len(begun) == 2  # all are busy

@@ -1,7 +1,6 @@
 """What clinics bring: 12 bits, DICOM with patients, MedMNIST's files, pictures that are not square."""
 
 import re
-import sys
 from pathlib import Path
 
 import imagecodecs
@@ -88,7 +87,7 @@ def test_values_beyond_the_range_are_black_and_white_and_nan_is_refused(tmp_path
         Data(dataset_id="clinic", range=(5, 5))
 
 
-def test_dicom_is_rescaled_inverted_and_refused_by_frames_by_damage_and_without_pydicom(tmp_path, monkeypatch):
+def test_dicom_is_rescaled_inverted_and_refused_by_frames_by_damage_and_without_pydicom(tmp_path, uninstall):
     hounsfield = dicom(tmp_path / "ct.dcm", RAMP, RescaleSlope=1, RescaleIntercept=-1024)
     assert decode(hounsfield, span=(-1024, 3071))[-1, -1] == 255 and decode(hounsfield, span=(0, 1))[0, 0] == 0
     inverted = dicom(tmp_path / "xray.dcm", RAMP, kind="MONOCHROME1")
@@ -103,7 +102,7 @@ def test_dicom_is_rescaled_inverted_and_refused_by_frames_by_damage_and_without_
     (tmp_path / "text.dcm").write_text("no picture")
     with pytest.raises(DataError, match="cannot be read as DICOM"):
         decode(tmp_path / "text.dcm", span=(0, 4095))
-    monkeypatch.setitem(sys.modules, "pydicom", None)
+    uninstall("pydicom")
     with pytest.raises(ConfigError, match=r"sfumato\[dicom\]"):
         decode(hounsfield, span=(-1024, 3071))
 

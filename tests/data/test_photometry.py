@@ -1,7 +1,6 @@
 """Every depth, photometry and alpha that files of pictures have: shown as the file says, or refused by name."""
 
 import struct
-import sys
 import zlib
 
 import numpy as np
@@ -106,7 +105,7 @@ def test_white_at_zero_is_turned_in_shallow_files_too(bits, tmp_path):
     assert np.array_equal(decode(tmp_path / "white.tiff")[..., 0], 255 - values * (1 if bits == 8 else 255))
 
 
-def test_what_cannot_be_shown_whole_is_refused_by_name(tmp_path, monkeypatch):
+def test_what_cannot_be_shown_whole_is_refused_by_name(tmp_path, uninstall):
     span = (0, 4095)
     for name, write, message in (
         ("cmyk.tiff", lambda f: tifffile.imwrite(f, np.dstack([COLOUR, RAMP]), photometric="separated"), "SEPARATED"),
@@ -124,7 +123,7 @@ def test_what_cannot_be_shown_whole_is_refused_by_name(tmp_path, monkeypatch):
         with pytest.raises(DataError, match=message):
             decode(tmp_path / name, span=span)
     tifffile.imwrite(tmp_path / "rgb.tiff", COLOUR, photometric="rgb")
-    monkeypatch.setitem(sys.modules, "tifffile", None)
+    uninstall("tifffile")
     with pytest.raises(ConfigError, match=r"pip install 'sfumato\[depth\]'"):
         decode(tmp_path / "rgb.tiff", span=span)
 

@@ -1,9 +1,9 @@
 import json
 import os
 import stat
-import sys
 import tracemalloc
 from contextlib import nullcontext
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 from unittest.mock import Mock
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
+from program import call
 from sources.writers import write_folder, write_idx, write_mnist, write_public
 
 from sfumato.data import duplicates, listing, prepare
@@ -335,21 +336,17 @@ def test_a_new_source_that_may_be_sensitive_and_public_is_refused_as_both(tmp_pa
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch, capsys):
+def desk(here):
     """In a folder with one recipe and a state directory: runs a command that must end with `code`; what it said."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
-    (tmp_path / "pipelines").mkdir()
-    (tmp_path / "pipelines" / "one.yaml").write_text("description: one\nrun: [select, synthesize]\n")
+    Path("pipelines").mkdir()
+    Path("pipelines/one.yaml").write_text("description: one\nrun: [select, synthesize]\n")
 
     def stage(command, code=0, **params):
         Path("params.yaml").write_text(yaml.safe_dump({"recipe": "one", "profile": None, **params}))
-        monkeypatch.setattr(sys, "argv", ["stage", *command.split()])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = "".join(capsys.readouterr())
-        assert ended.value.code == code and "Traceback" not in said, said
-        return said.replace(str(tmp_path), "")
+        screen = StringIO()
+        ended, said = call(main, "stage", *command.split(), screen=screen), screen.getvalue()
+        assert ended == code and "Traceback" not in said, said
+        return said.replace(str(here), "")
 
     return stage
 

@@ -2,13 +2,15 @@
 
 import itertools
 import stat
-import sys
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tifffile
 from PIL import Image
+from program import Terminal
 
 from sfumato.data.layout import ALL
 from sfumato.data.prepare import prepare_sensitive
@@ -122,17 +124,17 @@ def test_strays_beyond_the_share_are_refused_by_name(tmp_path):
     assert len(read_source(data(root, skip="5%", groups=groups), tmp_path).groups) == 40
 
 
-def test_what_was_converted_and_left_out_is_said_once_with_counts_on_a_terminal_only(tmp_path, capsys, monkeypatch):
+def test_what_was_converted_and_left_out_is_said_once_with_counts_on_a_terminal_only(tmp_path):
     root = folder(tmp_path / "in")
     for i in range(3):
         Image.new("RGB", (6, 6), (9, i, 0)).save(root / "cat" / f"1{i}_P0.png")
     Image.new("RGB", (6, 6), (9, 9, 9)).save(root / "cat/13_P0.png")  # without colours, but saved with them
     Image.new("L", (9, 6), 7).save(root / "dog/10_P2.png")
     for terminal, fit in itertools.product((False, True), ("crop", "pad")):
-        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal, raising=False)
         asked = data(root, skip="10%", size=6, channels=1, fit=fit)
-        prepare_sensitive(asked, tmp_path / f"{terminal}{fit}", tmp_path / "card.json", tmp_path)
-        said = [line for line in capsys.readouterr().err.splitlines() if " made grey" in line or "left out" in line]
+        with redirect_stderr(Terminal() if terminal else StringIO()) as screen:
+            prepare_sensitive(asked, tmp_path / f"{terminal}{fit}", tmp_path / "card.json", tmp_path)
+        said = [line for line in screen.getvalue().splitlines() if " made grey" in line or "left out" in line]
         way = "1 cropped to the middle" if fit == "crop" else "1 padded with black"
         listed = tmp_path / f"{terminal}{fit}" / "data/pets/left_out.txt"
         expected = f"3 colour pictures made grey, {way}, 3 left out, as {listed} lists"

@@ -1,5 +1,7 @@
 """How much of a draw is computed at a time: what fits, and that no released number depends on it but by rounding."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from peak_memory import peak_memory
@@ -8,7 +10,7 @@ from small_network import OneDraw, network
 from torch import Tensor
 
 from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd import clip, microbatch, run
+from sfumato.dpsgd import microbatch, run
 from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.microbatch import activation_bytes, choose_microbatch, needed, plain_microbatch
@@ -67,19 +69,25 @@ def test_one_image_moves_the_sum_by_the_clip_where_its_draws_come_in_parts(model
         assert 0.99 * C < moved <= C * (1 + 1e-5) if broken is None else moved < 1e-4 * C
 
 
-def test_as_one_matrix_rows_are_clipped_kept_or_dropped_as_apart(monkeypatch):
+def test_as_one_matrix_rows_are_clipped_kept_or_dropped_as_apart(clip_as_one_matrix):
     random = torch.Generator().manual_seed(0)
     rows = {"a": torch.randn(6, 5, 7, generator=random), "b": torch.randn(6, 3, generator=random)}
     rows["a"][1] *= 1e-3
     rows["b"][1] *= 1e-3  # shorter than the clip: stays as it is
     rows["a"][2, 1, 1], rows["b"][3, 0], rows["b"][4, 1] = float("nan"), float("inf"), -float("inf")
     apart = clipped_sum({name: value.clone() for name, value in rows.items()}, 1.0)
-    monkeypatch.setattr(clip, "one_matrix", lambda device: True)
+    clip_as_one_matrix(True)
     joint = clipped_sum({name: value.clone() for name, value in rows.items()}, 1.0)
     assert joint.isfinite().all() and torch.allclose(joint, apart, atol=1e-6)
     for i in (0, 5):
         alone = clipped_sum({name: value[i : i + 1].clone() for name, value in rows.items()}, 1.0)
         assert float(torch.linalg.vector_norm(alone)) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.fixture
+def room_of(monkeypatch) -> Callable[[float], None]:
+    """A function: so many bytes are free, on any device."""
+    return lambda size: monkeypatch.setattr(microbatch, "room_on", lambda *where: size)
 
 
 def gradient_bytes(model: UNet) -> int:
@@ -88,11 +96,11 @@ def gradient_bytes(model: UNet) -> int:
 
 @pytest.mark.parametrize("draws", [1, 8, 32])
 @pytest.mark.parametrize("room", [0.5, 3, 30, 1000, 10**6])
-def test_what_is_chosen_fits_and_is_a_power_of_two(monkeypatch, model, draws, room):
+def test_what_is_chosen_fits_and_is_a_power_of_two(room_of, model, draws, room):
     """room: in activations of one pass."""
     parameters = dict(model.named_parameters())
     one = activation_bytes(model, parameters)
-    monkeypatch.setattr(microbatch, "room_on", lambda *where: room * one)
+    room_of(room * one)
     images, some = choose_microbatch(model, parameters, draws, 1e6)
     assert images & (images - 1) == 0 and 1 <= some <= draws
     assert images * some <= max(1, room) and (images == 1 or images * gradient_bytes(model) <= room * one)
@@ -109,9 +117,9 @@ def test_on_a_cpu_a_microbatch_is_what_is_fast_and_never_more_than_half_of_a_bat
 
 
 @pytest.mark.parametrize(("batch", "images"), [(100.0, 120), (499.0, 272), (4096.0, 470), (1e6, 500)])
-def test_on_a_gpu_a_usual_draw_fills_its_microbatches(monkeypatch, model, batch, images):
+def test_on_a_gpu_a_usual_draw_fills_its_microbatches(room_of, model, batch, images):
     """The last one is filled up with copies: of 500 images each, a draw of 512 would take twice as long as need be."""
-    monkeypatch.setattr(microbatch, "room_on", lambda *where: 1e12)
+    room_of(1e12)
     parameters = dict(model.named_parameters())
     assert microbatch.fitting(model, parameters, 8, batch, torch.device("cuda"), None) == (images, 8)
 
@@ -221,9 +229,9 @@ def test_activations_of_one_pass_tell_the_memory_of_many(options):
 
 
 @pytest.mark.parametrize(("room", "expected"), [(0.5, 1), (5.5, 5), (100.5, 100)])
-def test_a_plain_step_holds_the_images_whose_activations_fit(monkeypatch, model, room, expected):
+def test_a_plain_step_holds_the_images_whose_activations_fit(room_of, model, room, expected):
     one = activation_bytes(model, dict(model.named_parameters()))
-    monkeypatch.setattr(microbatch, "room_on", lambda *where: room * one)
+    room_of(room * one)
     assert plain_microbatch(model) == expected
 
 
@@ -263,9 +271,9 @@ def test_the_precision_is_what_was_said_or_what_the_device_has(model, monkeypatc
     assert state.autocast == (fast if said is None else said)
 
 
-def test_no_precision_is_taken_that_a_gpu_only_imitates(monkeypatch):
+def test_no_precision_is_taken_that_a_gpu_only_imitates(cuda):
     with pretended_gpu():
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (7, 5))
+        cuda(get_device_capability=(7, 5))
         there = network((1,)).to("cuda")
         assert State(there, Finetune(draws=2), public_batch=16.0).autocast is False
 

@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_leaves
 
 from sfumato.diffusion import unet
 from sfumato.diffusion.unet import GroupNorm, UNet
-from sfumato.dpsgd import clip
 from sfumato.dpsgd.run import State, gradient_sum
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal, TimestepMixture
@@ -49,8 +48,8 @@ def state(law: Any, **options: Any) -> State:
 
 @pytest.mark.parametrize("law", [LogNormal(), TimestepMixture()])
 @pytest.mark.parametrize("draws_per_pass", [4, 2])
-def test_nothing_in_the_sum_of_a_draw_waits_for_a_gpu(monkeypatch, law, draws_per_pass):
-    monkeypatch.setattr(clip, "one_matrix", lambda device: True)  # as on a GPU
+def test_nothing_in_the_sum_of_a_draw_waits_for_a_gpu(clip_as_one_matrix, law, draws_per_pass):
+    clip_as_one_matrix(True)
     run, charge = state(law), one_draw(7)
     run.draws_per_pass = draws_per_pass
     gradient_sum(run, charge)  # what is kept between steps is made in the first one

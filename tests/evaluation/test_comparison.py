@@ -6,10 +6,12 @@ import os
 import stat
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
 import pandas as pd
+import program
 import pytest
 from small_record import small_record
 
@@ -57,22 +59,14 @@ def write_run(folder: Path, recipe: str, target: float, accuracy: float, **ident
 
 def call(*words: str) -> tuple[int, str]:
     out = StringIO()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["stage", *words])
-        patch.setattr(sys, "stdout", out)
-        patch.setattr(sys, "stderr", out)
-        with pytest.raises(SystemExit) as end:
-            main()
-            raise SystemExit(0)
-    return int(end.value.code or 0), " ".join(out.getvalue().split())
+    code = program.call(main, "stage", *words, screen=out)
+    return code, " ".join(out.getvalue().split())
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+def desk(here, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    return tmp_path
+    return here
 
 
 RECIPES = ("dpdm", "dp-merf", "dp-feta", "feta-pro", "rpgen", "full")
@@ -251,7 +245,7 @@ def test_the_table_shows_folders_as_they_are_named_without_what_all_share(capsys
     table = comparison_table(pd.DataFrame([row | {"run": "/runs/steps=[40]"}, row | {"run": "/runs/[red]"}]), [])
     show_local([table], Path("comparison.csv"))
     assert "steps" not in (text := capsys.readouterr().out) and "comparison.csv: local" in text  # no terminal
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    show_local([table], Path("comparison.csv"))
-    text = capsys.readouterr().out
+    with redirect_stdout(program.Terminal()) as screen:
+        show_local([table], Path("comparison.csv"))
+    text = screen.getvalue()
     assert "steps=[40]" in text and "[red]" in text and "/runs" not in text and "MIND" in text and "0.0931" in text

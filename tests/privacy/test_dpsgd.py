@@ -8,7 +8,6 @@ from small_network import perturbed
 from torch import Tensor
 
 from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd import clip
 from sfumato.dpsgd.clip import clipped_sum, squared_norms, unflatten
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
 from sfumato.dpsgd.run import State, step, step_noise, update
@@ -132,10 +131,10 @@ def awkward_rows(length: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("bound", [1e-8, C, 1.0, 2.0**0.5, 1e6])
 @pytest.mark.parametrize("length", [1, 3, 63, 64, 65, 4096, 5003, 1_000_003])
-def test_a_row_of_any_length_is_within_the_clip_to_the_last_bit(length, bound, monkeypatch):
+def test_a_row_of_any_length_is_within_the_clip_to_the_last_bit(length, bound, clip_as_one_matrix):
     rows = torch.stack([*awkward_rows(length).values()])
     for fused in (False, True) if length == 5003 else (False,):
-        monkeypatch.setattr(clip, "one_matrix", lambda device, fused=fused: fused)
+        clip_as_one_matrix(fused)
         for name, row in zip(awkward_rows(length), rows, strict=True):
             norm = float(torch.linalg.vector_norm(summed(row[None], bound)))
             assert norm <= bound, name

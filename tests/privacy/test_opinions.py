@@ -1,6 +1,7 @@
 """What Opacus makes of a ledger's charges, beside our own accountants."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -36,14 +37,24 @@ def test_opacus_agrees_on_compositions(seed):
     assert disagreements(found, "rdp") == disagreements(found, "rdp_classic") == disagreements(found, "pld") == []
 
 
-def test_an_accountant_that_forgets_a_part_is_refuted_by_the_other_of_its_kind(monkeypatch):
-    rows = records(Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=3.0, sample_rate=0.2, uses=20))
+@pytest.fixture
+def mistaken(monkeypatch) -> Callable[[str, float], None]:
+    """A function: our accountant of this name finds an epsilon, or a Rényi curve, that many times the right one."""
     curve, bound = opinions.rdp_curve, opinions.epsilon
-    monkeypatch.setattr(opinions, "rdp_curve", lambda events: 0.9 * curve(events))
+
+    def by(name: str, factor: float) -> None:
+        monkeypatch.setattr(opinions, "rdp_curve", lambda events: (factor if name == "curve" else 1) * curve(events))
+        monkeypatch.setattr(opinions, "epsilon", lambda *given: bound(*given) * (factor if name in given else 1))
+
+    return by
+
+
+def test_an_accountant_that_forgets_a_part_is_refuted_by_the_other_of_its_kind(mistaken):
+    rows = records(Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=3.0, sample_rate=0.2, uses=20))
+    mistaken("curve", 0.9)
     found = all_opinions(rows, 1e-5)
     assert "Opacus RDP" in disagreements(found, "rdp")[0] and disagreements(found, "pld") == []
-    monkeypatch.setattr(opinions, "rdp_curve", curve)
-    monkeypatch.setattr(opinions, "epsilon", lambda *given: bound(*given) * (0.95 if "pld" in given else 1))
+    mistaken("pld", 0.95)
     found = all_opinions(rows, 1e-5)
     assert "one of the two is wrong" in disagreements(found, "pld")[0] and disagreements(found, "rdp") == []
 
@@ -92,18 +103,16 @@ def test_of_an_exact_ledger_the_distributions_agree_and_renyi_s_bound_is_the_lar
     assert found["exact"].epsilon <= found["pld"].epsilon + 1e-8 and found["exact"].epsilon <= found["rdp"].epsilon
 
 
-def test_an_exact_bound_that_is_too_small_is_refuted_by_the_distributions(monkeypatch):
-    bound = opinions.epsilon
-    monkeypatch.setattr(opinions, "epsilon", lambda *given: bound(*given) * (0.95 if "exact" in given else 1))
+def test_an_exact_bound_that_is_too_small_is_refuted_by_the_distributions(mistaken):
+    mistaken("exact", 0.95)
     refuted = disagreements(all_opinions(GAUSSIANS, 1e-5, "exact"), "exact")
     assert len(refuted) == 2 and refuted[0].startswith("pld comes") and refuted[1].startswith("Opacus PRV comes")
     refuted = disagreements(all_opinions(DRAWN, 1e-5, "exact"), "exact")
     assert any(sentence.startswith("Opacus PRV comes") for sentence in refuted)
 
 
-def test_an_exact_bound_above_renyi_s_refutes_an_exact_ledger_and_no_other(monkeypatch):
-    bound = opinions.epsilon
-    monkeypatch.setattr(opinions, "epsilon", lambda *given: bound(*given) * (0.8 if "rdp" in given else 1))
+def test_an_exact_bound_above_renyi_s_refutes_an_exact_ledger_and_no_other(mistaken):
+    mistaken("rdp", 0.8)
     found = all_opinions(GAUSSIANS, 1e-5, "exact")
     assert "exact comes to epsilon=" in disagreements(found, "exact")[0]
     assert disagreements(all_opinions(GAUSSIANS, 1e-5), "rdp") == []

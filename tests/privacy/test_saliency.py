@@ -162,14 +162,12 @@ def test_one_image_moves_the_sum_of_adapter_gradients_by_at_most_the_clip(kind):
 
 
 @pytest.fixture
-def desk(owner, tmp_path, monkeypatch):
+def desk(owner, here, monkeypatch):
     """A repository with a warmed-up network, and the two stages on plans made here."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SFUMATO_STATE", str(owner.state))
-    artifacts, home = tmp_path / "artifacts", tmp_path / "data" / "sensitive"
+    artifacts, home = here / "artifacts", here / "data" / "sensitive"
     (artifacts / "plan").mkdir(parents=True)
     home.mkdir(parents=True)
-    (home / "card.json").write_bytes((tmp_path / "card.json").read_bytes())
+    (home / "card.json").write_bytes((here / "card.json").read_bytes())
     permission = {"delta": 1e-5, "lifetime_epsilon": "unlimited"}
     (artifacts / "plan" / "permission.json").write_text(json.dumps(permission))
     with writing(artifacts / "pretrain", "pretrain") as directory:

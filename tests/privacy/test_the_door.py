@@ -1,16 +1,16 @@
 """What must have happened before a sensitive image is drawn, who may draw one, and what becomes of a record after."""
 
 import ast
-import io
 import json
 import os
-import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from filelock import FileLock, Timeout
+from program import Terminal
 from small_record import small_record
 
 from sfumato.data.images import ImageSet
@@ -174,14 +174,9 @@ def test_no_bar_of_a_query_tells_the_time():
 
 
 def test_a_bar_without_a_clock_shows_none(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
+    monkeypatch.setenv("TERM", "xterm")
     for clock in (False, True):
-        monkeypatch.setattr(sys, "stderr", screen := Terminal())
-        monkeypatch.setenv("TERM", "xterm")
-        with progress("finetune", clock=clock) as report:
+        with redirect_stderr(Terminal()) as screen, progress("finetune", clock=clock) as report:
             report(3, 10), report(4, 10)
         assert ("-:--:--" in screen.getvalue() or "0:00:" in screen.getvalue()) == clock
 
@@ -300,9 +295,8 @@ def check(path: Path, **given) -> None:
 
 
 @pytest.fixture
-def ledger(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
-    path = tmp_path / "ledger.json"
+def ledger(here) -> Path:
+    path = here / "ledger.json"
     path.write_text(ledger_text(build_ledger(BUDGET, {r["id"]: r for r in (record(1), record(3))}, [])))
     return path
 
@@ -368,12 +362,11 @@ def test_keys_are_drawn_and_not_derived_from_what_others_know(tmp_path):
     assert len(keys) == 2
 
 
-def test_numbers_from_real_images_never_land_in_an_artifact(tmp_path, monkeypatch):
+def test_numbers_from_real_images_never_land_in_an_artifact(here):
     """Not in its folder, nor anywhere below it or in the folder of all: they would be shared."""
-    monkeypatch.chdir(tmp_path)
-    with writing(tmp_path / "shared", "count"):
+    with writing(here / "shared", "count"):
         pass
-    for file in (tmp_path / "shared" / "x.csv", tmp_path / "shared" / "deep" / "x.csv", Path("artifacts/x/y.csv")):
+    for file in (here / "shared" / "x.csv", here / "shared" / "deep" / "x.csv", Path("artifacts/x/y.csv")):
         with pytest.raises(ConfigError, match="lies in the artifact"):
             check_local("--out", file)
-    check_local("--out", tmp_path / "evaluation" / "x.csv")
+    check_local("--out", here / "evaluation" / "x.csv")

@@ -256,8 +256,8 @@ def test_a_project_says_where_its_release_is(digits, tmp_path):
         sfumato.load_release(tmp_path)
 
 
-def test_a_hub_takes_pictures_and_a_table_where_there_is_no_pyarrow(release, tmp_path, monkeypatch):
-    monkeypatch.setattr("sfumato.release.loading.find_spec", lambda name: None)
+def test_a_hub_takes_pictures_and_a_table_where_there_is_no_pyarrow(release, tmp_path, uninstall):
+    uninstall("pyarrow")
     folder = release.to_huggingface(tmp_path / "hub")
     front = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
     assert front["configs"] == [{"config_name": "default", "data_dir": "png"}] and not (folder / PARQUET).exists()

@@ -111,12 +111,11 @@ def write_evaluation(folder: Path, seed: int) -> None:
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch):
+def desk(here):
     """A folder with a release, its ledger and an evaluation, and `stage report` as a function that lets errors out."""
-    write_release(tmp_path / "artifacts" / "synthesize")
-    write_ledger(tmp_path / "ledger.json")
-    write_evaluation(tmp_path, 0)
-    monkeypatch.chdir(tmp_path)
+    write_release(here / "artifacts" / "synthesize")
+    write_ledger(here / "ledger.json")
+    write_evaluation(here, 0)
     app = typer.Typer()
     app.command()(report)
 

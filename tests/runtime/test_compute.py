@@ -77,13 +77,13 @@ def test_a_number_of_threads_is_tried_in_a_moment(threads):
     assert time.process_time() - start < 1
 
 
-def test_the_device_is_as_asked_and_a_missing_gpu_is_no_reason_to_fall_back(monkeypatch):
+def test_the_device_is_as_asked_and_a_missing_gpu_is_no_reason_to_fall_back(monkeypatch, cuda):
     monkeypatch.setenv("SFUMATO_DEVICE", "cpu")
     assert device().type == "cpu"
     monkeypatch.setenv("SFUMATO_DEVICE", "gpu")
     with pytest.raises(ConfigError, match=r"SFUMATO_DEVICE=gpu.*auto, cpu or cuda"):
         device()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cuda(is_available=False)
     no_cuda.cache_clear()
     monkeypatch.setenv("SFUMATO_DEVICE", "cuda")
     with pytest.raises(ConfigError, match="SFUMATO_DEVICE=cuda, and torch"):
@@ -93,12 +93,12 @@ def test_the_device_is_as_asked_and_a_missing_gpu_is_no_reason_to_fall_back(monk
     no_cuda.cache_clear()
 
 
-def test_a_driver_that_is_too_old_is_said_in_one_line_and_once(monkeypatch, capsys):
+def test_a_driver_that_is_too_old_is_said_in_one_line_and_once(cuda, capsys):
     def old() -> bool:
         warnings.warn("The NVIDIA driver on your system is too old\n  (found 1.0)", UserWarning, stacklevel=2)
         return False
 
-    monkeypatch.setattr(torch.cuda, "is_available", old)
+    cuda(is_available=old)
     no_cuda.cache_clear()
     assert device().type == device().type == "cpu"
     no_cuda.cache_clear()
@@ -106,8 +106,8 @@ def test_a_driver_that_is_too_old_is_said_in_one_line_and_once(monkeypatch, caps
 
 
 @pytest.mark.parametrize(("capability", "known"), [((7, 0), False), ((7, 5), False), ((8, 0), True), ((9, 0), True)])
-def test_a_gpu_before_ampere_has_no_bfloat16(monkeypatch, capability, known):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: capability)
+def test_a_gpu_before_ampere_has_no_bfloat16(cuda, capability, known):
+    cuda(get_device_capability=capability)
     assert fast_bfloat16("cuda") is known
 
 

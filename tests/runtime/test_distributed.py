@@ -1,5 +1,7 @@
 """How processes share the GPUs of a host; `tests/privacy/test_processes.py` has what they add up."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,29 +10,34 @@ from sfumato.errors import ConfigError
 from sfumato.runtime import compute, distributed
 
 
-def joined(monkeypatch, place: int, processes: int, cards: int) -> list[object]:
-    """The GPU that a process takes, and the group that it joins."""
+@pytest.fixture
+def joined(monkeypatch, cuda) -> Callable[[int, int, int], list[object]]:
+    """A function: the GPU that a process takes, and the group that it joins."""
     found: list[object] = []
     monkeypatch.setattr(distributed, "launched", lambda: True)
     monkeypatch.setattr(compute, "device", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
-    monkeypatch.setattr(torch.cuda, "set_device", found.append)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout: found.append(backend))
-    monkeypatch.setenv("LOCAL_RANK", str(place))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-    distributed.join()
-    return found
+
+    def join(place: int, processes: int, cards: int) -> list[object]:
+        found.clear()
+        cuda(device_count=cards, set_device=found.append)
+        monkeypatch.setenv("LOCAL_RANK", str(place))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+        distributed.join()
+        return [*found]
+
+    return join
 
 
-def test_each_process_takes_a_gpu_of_its_own(monkeypatch):
-    assert [joined(monkeypatch, place, 2, 4)[0] for place in range(2)] == [0, 1]
+def test_each_process_takes_a_gpu_of_its_own(joined):
+    assert [joined(place, 2, 4)[0] for place in range(2)] == [0, 1]
 
 
-def test_more_processes_than_gpus_are_refused_in_one_sentence_by_one_of_them(monkeypatch):
+def test_more_processes_than_gpus_are_refused_in_one_sentence_by_one_of_them(joined):
     """NCCL would end each with a page of words, or two would share a GPU's memory."""
     with pytest.raises(ConfigError, match=r"^SFUMATO_LAUNCH starts 4 processes for 2 GPUs: say --nproc-per-node=2$"):
-        joined(monkeypatch, 0, 4, 2)
+        joined(0, 4, 2)
     for place in (1, 2, 3):
         with pytest.raises(SystemExit) as ended:
-            joined(monkeypatch, place, 4, 2)
+            joined(place, 4, 2)
         assert ended.value.code == 0

@@ -3,12 +3,12 @@
 import json
 import os
 import shutil
-import sys
 from io import StringIO
 from pathlib import Path
 
 import pytest
 import yaml
+from program import Terminal, call
 
 from sfumato.settings.recipes import overlaid
 from stages.cli import main
@@ -24,18 +24,8 @@ class Desk:
 
     def __call__(self, *words: str) -> tuple[int, str]:
         """Run a command. Returns its exit code and what it said, which is never a traceback."""
-        screen = StringIO()
-        screen.isatty = lambda: self.terminal
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["stage", *words])
-            patch.setattr(sys, "stdin", StringIO(self.answers))
-            patch.setattr(sys, "stdout", screen)
-            patch.setattr(sys, "stderr", screen)
-            try:
-                main()
-                code = 0
-            except SystemExit as end:
-                code = int(end.code or 0)
+        screen = Terminal() if self.terminal else StringIO()
+        code = call(main, "stage", *words, answers=self.answers, screen=screen)
         assert "Traceback" not in screen.getvalue()
         return code, screen.getvalue()
 
@@ -69,9 +59,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch) -> Desk:
+def desk(here) -> Desk:
     """In a folder with the recipes, and with a state directory of its own."""
-    shutil.copytree(ROOT / "pipelines", tmp_path / "pipelines")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    shutil.copytree(ROOT / "pipelines", here / "pipelines")
     return Desk()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
+from program import call
 
 from sfumato.dpsgd.run import step_noise
 from sfumato.errors import DataError
@@ -65,14 +66,11 @@ def test_every_command_explains_itself_without_reading_anything(desk, command):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1"])
-def test_a_console_without_greek_letters_shows_their_escapes(desk, monkeypatch, encoding):
+def test_a_console_without_greek_letters_shows_their_escapes(desk, encoding):
     shown = b""
     for words in ("--help", "plan --help", "init --help", "ledger check --help", "recipe list"):
         screen = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-        monkeypatch.setattr(sys, "argv", ["stage", *words.split()])
-        monkeypatch.setattr(sys, "stdout", screen)
-        with pytest.raises(SystemExit, match="^0$"):
-            main()
+        assert call(main, "stage", *words.split(), screen=screen) == 0
         screen.flush()
         shown += screen.buffer.getvalue()
     assert rb"\u" in shown

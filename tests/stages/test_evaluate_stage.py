@@ -14,7 +14,6 @@ import yaml
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.prepare import card_text
 from sfumato.data.store import Card, read_card
-from sfumato.evaluation import downstream, extractors
 from sfumato.evaluation import evaluate as library
 from sfumato.evaluation.tables import read_local, tables_of
 from sfumato.privacy.ledger import build_ledger, ledger_text
@@ -22,7 +21,7 @@ from sfumato.privacy.resolved import read_stage_plan
 from sfumato.storage.artifacts import writing
 from stages.state import in_git
 
-SETTINGS = {"classifiers": ["lr"], "seeds": [0], "epochs": 1, "bound": True}
+SETTINGS = {"classifiers": ["lr"], "seeds": [0], "steps": 20, "bound": True}
 CARD = Path("data/sensitive/card.json")
 
 
@@ -34,11 +33,8 @@ def digits(digits) -> ImageSet:
 
 
 @pytest.fixture
-def desk(desk, monkeypatch, digits):
+def desk(desk, digits, short_judging):
     """With prepared digits and a release of other digits."""
-    monkeypatch.setattr(downstream, "MIN_STEPS", 20)
-    monkeypatch.setattr(extractors, "EPOCHS", 1)
-    monkeypatch.setattr(extractors, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
     arrays = {"images": digits.images[:500, ..., 0], "labels": digits.labels[:500]}
     np.savez("source.npz", **arrays, classes=np.array(digits.classes))
     data = {"dataset_id": "digits", "source": "npz", "path": "source.npz"}
@@ -260,7 +256,7 @@ def test_the_numbers_say_what_they_belong_to_and_no_digest_of_real_images_is_wit
     evaluate(fidelity=[])
     first = measured()["identity"]
     assert first["dataset"] == "digits" and first["version"] == read_card(CARD).version
-    assert first["extractor"] == "none" and first["training"] == "light, 1 epochs, last epoch"
+    assert first["extractor"] == "none" and first["training"] == "light, 20 steps, last epoch"
     assert first["release"].endswith(".dir")
     holdout = np.load("state/data/digits/holdout/images.npy").tobytes()
     labels = np.load("state/data/digits/holdout/labels.npy")

@@ -49,10 +49,10 @@ def write_shapes(root, each=EACH, side=SIDE):
 
 
 @pytest.fixture
-def quick(monkeypatch):
+def quick(expect_seconds):
     """Nothing is timed: the tests of the times are elsewhere."""
     found = {name: 1.0 for name in estimate.FRAME}
-    monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: {**found, "evaluate": params.evaluate.steps})
+    expect_seconds(lambda params: {**found, "evaluate": params.evaluate.steps})
 
 
 @pytest.fixture
@@ -286,9 +286,9 @@ def rows_of(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines() if line.startswith("│")]
 
 
-def test_one_table_has_a_row_a_size_with_its_minutes_and_its_expected_usefulness(init, tmp_path, monkeypatch):
+def test_one_table_has_a_row_a_size_with_its_minutes_and_its_expected_usefulness(init, tmp_path, expect_seconds):
     write_shapes(tmp_path / "in", side=16)
-    monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: {"auxiliary": 3.0 * params.auxiliary.steps})
+    expect_seconds(lambda params: {"auxiliary": 3.0 * params.auxiliary.steps})
     text = init("--size-hint 30000 --minutes 15 --force", "30,000 images at ε = 5 behave as 150,000 at ε = 1")
     assert "×" not in text.split("sizes, of which")[0], "sizes are said once"
     (larger, *about), (smaller, *_) = rows_of(text)

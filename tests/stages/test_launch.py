@@ -11,9 +11,8 @@ from stages import launch
 
 
 @pytest.fixture(autouse=True)
-def state(monkeypatch, tmp_path) -> Path:
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
-    return tmp_path / "state"
+def state(here) -> Path:
+    return here / "state"
 
 
 def test_a_launcher_that_starts_the_command_itself_ends_at_the_first_level(monkeypatch):

@@ -627,9 +627,8 @@ SECRET = [*IDS, *NAMES, "lost"]
 
 
 @pytest.fixture
-def quick(monkeypatch):
-    found = {name: 1.0 for name in estimate.FRAME}
-    monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: found)
+def quick(monkeypatch, expect_seconds):
+    expect_seconds(lambda params: {name: 1.0 for name in estimate.FRAME})
     real = subprocess.run
     monkeypatch.setattr(
         subprocess, "run", lambda call, **more: real(["true"], **more) if "dvc" in call else real(call, **more)

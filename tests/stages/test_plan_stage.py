@@ -1,7 +1,6 @@
 """`stage plan`: what it says, what it refuses, and what the stages read of what it wrote."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,9 +27,9 @@ def test_delta_is_rounded_up_on_every_page(desk):
     desk.run("plan", "δ = 3.4e-05")
 
 
-def test_parquet_without_its_library_is_refused_by_the_plan(desk, monkeypatch):
+def test_parquet_without_its_library_is_refused_by_the_plan(desk, uninstall):
     desk.params(recipe="dp-merf", synthesize={"export": ["parquet"]})
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    uninstall("pyarrow")
     desk.run("plan", "sfumato[parquet]", code=2)
 
 

@@ -47,13 +47,12 @@ def auxiliary(path):
 
 
 @pytest.fixture
-def stage(tmp_path, monkeypatch):
-    """The stage on a resolved configuration with the phases given; its inputs are folders of tmp_path."""
-    monkeypatch.chdir(tmp_path)
+def stage(here):
+    """The stage on a resolved configuration with the phases given; its inputs are folders of `here`."""
     Path("data").mkdir()
     Path("plan").mkdir()
-    Path("artifacts").symlink_to(tmp_path)
-    Path("data/public").symlink_to(tmp_path / "public")
+    Path("artifacts").symlink_to(here)
+    Path("data/public").symlink_to(here / "public")
 
     def run(*phases: dict, **options):
         content = {
@@ -68,9 +67,9 @@ def stage(tmp_path, monkeypatch):
             "settings": {"phases": [{"steps": 2, "batch": 4, **phase} for phase in phases]},
             "model": {"width": 8, "multipliers": [1], "attention": [0]},
         }
-        (tmp_path / "plan/pretrain.yaml").write_text(yaml.safe_dump(content))
-        run_stage(STAGES["pretrain"], out=tmp_path / "out", **options)
-        return tmp_path / "out"
+        (here / "plan/pretrain.yaml").write_text(yaml.safe_dump(content))
+        run_stage(STAGES["pretrain"], out=here / "out", **options)
+        return here / "out"
 
     return run
 

@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from program import Terminal
 
 from stages.screen import wrapped
 
@@ -11,11 +12,6 @@ LINES = """local    4190 images in 2 classes
 public   that the dataset exists, its class names (normal, pneumonia), and privacy.size_hint=2000
 
 risk: who guesses is right at most 86 % of the time (a coin: 50 %); see /a/very/long/path/of/more/than/forty/columns"""
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 200])

@@ -1,5 +1,6 @@
 """`stage serve`: who may read the page and press its button, what it shows, and how it looks in a browser."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -17,7 +18,6 @@ from test_init import write_shapes
 from typer.testing import CliRunner
 
 from sfumato.errors import ConfigError, DataError
-from sfumato.planning import estimate
 from sfumato.settings.stages import PROPOSAL
 from stages import serve as module
 from stages.cli import app
@@ -56,9 +56,8 @@ class Pretended:
 
 
 @pytest.fixture
-def server(tmp_path, monkeypatch):
+def server(here):
     """The page of a small project, served until the test ends."""
-    monkeypatch.chdir(tmp_path)
     Path("params.yaml").write_text(yaml.safe_dump(PARAMS))
     Path(PROPOSAL).parent.mkdir()
     Path(PROPOSAL).write_text(json.dumps(FOUND))
@@ -67,7 +66,7 @@ def server(tmp_path, monkeypatch):
     grid = Path("artifacts/preview.png")
     grid.parent.mkdir(parents=True)
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (120, 300), np.uint8)).save(grid)
-    made = Server(0, Pretended(tmp_path))
+    made = Server(0, Pretended(here))
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield made
@@ -208,16 +207,15 @@ def test_a_project_without_plan_or_proposal_and_one_that_cannot_be_read_have_a_p
     assert status == 500 and "dp-merv" in text and headers["Content-Type"].startswith("text/plain")
 
 
-def test_what_init_understood_and_proposed_is_kept_for_the_page(tmp_path, monkeypatch):
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: {"count": 30.0, "evaluate": 60.0})
-    images, folder = write_shapes(tmp_path / "photos", each=20, side=16), tmp_path / "project"
+def test_what_init_understood_and_proposed_is_kept_for_the_page(here, expect_seconds):
+    expect_seconds(lambda params: {"count": 30.0, "evaluate": 60.0})
+    images, folder = write_shapes(here / "photos", each=20, side=16), here / "project"
     words = ["init", str(images), "--yes", "--one-image-each", "--epsilon=5", "--minutes=9", f"--out={folder}"]
     assert CliRunner().invoke(app, words).exit_code == 0
     file = folder / PROPOSAL
     assert file.stat().st_mode & 0o077 == 0  # it holds the number of images of each class
-    monkeypatch.chdir(folder)
-    text = module.page(Server(0, Pretended(folder)))
+    with contextlib.chdir(folder):
+        text = module.page(Server(0, Pretended(folder)))
     assert "60 images. Protected is each image; it is your word" in text and '"n">20<' in text
     assert "proposed 16" in text and "of 5<" in text and '"n">0.5<' in text
 

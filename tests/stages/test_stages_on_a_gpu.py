@@ -8,7 +8,6 @@ import pytest
 import yaml
 from pretended_gpu import pretended_gpu
 
-from sfumato.evaluation import detector, downstream, extractors
 from sfumato.settings.stages import QUERIES, STAGES
 from stages import finetune
 
@@ -47,12 +46,9 @@ def test_every_stage_is_in_some_recipe_here():
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("name", EVALUATED + OTHERS)
-def test_every_stage_of_a_recipe_runs_on_a_gpu(desk, digits, monkeypatch, name):
+def test_every_stage_of_a_recipe_runs_on_a_gpu(desk, digits, monkeypatch, short_judging, name):
     monkeypatch.setenv("SFUMATO_DEVICE", "cuda")
     monkeypatch.setattr(finetune, "check_trained", lambda *weights: None)  # those that come back are made up
-    monkeypatch.setattr(downstream, "MIN_STEPS", 2)
-    monkeypatch.setattr(detector, "STEPS", 2)
-    monkeypatch.setitem(extractors.DRAWN_PER_CLASS, "glyphs", 4)
     np.savez("source.npz", images=digits.images[:40], labels=digits.labels[:40], classes=np.array(digits.classes))
     run = [stage for stage in recipe_of(name)["run"] if stage != "evaluate" or name in EVALUATED]
     desk.base = SMALL

@@ -11,7 +11,6 @@ from PIL import Image
 from test_recipes import SMALL
 
 from sfumato.data.images import ImageSet
-from sfumato.planning import estimate
 from sfumato.planning.project_files import dvc_content
 from sfumato.release.release import ENLARGED, FIRST, save_preview
 from sfumato.settings.stages import STAGES
@@ -22,13 +21,13 @@ ERASED = re.compile(r"\x1b\[(\d)A\x1b\[J")
 
 
 @pytest.fixture
-def desk(desk, digits, monkeypatch):
+def desk(desk, digits, monkeypatch, expect_seconds):
     """A planned project on digits whose stages take a minute each, with the lock that DVC writes after a stage."""
     np.savez("source.npz", images=digits.images[:317], labels=digits.labels[:317], classes=np.array(digits.classes))
     desk.base = SMALL
     desk.params(recipe="dp-merf", run=RUN)
     desk.run_all("prepare sensitive", "plan")
-    monkeypatch.setattr(estimate, "expected_seconds", lambda *_: dict.fromkeys(STAGES, 60.0))
+    expect_seconds(lambda params: dict.fromkeys(STAGES, 60.0))
     monkeypatch.setenv("DVC_STAGE", "count")
     Path("dvc.lock").touch()
     return desk
@@ -55,9 +54,8 @@ def test_each_stage_says_its_place_the_minutes_and_epsilon_so_far(desk):
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
-def test_the_preview_shows_eight_pictures_in_rows_of_their_class(classes, tmp_path, monkeypatch):
+def test_the_preview_shows_eight_pictures_in_rows_of_their_class(classes, here):
     """Class m has the grey 20 · m: in the row of a name are pictures of its class only."""
-    monkeypatch.chdir(tmp_path)
     names, labels = tuple(f"class {label}" for label in range(classes)), np.arange(100) % classes
     images = np.broadcast_to((20 * labels).astype(np.uint8)[:, None, None, None], (100, 8, 8, 1))
     save_preview(Path("preview.png"), ImageSet(images, labels, names), "auxiliary")

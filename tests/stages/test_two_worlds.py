@@ -16,7 +16,6 @@ from PIL import Image
 from test_recipes import RECIPES, SMALL
 
 from sfumato.data import decoding, listing
-from sfumato.evaluation import downstream, extractors
 from sfumato.planning import estimate
 from sfumato.settings.recipes import overlaid
 from sfumato.settings.stages import QUERIES, STAGES
@@ -37,13 +36,10 @@ def test_these_recipes_run_every_stage():
 
 
 @pytest.fixture
-def world(desk, digits, tmp_path, monkeypatch) -> Callable[[bool], Callable[..., Log]]:
+def world(desk, digits, monkeypatch, expect_seconds, short_judging) -> Callable[[bool], Callable[..., Log]]:
     """Begins anew, with the victim's picture or without it. Returns `run`, which runs commands and gives the log."""
     monkeypatch.setattr(listing, "FRESH", 0.0)
-    monkeypatch.setattr(estimate, "expected_seconds", lambda params, *_: dict.fromkeys(estimate.FRAME, 60.0))
-    monkeypatch.setattr(downstream, "MIN_STEPS", 2)
-    monkeypatch.setattr(extractors, "EPOCHS", 1)
-    monkeypatch.setattr(extractors, "DRAWN_PER_CLASS", {"glyphs": 4, "procedural": 4})
+    expect_seconds(lambda params: dict.fromkeys(estimate.FRAME, 60.0))
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     read = decoding.decode
 
@@ -238,7 +234,7 @@ def test_a_terminal_shows_all(world, desk):
     run = world(True)
     desk.terminal = True
     desk.params(recipe="dp-merf")
-    assert "person_7.png is odd" in run("prepare sensitive")[0][2]
+    assert "in/0/person_0.png is odd" in run("prepare sensitive")[0][2]  # in this process, as the first is
     Path("in/0/Zoe_1931.png").write_bytes(b"none")
     ((_, code, text),) = run("prepare sensitive")
     assert code == 4 and "Zoe_1931.png cannot be read" in text

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -62,16 +61,15 @@ def stage(folder: Path, *words: str, code: int = 0) -> str:
 
 
 @pytest.fixture
-def repository(tmp_path, monkeypatch) -> Path:
+def repository(here, monkeypatch) -> Path:
     """Sixty grey images of 8×8 in three classes, and an empty project."""
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("SFUMATO_CHECKPOINT_EVERY", "1")
     monkeypatch.setenv("SFUMATO_MICROBATCH", "4")
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (60, 8, 8)).astype(np.uint8)
-    np.savez(tmp_path / "source.npz", images=images, labels=np.arange(60) % 3, classes=np.array(CLASSES))
-    (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
-    return tmp_path
+    np.savez(here / "source.npz", images=images, labels=np.arange(60) % 3, classes=np.array(CLASSES))
+    (here / "pipelines").symlink_to(ROOT / "pipelines")
+    return here
 
 
 def set_up(repository: Path, directory: Path, recipe: str, **more) -> None:
@@ -124,7 +122,7 @@ def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, reposi
     assert not any(b"latents.npy" in file.read_bytes() for file in artifacts.rglob("*.json"))
 
 
-def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, repository, monkeypatch):
+def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, repository, uninstall):
     model = models / "unet-epsilon"
     set_up(repository, model, "dp-sapf", model={"sha256": "0" * 64})
     for words in ("prepare sensitive", "prepare public", "plan"):
@@ -140,8 +138,7 @@ def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, reposi
     weights = spoiled / "unet" / "diffusion_pytorch_model.safetensors"
     weights.rename(weights.with_suffix(".bin"))
     assert "Pickles (.bin, .ckpt)" in stage_with(repository, spoiled, code=4)
-    missing = "sfumato.text_to_image.directory.find_spec"
-    monkeypatch.setattr(missing, lambda name: None if name == "diffusers" else find_spec(name))
+    uninstall("diffusers")
     assert "pip install 'sfumato[diffusers]'" in stage_with(repository, model, code=2)
     journal = repository / "state/odometer/tiny.jsonl"
     assert not journal.exists() or '"open"' not in journal.read_text()

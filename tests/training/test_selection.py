@@ -135,14 +135,12 @@ def public(digits, tmp_path_factory):
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch, public):
+def desk(here, public):
     """A working folder with prepared digits; a function that writes the plan of a stage and runs it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
-    prepare_sensitive(Data(), tmp_path / "state", tmp_path / "data/sensitive/card.json", tmp_path / "raw")
-    plans = tmp_path / "artifacts/plan"
+    prepare_sensitive(Data(), here / "state", here / "data/sensitive/card.json", here / "raw")
+    plans = here / "artifacts/plan"
     plans.mkdir(parents=True)
-    (tmp_path / "data/public").symlink_to(public)
+    (here / "data/public").symlink_to(public)
     (plans / "permission.json").write_text(json.dumps({"delta": 1e-5, "lifetime_epsilon": "unlimited"}))
 
     def run(stage, *, enabled=True, noise=None, sample_rate=1.0, uses=1, shape=(1, 8, 8), **settings):
@@ -155,7 +153,7 @@ def desk(tmp_path, monkeypatch, public):
             (plans / "lineage.json").write_text(json.dumps(lineage))
         (plans / f"{stage}.yaml").write_text(yaml.safe_dump(content))
         run_stage(STAGES[stage])
-        return tmp_path / "artifacts" / stage
+        return here / "artifacts" / stage
 
     return run
 

@@ -27,15 +27,14 @@ NAMES = ["normal", "sick"]
 
 
 @pytest.fixture
-def state(tmp_path, monkeypatch):
+def state(here, monkeypatch):
     """The state directory, and what a program does at its end."""
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     ends = []
     monkeypatch.setattr(atexit, "register", lambda function, *given, **more: ends.append((function, given, more)))
-    yield tmp_path / "state"
+    yield here / "state"
     for function, given, more in ends:
         function(*given, **more)
-    assert not [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    assert not [path for path in (here / "state").rglob("*") if path.is_file()]
 
 
 def data(path, **changes):

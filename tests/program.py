@@ -1,0 +1,32 @@
+"""A program as a function: its words, what is typed, and what it says."""
+
+import sys
+from collections.abc import Callable
+from io import StringIO
+from typing import TextIO
+
+import pytest
+
+
+class Terminal(StringIO):
+    """What a program writes to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def call(main: Callable[[], object], *words: str, answers: str = "", screen: TextIO) -> int:
+    """Run `main` with these words of a command line and these answers; returns its exit code.
+
+    screen: takes all that it says.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [*words])
+        patch.setattr(sys, "stdin", StringIO(answers))
+        patch.setattr(sys, "stdout", screen)
+        patch.setattr(sys, "stderr", screen)
+        try:
+            main()
+        except SystemExit as end:
+            return int(end.code or 0)
+    return 0
