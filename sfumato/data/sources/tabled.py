@@ -1,6 +1,5 @@
 """Pictures whose labels are not in the names of folders: a folder with a table, and tar files (WebDataset)."""
 
-import os
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from PIL.Image import registered_extensions
 from sfumato.data.decoding import Member
 from sfumato.data.deep import is_dicom
 from sfumato.data.sources.source import Listing, Place, Request
-from sfumato.data.sources.splits import is_test, split_of
+from sfumato.data.sources.splits import is_test, split_of, visible
 from sfumato.data.tables import (
     BETWEEN,
     FILE,
@@ -66,10 +65,12 @@ def rows_of(path: Path, columns: Sequence[str]) -> dict[Path, list[str]]:
 
 
 def files_below(root: Path) -> Iterator[Path]:
-    """Every file in a folder and below, in the order of names, without hidden ones."""
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
+    """Every file in a folder and below, in the order of names, as `visible` has them."""
+    entries = visible(root)
+    yield from (entry for entry in entries if not entry.is_dir())
+    for entry in entries:
+        if entry.is_dir() and not entry.is_symlink():
+            yield from files_below(entry)
 
 
 def pictures_below(root: Path) -> list[Path]:
@@ -187,7 +188,7 @@ def list_shards(path: Path, label: str | None, group: str | None, classes: Seque
 def samples_in(shard: Path) -> Iterable[Sample]:
     """The samples of a tar file, which are named alike up to the first dot. Hidden files are left out."""
     samples: dict[str, Sample] = {}
-    wrong = f"{shard} cannot be read as a plain tar file: write it without compression."
+    wrong = f"{shard} cannot be read as a plain tar file: write it without compression, or give a folder, .zip or .npz."
     causes = (*UNREADABLE, tarfile.TarError, EOFError, OverflowError)
     with explained(DataError, lambda _: wrong, causes=causes), tarfile.open(shard, "r:") as archive:
         for number, entry in enumerate(archive, 1):
