@@ -26,7 +26,7 @@ from sfumato.data.tables import (
     METADATA,
     TABLES,
     cells_of,
-    columns_of,
+    heads_of,
     meaning,
     names_pictures,
     read_table,
@@ -100,8 +100,9 @@ def layout_of(
         return {"name": "webdataset", "label_column": label} | named, groups or groups_in(tabled.keys_of(path))
     if table is None:
         return folder_layout(path, groups, classes)
-    groups = groups or groups_in(columns_of(table))
-    columns = [name for name in columns_of(table) if groups is None or name != groups.column]
+    heads = heads_of(table)[1]
+    groups = groups or groups_in(heads)
+    columns = [name for name in heads if groups is None or name != groups.column]
     folders = {folder.name for part in train for folder in folders_in(part) if not is_filing(folder.name)}
     several = several_in(table, columns, label) if table.parent == path else None
     if several and (label is not None or len(folders) < 2 or table.name == TABLES[0]):
@@ -121,7 +122,7 @@ def layout_of(
     elif label is None and len(meant) == 1:
         label = meant[0]
     if label is None:
-        text = f"{table} has the columns {', '.join(columns_of(table))}: name that of the labels by --label-column"
+        text = f"{table} has the columns {', '.join(heads)}: name that of the labels by --label-column"
         raise Unclear(f"{text}; what stands in it is published", "label", columns[0] if len(columns) == 1 else None)
     return FOLDERS | {"label_column": label} | named, groups
 
@@ -140,7 +141,7 @@ def repeated_ids(path: Path, label: str | None) -> str | None:
     """
     path = unpacked(path)
     if table := table_of(path) or table_in(split_of(path)[0][0]):
-        for name in columns_of(table):
+        for name in heads_of(table)[1]:
             named = ABOUT_PERSONS.fullmatch(meaning(name))
             cells = [cell for cell in cells_in(table, name) if re.search("." if named else r"[^\W\d_]|^0", cell)]
             ids = {*cells}
@@ -212,7 +213,7 @@ def check_beside(path: Path, train: Sequence[Path], outer: Sequence[Path], neste
     beside = dict.fromkeys(entry for folder in (path, *train) for entry in visible(folder) if entry.is_file())
     tables = [file for file in beside if file.suffix.lower() == ".csv" and names_pictures(file)]
     unread = [why for file in beside if (why := why_unread(file, few))]
-    persons = any(PERSONS.fullmatch(meaning(name)) for file in tables for name in columns_of(file))
+    persons = any(PERSONS.fullmatch(meaning(name)) for file in tables for name in heads_of(file)[1])
     if len(tables) > 1 and (few or nested or persons):
         names = " and ".join(file.name for file in tables[:3])
         unread.append(f"{path} holds {names}, and one table is read: join them in {METADATA[0]}, or move others away")
@@ -227,9 +228,9 @@ def why_unread(file: Path, few: bool) -> str | None:
     suffix = file.suffix.lower()
     try:
         if suffix == ".csv" and few:
-            columns_of(file)
+            heads_of(file)
         elif suffix == ".csv":
-            cells_of(file, (), str(file))
+            cells_of(file, str(file))
     except DataError as error:
         return str(error)
     if suffix in SHEETS or (few and suffix in LISTS and file.stem.casefold() not in ("readme", "license")):

@@ -13,18 +13,7 @@ from sfumato.data.decoding import Member
 from sfumato.data.deep import is_dicom
 from sfumato.data.sources.source import Listing, Place, Request
 from sfumato.data.sources.splits import is_test, split_of, visible
-from sfumato.data.tables import (
-    BETWEEN,
-    FILE,
-    METADATA,
-    TABLES,
-    cell_text,
-    columns_of,
-    file_column,
-    rows_by_file,
-    table_in,
-    table_of,
-)
+from sfumato.data.tables import BETWEEN, FILE, METADATA, TABLES, cell_text, heads_of, rows_by_file, table_in, table_of
 from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.storage.documents import parse_json
 
@@ -59,7 +48,7 @@ def rows_of(path: Path, columns: Sequence[str]) -> dict[Path, list[str]]:
         if (table := table_in(part)) is None:
             wanted = ", ".join([FILE, *columns])
             raise DataError(f"{part} holds no {', '.join(METADATA)} with the columns {wanted}: write one.")
-        named = [file_column(table), *columns]
+        named = [heads_of(table)[0], *columns]
         rows |= rows_by_file(table, str(table), named, pictures_below(part), part, files_below(part))
     return rows
 
@@ -93,8 +82,9 @@ def list_labels(request: Request) -> Listing:
         wanted = f"{' or '.join(TABLES)}, with the column {FILE} and one of 0 and 1 for each label"
         raise DataError(f"data.labels: several, but data.path={root} is not a folder with {wanted}: write that table.")
     files = pictures_below(root)
-    classes = request.classes or tuple(name for name in columns_of(table) if name != person)
-    asked = (file_column(table), *([column] if column else classes), *([person] if person else ()))
+    named, others = heads_of(table)
+    classes = request.classes or tuple(name for name in others if name != person)
+    asked = (named, *([column] if column else classes), *([person] if person else ()))
     rows = rows_by_file(table, str(table), asked, files, root)
     ids = [rows[file].pop() for file in files] if person else None
     places: list[Place] = []
