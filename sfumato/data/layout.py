@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.data import tables
 from sfumato.data.deep import RangeMissing, is_dicom
 from sfumato.data.groups import PatternMisses
 from sfumato.data.images import GROUPS
@@ -20,19 +21,7 @@ from sfumato.data.sources import tabled
 from sfumato.data.sources.npz import archive_layout
 from sfumato.data.sources.packed import unpacked
 from sfumato.data.sources.splits import folders_in, is_filing, split_of, visible
-from sfumato.data.tables import (
-    BETWEEN,
-    FILE,
-    METADATA,
-    TABLES,
-    cells_of,
-    heads_of,
-    meaning,
-    names_pictures,
-    read_table,
-    table_in,
-    table_of,
-)
+from sfumato.data.tables import meaning
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import OUTER, Groups
 
@@ -95,24 +84,24 @@ def layout_of(
         form, arrays = archive_layout(path)
         return form | named, groups or (Groups(array=True) if "groups" in arrays else groups_in(arrays))
     train, _ = split_of(path)
-    table = table_of(path) or table_in(train[0])
+    table = tables.table_of(path) or tables.table_in(train[0])
     if path.is_file() or (table is None and [*path.glob("*.tar")]):
         return {"name": "webdataset", "label_column": label} | named, groups or groups_in(tabled.keys_of(path))
     if table is None:
         return folder_layout(path, groups, classes)
-    heads = heads_of(table)[1]
+    heads = tables.heads_of(table)[1]
     groups = groups or groups_in(heads)
     columns = [name for name in heads if groups is None or name != groups.column]
     folders = {folder.name for part in train for folder in folders_in(part) if not is_filing(folder.name)}
     several = several_in(table, columns, label) if table.parent == path else None
-    if several and (label is not None or len(folders) < 2 or table.name == TABLES[0]):
+    if several and (label is not None or len(folders) < 2 or table.name == tables.TABLES[0]):
         return several | named, groups
     meant = [name for name in columns if LABELLED.fullmatch(meaning(name))]
     if label is None and len(folders) > 1:
         alike = any({*cells_in(table, name)} == folders for name in meant)
         if classes is None and not alike and (meant or several):
             text = f"{path} has folders and {table.name}, and either may hold the classes: --label-column COLUMN takes "
-            text += f"the table (with several labels, the name {TABLES[0]} does); --classes a,b,c or all, the folders"
+            text += "the table (with several labels, the name labels.csv does); --classes a,b,c or all, the folders"
             raise Unclear(text, "classes")
         return folder_layout(path, groups, classes)
     if not columns:
@@ -129,7 +118,7 @@ def layout_of(
 
 def cells_in(table: Path, column: str) -> list[str]:
     with suppress(DataError):  # of a column that is of no use here, such as an age
-        return [cell for _, (cell,) in read_table(table, [column], str(table))]
+        return [cell for _, (cell,) in tables.read_table(table, [column])]
     return []
 
 
@@ -140,8 +129,8 @@ def repeated_ids(path: Path, label: str | None) -> str | None:
     count: dates, years and sizes repeat too.
     """
     path = unpacked(path)
-    if table := table_of(path) or table_in(split_of(path)[0][0]):
-        for name in heads_of(table)[1]:
+    if table := tables.table_of(path) or tables.table_in(split_of(path)[0][0]):
+        for name in tables.heads_of(table)[1]:
             named = ABOUT_PERSONS.fullmatch(meaning(name))
             cells = [cell for cell in cells_in(table, name) if re.search("." if named else r"[^\W\d_]|^0", cell)]
             ids = {*cells}
@@ -162,7 +151,9 @@ def several_in(table: Path, columns: Sequence[str], label: str | None) -> dict[s
     meant = {name for name in cells if LABELLED.fullmatch(meaning(name))} - ({*binary} - {tabled.LABEL})
     if label is None and len(binary) > 1 and not meant:
         return FOLDERS | {"several": True, "classes": binary}
-    listing = [name for name, own in cells.items() if label in (None, name) and any(BETWEEN in cell for cell in own)]
+    listing = [
+        name for name, own in cells.items() if label in (None, name) and any(tables.BETWEEN in cell for cell in own)
+    ]
     if len(listing) != 1:
         return None
     names = tabled.classes_in([part for cell in cells[listing[0]] for part in tabled.labels_listed(cell)])
@@ -211,12 +202,12 @@ def check_beside(path: Path, train: Sequence[Path], outer: Sequence[Path], neste
     """
     few = len({folder.name for folder in outer}) < 2 and not nested
     beside = dict.fromkeys(entry for folder in (path, *train) for entry in visible(folder) if entry.is_file())
-    tables = [file for file in beside if file.suffix.lower() == ".csv" and names_pictures(file)]
+    readable = [file for file in beside if file.suffix.lower() == ".csv" and tables.names_pictures(file)]
     unread = [why for file in beside if (why := why_unread(file, few))]
-    persons = any(PERSONS.fullmatch(meaning(name)) for file in tables for name in heads_of(file)[1])
-    if len(tables) > 1 and (few or nested or persons):
-        names = " and ".join(file.name for file in tables[:3])
-        unread.append(f"{path} holds {names}, and one table is read: join them in {METADATA[0]}, or move others away")
+    persons = any(PERSONS.fullmatch(meaning(name)) for file in readable for name in tables.heads_of(file)[1])
+    if len(readable) > 1 and (few or nested or persons):
+        names = " and ".join(file.name for file in readable[:3])
+        unread.append(f"{path} holds {names}, and one table is read: join them in metadata.csv, or move others away")
     if unread and few:
         raise ConfigError(unread[0])
     if unread and not decided:
@@ -228,13 +219,13 @@ def why_unread(file: Path, few: bool) -> str | None:
     suffix = file.suffix.lower()
     try:
         if suffix == ".csv" and few:
-            heads_of(file)
+            tables.heads_of(file)
         elif suffix == ".csv":
-            cells_of(file, str(file))
+            tables.cells_of(file)
     except DataError as error:
         return str(error)
     if suffix in SHEETS or (few and suffix in LISTS and file.stem.casefold() not in ("readme", "license")):
-        return f"{file} is not read: save it as {METADATA[0]}, in UTF-8, with a column {FILE} and one of the labels"
+        return f"{file} is not read: save it as metadata.csv, in UTF-8, with a column file_name and one of the labels"
     if few and suffix in PACKED:
         return f"{file} is not read beside other files: unpack it there"
     return None
@@ -248,7 +239,7 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
     first = {folder.name for folder in outer}
     second = {folder.name for folder in inner}
     proposed = None
-    table = table_of(path)
+    table = tables.table_of(path)
     if table is None and not any(map(is_filing, first | second)) and not any(map(DATES.search, first | second)):
         if likeness(second) > likeness(first):
             proposed = "class/person"
@@ -258,7 +249,7 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
     text += f", whose names are published, as of {outer[0].name}/{inner[0].name}"
     if len(first) > 1 and any(entry.is_dir() for entry in visible(inner[0])):
         text = f"{path} holds folders three deep, and two may be told apart: move pictures up to <class>/<person>/, or "
-        return ConfigError(f"{text}list them in {METADATA[0]}, with the columns {FILE}, label and patient")
+        return ConfigError(f"{text}list them in metadata.csv, with the columns file_name, label and patient")
     if len(second) < 3:
         text += f"; if {inner[0].name} is neither, move its pictures up into {outer[0].name}"
     if table is not None:

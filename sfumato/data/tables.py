@@ -63,40 +63,40 @@ def heads_of(table: Path) -> tuple[str, list[str]]:
 
     Raises DataError, as `cells_of`.
     """
-    heads = cells_of(table, str(table))[0]  # the first line may be somebody's row
+    heads = cells_of(table)[0]  # the first line may be somebody's row
     found = [head for head in heads if head == FILE] or [head for head in heads if NAMING.fullmatch(meaning(head))]
     if len(found) != 1:
         raise DataError(f"{table} has no column {FILE}: name the columns in its first line")
     return found[0], [name for name in heads if name != found[0]]
 
 
-def read_table(table: Path, columns: Sequence[str], what: str) -> Rows:
-    """The cells of some columns as text, "" for an empty one, row by row. what: the table, in messages.
+def read_table(table: Path, columns: Sequence[str]) -> Rows:
+    """The cells of some columns as text, "" for an empty one, row by row.
 
     Raises DataError if it is not a table with these columns, each once, or for a row of another form.
     """
-    heads, rows = cells_of(table, what)
+    heads, rows = cells_of(table)
     if any(heads.count(name) != 1 for name in columns):
         named = " and ".join(columns)
-        raise DataError(f"{what} is not a table with the columns {named}, each once: name them in its first line")
+        raise DataError(f"{table} is not a table with the columns {named}, each once: name them in its first line")
     found = Rows()
     for number, row in rows:
         if len(row) != len(heads):
             cells = f"{len(row)} cells and {len(heads)} columns"
-            raise DataError(f"{what}, row {number}, has {cells}: quote cells with commas")
+            raise DataError(f"{table}, row {number}, has {cells}: quote cells with commas")
         texts = [cell_text(row[heads.index(name)]) for name in columns]
         if None in texts:
-            raise DataError(f"{what}, row {number}, holds neither text nor whole numbers where it should: mend it")
+            raise DataError(f"{table}, row {number}, holds neither text nor whole numbers where it should: mend it")
         found.append((number, texts))
     return found
 
 
 def rows_by_file(
-    table: Path, called: str, columns: Sequence[str], files: Sequence[Path], root: Path, others: Iterable[Path] = ()
+    table: Path, columns: Sequence[str], files: Sequence[Path], root: Path, others: Iterable[Path] = ()
 ) -> dict[Path, list[str]]:
     """The cells of each row by the file that it names, in the order of the rows.
 
-    called: the table in messages; columns: the first holds paths below `root`, or the name of a file that no other has,
+    columns: the first holds paths below `root`, or the name of a file that no other has,
     with or without its suffix; the others are returned; files: each must be named; others: may be named too, by path.
     Raises as `read_table`; DataError for a file without a row, and for a row that names another file, one once more, or
     a link.
@@ -105,17 +105,17 @@ def rows_by_file(
     known = {plain_path(name): file for file in files for name in (file.name, file.stem) if counted[name] == 1}
     known |= {plain_path(str(file.relative_to(root))): file for file in (*files, *others)}
     found: dict[Path, list[str]] = {}
-    for number, (name, *cells) in read_table(table, columns, called):
+    for number, (name, *cells) in read_table(table, columns):
         if (file := known.get(plain_path(name))) is None:
             fix = "remove it, or correct the path (such as class/picture.png)"
-            raise DataError(f"{called}, row {number}, names a file that is not below {root}: {fix}")
+            raise DataError(f"{table}, row {number}, names a file that is not below {root}: {fix}")
         if file in found:
-            raise DataError(f"{called}, row {number}, names a file once more: one row for each file")
+            raise DataError(f"{table}, row {number}, names a file once more: one row for each file")
         if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):
-            raise DataError(f"{called}, row {number}, names a link out of {root}, or a pipe: copy the picture there")
+            raise DataError(f"{table}, row {number}, names a link out of {root}, or a pipe: copy the picture there")
         found[file] = cells
     if left := next((path for path in files if path not in found), None):
-        raise DataError(f"{called} has no row for {left}: give each file a row")
+        raise DataError(f"{table} has no row for {left}: give each file a row")
     return found
 
 
@@ -124,14 +124,14 @@ def plain_path(text: str) -> str:
     return unicodedata.normalize("NFC", text.strip().replace("\\", "/")).removeprefix("./")
 
 
-def cells_of(table: Path, what: str) -> tuple[list[str], Rows]:
-    """The names of the columns, and the cells of each row. Raises DataError if it is none. what: as `read_table`."""
+def cells_of(table: Path) -> tuple[list[str], Rows]:
+    """The names of the columns, and the cells of each row. Raises DataError if it is none."""
     forms = {".parquet": "a Parquet table", ".csv": "a regular file of UTF-8 text with commas"}
     form = forms.get(table.suffix, "a regular file of UTF-8 text")
     with explained(
         DataError,
-        lambda error: f"{what} is not a table ({type(error).__name__}): write {form}",
-        missing=f"{what} is missing: mend the path, or write that table",
+        lambda error: f"{table} is not a table ({type(error).__name__}): write {form}",
+        missing=f"{table} is missing: mend the path, or write that table",
         causes=(*UNREADABLE, RuntimeError, csv.Error),  # RuntimeError: by pyarrow
     ):
         if table.suffix == ".parquet":
