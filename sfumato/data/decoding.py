@@ -90,7 +90,7 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
         except UnidentifiedImageError:
             file.seek(0)
             if file.read(4) not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # Pillow names a place in this program
-                raise ValueError("its bytes are those of no picture") from None
+                raise ValueError("its bytes are those of no picture read here, as PNG and DICOM are") from None
             return decode_tiff(file, span, str(path))
         if (frames := getattr(opened, "n_frames", 1)) > 1:
             raise DataError(f"{path} holds {frames} frames: save the one to use as a picture of its own.")

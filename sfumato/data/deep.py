@@ -84,9 +84,8 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
         if opened.mode == "I" and white > 255:
             values = np.rint(values * (white / 65535))
         return shown(values, span, name, inverted=tags.get(Tag.PhotometricInterpretation) == MIN_IS_WHITE)
-    bits = max(
-        tags.get(Tag.BitsPerSample, (white.bit_length(), 16 * str(opened.tile[0].args).endswith("16B")))
-    )  # the latter of PNG
+    deep_png = any(str(tile.args).endswith("16B") for tile in opened.tile)  # WebP has no tiles
+    bits = max(tags.get(Tag.BitsPerSample, (white.bit_length(), 16 * deep_png)))
     if bits <= 8:
         return None
     if opened.format == "TIFF":

@@ -12,7 +12,7 @@ import numpy as np
 from sfumato.data.deep import patient_of
 from sfumato.data.images import load_array
 from sfumato.data.tables import rows_by_file
-from sfumato.errors import DataError
+from sfumato.errors import DataError, explained
 from sfumato.settings.data import OUTER, Groups
 from sfumato.storage.documents import read_yaml
 
@@ -76,7 +76,8 @@ def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequen
         ids = given or ()
     else:
         table = Path(str(groups.csv)).expanduser()
-        rows = rows_by_file(table, f"data.groups.csv={groups.csv}", ("file", "group"), files, root)
+        with explained(DataError, lambda error: f"data.groups.csv={error}", causes=(DataError,)):
+            rows = rows_by_file(table, ("file", "group"), files, root)
         ids = [rows[file][0] for file in files]
     return checked(ids, groups)
 
@@ -126,8 +127,8 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
             )
         if name is not None and known.setdefault(spelling(name), name) != name:
             raise DataError(
-                f"{where} an id that differs from another in capitals, spaces, accents, zeros, dots, or characters "
-                "that look alike or are not seen alone: is it one person? Spell them alike, or make them differ in more"
+                f"{where} an id that differs from an earlier one only in capitals, spaces, accents, zeros, dots, or "
+                "characters that look alike or are not seen: the same person? Spell them alike, or less alike"
             )
         found.append(name)
     if len(known) == 1 and None not in found:

@@ -88,8 +88,7 @@ class ImageWriter:
         channels, height, width = shape
         self.row = (height, width, channels)
         self.count = 0
-        # of a label: its type, its shape, its largest value
-        self.label = (np.uint8, (len(classes),), 1) if several else (np.int64, (), len(classes) - 1)
+        self.label = (np.uint8, (len(classes),)) if several else (np.int64, ())
         directory.mkdir(parents=True, exist_ok=True)
         self.images = open_private(directory / IMAGES)
         self.labels = open_private(directory / LABELS)
@@ -98,29 +97,26 @@ class ImageWriter:
 
     def write_headers(self) -> None:
         # numpy pads the header so that it keeps its length while the first axis grows: it can be rewritten in place
-        files = [(self.images, np.uint8, self.row), (self.labels, *self.label[:2]), (self.groups, np.int64, ())]
+        files = [(self.images, np.uint8, self.row), (self.labels, *self.label), (self.groups, np.int64, ())]
         for file, dtype, row in files:
             if file is not None:
                 file.seek(0)
                 write_header(file, np.dtype(dtype), (self.count, *row))
 
     def append(self, image: np.ndarray, label: int | np.ndarray, group: int | None = None) -> None:
-        """One image, (H, W, C) uint8, its label or its (classes,) uint8 of 0 and 1, and its group.
+        """One image, (H, W, C) uint8, its label or its (classes,) uint8 of 0 and 1, and its group, if there are any.
 
-        Raises DataError if they do not fit the set.
+        Raises DataError if they are of another shape; the values of labels are checked when the set is loaded.
         """
-        if image.dtype != np.uint8 or image.shape != self.row:
-            raise DataError(f"an image is {image.dtype} {image.shape}, expected uint8 {self.row}")
-        dtype, shape, largest = self.label
+        dtype, shape = self.label
         label = np.asarray(label, dtype)
-        if label.shape != shape or label.min() < 0 or label.max() > largest:
-            raise DataError(f"an image has the label {label}, expected 0..{largest} of shape {shape}")
+        if image.dtype != np.uint8 or (image.shape, label.shape) != (self.row, shape):
+            held = f"{image.dtype} {image.shape} and its label {label.shape}"
+            raise DataError(f"an image is {held}, expected uint8 {self.row} and {shape}")
         self.images.write(image.tobytes())
         self.labels.write(label.tobytes())
         if self.groups is not None:
-            if group is None:
-                raise DataError("an image has no group, and the set has groups")
-            self.groups.write(np.int64(group).tobytes())
+            self.groups.write(np.array(group, np.int64).tobytes())
         self.count += 1
 
     def __enter__(self) -> Self:

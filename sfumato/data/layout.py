@@ -4,6 +4,7 @@ Nothing becomes the name of a class by a guess: what may be read in two ways is 
 """
 
 import re
+import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.data import tables
 from sfumato.data.deep import RangeMissing, is_dicom
 from sfumato.data.groups import PatternMisses
 from sfumato.data.images import GROUPS
@@ -19,7 +21,7 @@ from sfumato.data.sources import tabled
 from sfumato.data.sources.npz import archive_layout
 from sfumato.data.sources.packed import unpacked
 from sfumato.data.sources.splits import folders_in, is_filing, split_of, visible
-from sfumato.data.tables import BETWEEN, TABLES, columns_of, meaning, read_table, table_in, table_of
+from sfumato.data.tables import meaning
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import OUTER, Groups
 
@@ -32,8 +34,18 @@ PERSONS = re.compile(
     r"|groups?(ids?)?|mrns?|pids?|(medicalrecord|hospital|nhs|mrn)(id|no|nr|number)|ssn"
 )
 LABELLED = re.compile(r"(label|class|classname|category|target|diagnosis|dx|disease|pathology|finding|findinglabel)s?")
-# in ids (long, zeros in front, hexadecimal), dates and names of persons ("Smith, John", Smith^John of DICOM)
-PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,]", re.IGNORECASE)
+# ... and of what else tells who a person is
+ABOUT_PERSONS = re.compile(
+    r"(first|last|sur|full|given|family|nach|vor)?names?|e?mails?(address)?|dob|(dateof)?birth(date|day)?"
+    r"|geburts(datum|tag)|(tele|mobile)?phone(no|number)?|(home)?address"
+)
+# in ids (long, zeros in front, hexadecimal), dates, names of persons ("Smith, John", Smith^John of DICOM) and e-mails
+PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re.IGNORECASE)
+DATES = re.compile(r"(?<!\d)((19|20)\d\d[-_. ]?\d\d[-_. ]?\d\d|\d{1,2}[-_. ]\d{1,2}[-_. ]\d\d)")
+MISSING = {"nan", "n/a", "na", "null"}  # cells that stand for no label
+SHEETS = (".xls", ".xlsx", ".ods")
+LISTS = (".txt", ".tsv", ".json", ".xml")  # that may hold labels
+PACKED = (".zip", ".7z", ".rar", ".gz", ".tgz")
 MANY = 20  # classes: of more, pictures than FEW in each are few; else than LEAST
 FEW = 50
 LEAST = 10
@@ -72,23 +84,24 @@ def layout_of(
         form, arrays = archive_layout(path)
         return form | named, groups or (Groups(array=True) if "groups" in arrays else groups_in(arrays))
     train, _ = split_of(path)
-    table = table_of(path) or table_in(train[0])
+    table = tables.table_of(path) or tables.table_in(train[0])
     if path.is_file() or (table is None and [*path.glob("*.tar")]):
         return {"name": "webdataset", "label_column": label} | named, groups or groups_in(tabled.keys_of(path))
     if table is None:
         return folder_layout(path, groups, classes)
-    groups = groups or groups_in(columns_of(table))
-    columns = [name for name in columns_of(table) if groups is None or name != groups.column]
+    heads = tables.heads_of(table)[1]
+    groups = groups or groups_in(heads)
+    columns = [name for name in heads if groups is None or name != groups.column]
     folders = {folder.name for part in train for folder in folders_in(part) if not is_filing(folder.name)}
     several = several_in(table, columns, label) if table.parent == path else None
-    if several and (label is not None or len(folders) < 2 or table.name == TABLES[0]):
+    if several and (label is not None or len(folders) < 2 or table.name == tables.TABLES[0]):
         return several | named, groups
     meant = [name for name in columns if LABELLED.fullmatch(meaning(name))]
     if label is None and len(folders) > 1:
         alike = any({*cells_in(table, name)} == folders for name in meant)
         if classes is None and not alike and (meant or several):
             text = f"{path} has folders and {table.name}, and either may hold the classes: --label-column COLUMN takes "
-            text += f"the table (with several labels, the name {TABLES[0]} does); --classes a,b,c or all, the folders"
+            text += "the table (with several labels, the name labels.csv does); --classes a,b,c or all, the folders"
             raise Unclear(text, "classes")
         return folder_layout(path, groups, classes)
     if not columns:
@@ -98,28 +111,31 @@ def layout_of(
     elif label is None and len(meant) == 1:
         label = meant[0]
     if label is None:
-        text = f"{table} has the columns {', '.join(columns_of(table))}: name that of the labels by --label-column"
+        text = f"{table} has the columns {', '.join(heads)}: name that of the labels by --label-column"
         raise Unclear(f"{text}; what stands in it is published", "label", columns[0] if len(columns) == 1 else None)
     return FOLDERS | {"label_column": label} | named, groups
 
 
 def cells_in(table: Path, column: str) -> list[str]:
     with suppress(DataError):  # of a column that is of no use here, such as an age
-        return [cell for _, (cell,) in read_table(table, [column], str(table))]
+        return [cell for _, (cell,) in tables.read_table(table, [column])]
     return []
 
 
 def repeated_ids(path: Path, label: str | None) -> str | None:
-    """The first column of the table of `path` whose cells repeat, a few times each, and are mostly PERSONAL; else None.
+    """The first column of the table of `path` whose cells repeat, a few times each, and are like persons'; else None.
 
-    Cells without a letter or a zero in front do not count: dates, years and sizes repeat too.
+    They are by the column's name, or if most are PERSONAL. Otherwise cells without a letter or a zero in front do not
+    count: dates, years and sizes repeat too.
     """
     path = unpacked(path)
-    if table := table_of(path) or table_in(split_of(path)[0][0]):
-        for name in columns_of(table):
-            cells = [cell for cell in cells_in(table, name) if re.search(r"[^\W\d_]|^0", cell)]
+    if table := tables.table_of(path) or tables.table_in(split_of(path)[0][0]):
+        for name in tables.heads_of(table)[1]:
+            named = ABOUT_PERSONS.fullmatch(meaning(name))
+            cells = [cell for cell in cells_in(table, name) if re.search("." if named else r"[^\W\d_]|^0", cell)]
             ids = {*cells}
-            if name != label and likeness(ids) == LIKE_IDS and len(ids) < len(cells) <= LEAST * len(ids):
+            personal = named or likeness(ids) == LIKE_IDS or like_people(sorted(ids))
+            if name != label and personal and len(ids) < len(cells) and (named or len(cells) <= LEAST * len(ids)):
                 return name
     return None
 
@@ -132,9 +148,12 @@ def several_in(table: Path, columns: Sequence[str], label: str | None) -> dict[s
     """
     cells = {name: found for name in columns if (found := cells_in(table, name))}
     binary = tuple(name for name, own in cells.items() if {*own} <= {*tabled.VALUES})
-    if label is None and len(binary) > 1 and tabled.LABEL not in cells:
+    meant = {name for name in cells if LABELLED.fullmatch(meaning(name))} - ({*binary} - {tabled.LABEL})
+    if label is None and len(binary) > 1 and not meant:
         return FOLDERS | {"several": True, "classes": binary}
-    listing = [name for name, own in cells.items() if label in (None, name) and any(BETWEEN in cell for cell in own)]
+    listing = [
+        name for name, own in cells.items() if label in (None, name) and any(tables.BETWEEN in cell for cell in own)
+    ]
     if len(listing) != 1:
         return None
     names = tabled.classes_in([part for cell in cells[listing[0]] for part in tabled.labels_listed(cell)])
@@ -156,6 +175,7 @@ def folder_layout(path: Path, groups: Groups | None, classes: Sequence[str] | No
     inner = [entry for folder in outer for entry in visible(folder)]
     first = inner[:20]  # of which most are DICOM if others are
     nested = bool(inner) and all(entry.is_dir() and not entry.is_symlink() for entry in inner)
+    check_beside(path, train, outer, nested, decided=bool(groups or classes))
     if groups is None and (path / GROUPS).exists():
         groups = Groups(array=True)
     elif groups is None and 2 * sum(entry.is_file() and is_dicom(entry) for entry in first) > len(first):
@@ -175,7 +195,43 @@ def folder_layout(path: Path, groups: Groups | None, classes: Sequence[str] | No
     return FOLDERS | {"classes": found if classes in (None, ALL) else classes}, groups
 
 
-def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> Unclear:
+def check_beside(path: Path, train: Sequence[Path], outer: Sequence[Path], nested: bool, decided: bool) -> None:
+    """Raise Unclear or ConfigError if a file beside folders may say more than they do, and is not read.
+
+    outer: the folders that may be classes; nested: they hold folders; decided: the owner has said what they are.
+    """
+    few = len({folder.name for folder in outer}) < 2 and not nested
+    beside = dict.fromkeys(entry for folder in (path, *train) for entry in visible(folder) if entry.is_file())
+    readable = [file for file in beside if file.suffix.lower() == ".csv" and tables.names_pictures(file)]
+    unread = [why for file in beside if (why := why_unread(file, few))]
+    persons = any(PERSONS.fullmatch(meaning(name)) for file in readable for name in tables.heads_of(file)[1])
+    if len(readable) > 1 and (few or nested or persons):
+        names = " and ".join(file.name for file in readable[:3])
+        unread.append(f"{path} holds {names}, and one table is read: join them in metadata.csv, or move others away")
+    if unread and few:
+        raise ConfigError(unread[0])
+    if unread and not decided:
+        raise Unclear(f"{unread[0]}; --classes a,b,c or all takes the folders as they are", "classes")
+
+
+def why_unread(file: Path, few: bool) -> str | None:
+    """Why a file beside pictures is not read, and what to do. few: there are no folders of classes instead."""
+    suffix = file.suffix.lower()
+    try:
+        if suffix == ".csv" and few:
+            tables.heads_of(file)
+        elif suffix == ".csv":
+            tables.cells_of(file)
+    except DataError as error:
+        return str(error)
+    if suffix in SHEETS or (few and suffix in LISTS and file.stem.casefold() not in ("readme", "license")):
+        return f"{file} is not read: save it as metadata.csv, in UTF-8, with a column file_name and one of the labels"
+    if few and suffix in PACKED:
+        return f"{file} is not read beside other files: unpack it there"
+    return None
+
+
+def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> ConfigError:
     """That folders in folders may be <class>/<person>/ or <person>/<class>/; persons' names look more like ids.
 
     The names do not tell for sure: <name>/<date>/ and <year>/<name>/ look like both.
@@ -183,15 +239,21 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> U
     first = {folder.name for folder in outer}
     second = {folder.name for folder in inner}
     proposed = None
-    if not any(map(is_filing, second)):
+    table = tables.table_of(path)
+    if table is None and not any(map(is_filing, first | second)) and not any(map(DATES.search, first | second)):
         if likeness(second) > likeness(first):
             proposed = "class/person"
         elif likeness(first) > likeness(second):
             proposed = "person/class"
     text = f"{path} holds folders in folders: --groups class/person or --groups person/class says which are classes"
     text += f", whose names are published, as of {outer[0].name}/{inner[0].name}"
+    if len(first) > 1 and any(entry.is_dir() for entry in visible(inner[0])):
+        text = f"{path} holds folders three deep, and two may be told apart: move pictures up to <class>/<person>/, or "
+        return ConfigError(f"{text}list them in metadata.csv, with the columns file_name, label and patient")
     if len(second) < 3:
         text += f"; if {inner[0].name} is neither, move its pictures up into {outer[0].name}"
+    if table is not None:
+        text += f"; if labels are in {table.name}, name their column by --label-column"
     if len(first) == 1:
         text += f"; if {outer[0].name} is neither, name the folder {outer[0]}"
     return Unclear(text, "groups", proposed)
@@ -204,7 +266,9 @@ def likeness(names: Collection[str]) -> int:
 
 
 def like_people(names: Sequence[str]) -> bool:
-    """Whether three names or more are like Tony_Blair and Smith-John: words with capitals, of which few come back."""
+    """Whether three names or more are like Tony_Blair and Smith-John, words of which few come back, or like TB."""
+    if len(names) > 2 and all(re.fullmatch("[A-Z][A-Z]", name) for name in names):
+        return True
     words = [re.findall(r"[^\W\d_]+", name) for name in names]
     every = list(chain.from_iterable(words))
     named = all(len(own) > 1 and all(map(str.istitle, own)) for own in words)
@@ -216,7 +280,10 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
 
     counts: pictures of each, if they are known.
     """
+    alike = {" ".join(unicodedata.normalize("NFKC", name).casefold().split()) for name in names}
     reasons = {
+        "two differ in capitals or spaces only, so they may be one": len(alike) < len(names),
+        "one may stand for a missing label": bool(alike & MISSING),
         "some are those of parts or kinds of files": any(map(is_filing, names)),
         "some look like ids, dates or names of persons": any(map(PERSONAL.search, names)) or like_people(names),
         "they are many, and numbered": len(names) > MANY and likeness(names) > 0,

@@ -35,6 +35,9 @@ PATTERNS = (
     r"^(?:(?:19|20)\d\d[-_.]?\d\d[-_.]?\d\d[-_ ]+)?([A-Za-z]*[-_ ]?\d+)[-_ ]",
     r"^([^\W\d_]+(?:[-_ ,]+[^\W\d_]+)*)[-_ ]*\d[-_ \d]*\.",  # Smith-John_2.png, Smith_John_2026-01-31.png
 )
+# x.png beside x_aug1.png, x - copy.png or x (2).png
+MADE = "(?:aug|[ck]op|[hv]?flip|rot|crop|orig)[a-z]*\\d*"
+AUGMENTED = rf"(?i)^(?:{MADE}[-_ ]+)?(.+?)(?:[-_ ]+{MADE}| \(\d+\))?\.[^.]+$"
 LOOKED = "looked.json"  # in the state directory: what the last folder's pictures looked like
 SURVEY_FIELDS: dict[str, type] = {"side": int, "longer": int, "proportion": float, "colour": bool}  # kept there
 
@@ -150,9 +153,14 @@ def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: 
 
 
 def pattern_in(names: Sequence[str], classes: int) -> str | None:
-    """The pattern that finds the same id in several names of files, and more ids than there are classes."""
-    for pattern in PATTERNS:
-        found = [match[1] for match in map(re.compile(pattern).match, names) if match]
-        if len(found) >= 0.9 * len(names) and classes < len({*found}) < len(found):
+    """The pattern that finds the same id in several names of files, and more ids than there are classes.
+
+    Of AUGMENTED, names that come back in another class are one.
+    """
+    for pattern in (*PATTERNS, AUGMENTED):
+        where = {*names} if pattern == AUGMENTED else names
+        found = [match[1] for match in map(re.compile(pattern).match, where) if match]
+        made = all(re.fullmatch(MADE, one) for one in found)
+        if len(found) >= 0.9 * len(where) and classes < len({*found}) < len(found) and not made:
             return pattern
     return None

@@ -7,6 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,7 @@ NAMING = re.compile(
     r"(file|image|img|picture|photo|scan|bild|datei)s?((file)?(name|path)|id|index|no)?|(relative)?path|idcode"
 )
 
-Cells = tuple[list[str], list[tuple[int, list[Any]]]]  # names of columns; the number of each row, and its cells
-Rows = list[tuple[int, list[str]]]  # each row's number in messages, and the cells that were asked for
+Rows = list[tuple[int, list[Any]]]  # each row's number in messages, and its cells
 
 
 def table_in(folder: Path) -> Path | None:
@@ -48,7 +48,7 @@ def table_of(root: Path) -> Path | None:
 
 def names_pictures(table: Path) -> bool:
     with suppress(DataError):
-        columns_of(table)
+        heads_of(table)
         return True
     return False
 
@@ -61,51 +61,42 @@ def meaning(name: str) -> str:
 def heads_of(table: Path) -> tuple[str, list[str]]:
     """The column that names the pictures, FILE or the only one that is called so, and the others.
 
-    Of JSON lines, the keys of the first. Raises DataError, as `cells_of`.
+    Raises DataError, as `cells_of`.
     """
-    heads = cells_of(table, (), str(table))[0]  # the first line may be somebody's row
+    heads = cells_of(table)[0]  # the first line may be somebody's row
     found = [head for head in heads if head == FILE] or [head for head in heads if NAMING.fullmatch(meaning(head))]
     if len(found) != 1:
         raise DataError(f"{table} has no column {FILE}: name the columns in its first line")
     return found[0], [name for name in heads if name != found[0]]
 
 
-def file_column(table: Path) -> str:
-    return heads_of(table)[0]
-
-
-def columns_of(table: Path) -> list[str]:
-    return heads_of(table)[1]
-
-
-def read_table(table: Path, columns: Sequence[str], what: str) -> Rows:
-    """The cells of some columns, "" for an empty one, row by row. what: the table, in messages.
+def read_table(table: Path, columns: Sequence[str]) -> Rows:
+    """The cells of some columns as text, "" for an empty one, row by row.
 
     Raises DataError if it is not a table with these columns, each once, or for a row of another form.
     """
-    heads, rows = cells_of(table, columns, what)
+    heads, rows = cells_of(table)
     if any(heads.count(name) != 1 for name in columns):
         named = " and ".join(columns)
-        raise DataError(f"{what} is not a table with the columns {named}, each once: name them in its first line")
-    places = [heads.index(name) for name in columns]
+        raise DataError(f"{table} is not a table with the columns {named}, each once: name them in its first line")
     found = Rows()
     for number, row in rows:
         if len(row) != len(heads):
             cells = f"{len(row)} cells and {len(heads)} columns"
-            raise DataError(f"{what}, row {number}, has {cells}: quote cells with commas")
-        texts = [cell for place in places if (cell := cell_text(row[place])) is not None]
-        if len(texts) < len(places):
-            raise DataError(f"{what}, row {number}, holds neither text nor whole numbers where it should: mend it")
+            raise DataError(f"{table}, row {number}, has {cells}: quote cells with commas")
+        texts = [cell_text(row[heads.index(name)]) for name in columns]
+        if None in texts:
+            raise DataError(f"{table}, row {number}, holds neither text nor whole numbers where it should: mend it")
         found.append((number, texts))
     return found
 
 
 def rows_by_file(
-    table: Path, called: str, columns: Sequence[str], files: Sequence[Path], root: Path, others: Iterable[Path] = ()
+    table: Path, columns: Sequence[str], files: Sequence[Path], root: Path, others: Iterable[Path] = ()
 ) -> dict[Path, list[str]]:
     """The cells of each row by the file that it names, in the order of the rows.
 
-    called: the table in messages; columns: the first holds paths below `root`, or the name of a file that no other has,
+    columns: the first holds paths below `root`, or the name of a file that no other has,
     with or without its suffix; the others are returned; files: each must be named; others: may be named too, by path.
     Raises as `read_table`; DataError for a file without a row, and for a row that names another file, one once more, or
     a link.
@@ -114,17 +105,17 @@ def rows_by_file(
     known = {plain_path(name): file for file in files for name in (file.name, file.stem) if counted[name] == 1}
     known |= {plain_path(str(file.relative_to(root))): file for file in (*files, *others)}
     found: dict[Path, list[str]] = {}
-    for number, (name, *cells) in read_table(table, columns, called):
+    for number, (name, *cells) in read_table(table, columns):
         if (file := known.get(plain_path(name))) is None:
             fix = "remove it, or correct the path (such as class/picture.png)"
-            raise DataError(f"{called}, row {number}, names a file that is not below {root}: {fix}")
+            raise DataError(f"{table}, row {number}, names a file that is not below {root}: {fix}")
         if file in found:
-            raise DataError(f"{called}, row {number}, names a file once more: one row for each file")
+            raise DataError(f"{table}, row {number}, names a file once more: one row for each file")
         if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):
-            raise DataError(f"{called}, row {number}, names a link out of {root}, or a pipe: copy the picture there")
+            raise DataError(f"{table}, row {number}, names a link out of {root}, or a pipe: copy the picture there")
         found[file] = cells
     if left := next((path for path in files if path not in found), None):
-        raise DataError(f"{called} has no row for {left}: give each file a row")
+        raise DataError(f"{table} has no row for {left}: give each file a row")
     return found
 
 
@@ -133,38 +124,39 @@ def plain_path(text: str) -> str:
     return unicodedata.normalize("NFC", text.strip().replace("\\", "/")).removeprefix("./")
 
 
-def cells_of(table: Path, columns: Sequence[str], what: str) -> Cells:
-    """The names of the columns, and the cells of each row, of all columns or at least of `columns`.
-
-    Raises DataError if it is no table, or for a row of JSON that is no object.
-    """
+def cells_of(table: Path) -> tuple[list[str], Rows]:
+    """The names of the columns, and the cells of each row. Raises DataError if it is none."""
     forms = {".parquet": "a Parquet table", ".csv": "a regular file of UTF-8 text with commas"}
     form = forms.get(table.suffix, "a regular file of UTF-8 text")
     with explained(
         DataError,
-        lambda error: f"{what} is not a table ({type(error).__name__}): write {form}",
-        missing=f"{what} is missing: mend the path, or write that table",
+        lambda error: f"{table} is not a table ({type(error).__name__}): write {form}",
+        missing=f"{table} is missing: mend the path, or write that table",
         causes=(*UNREADABLE, RuntimeError, csv.Error),  # RuntimeError: by pyarrow
     ):
         if table.suffix == ".parquet":
-            return parquet_rows(table, columns)
+            check_parquet()
+            from pyarrow import parquet
+
+            found = parquet.read_table(table)
+            return found.column_names, [(i, [*row.values()]) for i, row in enumerate(found.to_pylist(), 1)]
         text = read_text(table).removeprefix("\ufeff")
         if table.suffix == ".jsonl":
-            return json_rows(text, columns)
+            return json_rows(text)
         between = max(",;\t", key=text.partition("\n")[0].count)  # a semicolon where commas are in numbers
         heads, *rows = [*csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True)] or [[]]
         return [name.strip() for name in heads], [(number, row) for number, row in enumerate(rows, 2) if row]
 
 
-def json_rows(text: str, columns: Sequence[str]) -> Cells:
-    found = []
+def json_rows(text: str) -> tuple[list[str], Rows]:
+    objects: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             wrong = f"row {number} of a table is not a JSON object: mend it"
             with explained(DataError, lambda _: wrong, causes=(ValueError, TypeError)):  # noqa: B023
-                found.append((number, dict(parse_json(line))))
-    heads = [*columns] or [key for _, content in found[:1] for key in content]
-    return heads, [(number, [content.get(name, "") for name in heads]) for number, content in found]
+                objects[number] = dict(parse_json(line))
+    heads = [*dict.fromkeys(chain.from_iterable(objects.values()))]
+    return heads, [(number, [content.get(name, "") for name in heads]) for number, content in objects.items()]
 
 
 def check_parquet() -> None:
@@ -173,17 +165,6 @@ def check_parquet() -> None:
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise ConfigError("Parquet needs pyarrow: pip install 'sfumato[parquet]', or do without") from error
-
-
-def parquet_rows(table: Path, columns: Sequence[str]) -> Cells:
-    check_parquet()
-    from pyarrow import parquet
-
-    heads = parquet.read_schema(table).names
-    if not columns or not {*columns} <= {*heads}:
-        return heads, []
-    found = parquet.read_table(table, columns=list(dict.fromkeys(columns)))
-    return found.column_names, [(i, [*row.values()]) for i, row in enumerate(found.to_pylist(), 1)]
 
 
 def cell_text(value: Any) -> str | None:

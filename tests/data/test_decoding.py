@@ -16,3 +16,14 @@ def test_a_fully_transparent_picture_is_refused_and_a_partly_transparent_one_is_
     pixels[0, 0, -1] = 255
     Image.fromarray(pixels, mode).save(tmp_path / "part.png")
     assert decode(tmp_path / "part.png").max() == 200
+
+
+@pytest.mark.parametrize("form", ["AVIF", "BMP", "GIF", "ICO", "JPEG", "PCX", "PNG", "PPM", "TGA", "TIFF", "WEBP"])
+def test_each_form_of_a_plain_picture_is_read(tmp_path, form):
+    Image.init()
+    if form not in Image.SAVE:
+        pytest.skip("this Pillow does not write it")
+    Image.new("RGB", (16, 8), (200, 200, 200)).save(tmp_path / "x", form)
+    if form != "ICO":  # which is square
+        assert decode(tmp_path / "x").shape == (8, 16, 3)
+    assert abs(int(np.median(decode(tmp_path / "x"))) - 200) < 5

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from sfumato.data.layout import LABELLED, PERSONS, Unclear, check_names, layout_of, likeness, meaning
+from sfumato.data.layout import LABELLED, PERSONS, Unclear, check_names, layout_of, likeness
 from sfumato.data.sources.splits import is_filing
 from sfumato.data.survey import pattern_in
+from sfumato.data.tables import meaning
 
 OF_PERSONS = (
     "Patient ID, patient-id, PatientID, patients, MRN, mrn_no, PID, Subject, subject_id, Participant No, person"

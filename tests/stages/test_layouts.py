@@ -19,6 +19,7 @@ import yaml
 from PIL import Image
 from pyarrow import parquet
 
+from sfumato.data import prepare
 from sfumato.planning import estimate
 
 KINDS = ("benign", "malignant")
@@ -93,6 +94,14 @@ CELLS = {
     "same date": lambda i, part: f"{2000 + i // 3}-01-31",
     "scanner": lambda i, part: ("Discovery 750w", "Avanto 15")[i % 2],
     "same id": lambda i, part: IDS[i // 8],
+    "full name": lambda i, part: f"{chr(65 + i // 6)}nna {NAMES[i // 6]}",
+    "mail": lambda i, part: f"{NAMES[i % 3]}@clinic.org",
+    "own mail": lambda i, part: f"{NAMES[i % 10]}@clinic.org",
+    "birthday": lambda i, part: f"19{50 + i // 2}-02-03",
+    "gap": lambda i, part: ("benign", "malignant", "NaN")[i % 3],
+    "spelled": lambda i, part: ("benign", "Benign ", "malignant")[i % 3],
+    "word": lambda i, part: f"{i % 2}.0",
+    "not": lambda i, part: f"{1 - i % 2}.0",
 }
 
 
@@ -204,6 +213,18 @@ def listed(head: str, columns: str, form: str = "{i:03}.png", named=lambda path:
                 (root / name).write_text((root / name).read_text().replace(",", ";"))
 
     return write
+
+
+def beside_folders(name: str, content: bytes = b"PK", form: str = "{kind}/{i}.png"):
+    """Class folders, or others, and a file beside them that is not read."""
+    return both(folders(form), lambda root: (root / name).write_bytes(content))
+
+
+def twice(root: Path) -> None:
+    """Class folders, and two tables, one of which names persons."""
+    beside(root)
+    (root / "metadata.csv").rename(root / "persons.csv")
+    table(root, {"image": ["benign/0.png"], "site": ["north"]}, "sites.csv")
 
 
 def odd_names(root: Path) -> None:
@@ -456,7 +477,7 @@ ROWS: dict[str, tuple] = {
         None,
         False,
     ),
-    "two tables": (listed("id_code", "dx=kind", tables=("a.csv", "b.csv")), "no folder of a class", "-", 0, 0, 0),
+    "two tables": (listed("id_code", "dx=kind", tables=("a.csv", "b.csv")), "one table is read", "-", 0, 0, 0),
     "pictures in train_images": (splits("train_images", "test_images", form="{i}.png"), "no folder of", "-", 0, 0, 1),
     "pictures in parts": (splits("images_001", "images_002", form="{i}.png"), ASKED, "-", None, None, False),
     "several labels": (tabled("mass=bit, nodule=other, MRN=id"), None, PERSONS, ("mass", "nodule"), "column", False),
@@ -518,7 +539,7 @@ ROWS: dict[str, tuple] = {
         None,
         True,
     ),
-    "<class>/<id>/<date>/": (folders("{kind}/{person}/2026-01-02/{i}.png"), ORDER, "class/person", None, None, False),
+    "<class>/<id>/<date>/": (folders("{kind}/{person}/2026-01-02/{i}.png"), "three deep", "-", None, None, False),
     "<hexadecimal id>/": (folders("{person}/{kind}{i}.png", people=HEXADECIMAL), ASKED, "-", None, None, False),
     "<P01>/": (folders("{person}/{kind}{i}.png", people=[f"P0{i}" for i in range(1, 5)]), ASKED, "-", None, None, 0),
     "<initials and date>/": (
@@ -541,7 +562,7 @@ ROWS: dict[str, tuple] = {
     "zip, within a person's folder": (zipped(folders(), "Smith_MRN1001"), None, WHOLE, KINDS, None, False),
     "class folders, littered": (littered(folders()), None, WHOLE, KINDS, None, False),
     "zip, littered": (zipped(littered(splits("train", "test"))), None, WHOLE, KINDS, None, True),
-    "Parquet, a column of names": (hub("train", name="name"), None, WHOLE, KINDS, None, False),
+    "Parquet, a column of names": (hub("train", name="name"), "repeat", "- - - - - y", KINDS, "column", False),
     "tar files, names in keys": (shards("a.tar", key="{person}_{i}"), "repeat", "- - - - - y", KINDS, "pattern", False),
     "dates before ids": (
         folders(
@@ -561,13 +582,106 @@ ROWS: dict[str, tuple] = {
         "pattern",
         False,
     ),
+    **{
+        f"{name} differ little": (folders(kinds=kinds), "may be one", "-", None, None, False)
+        for name, kinds in {
+            "capitals": ("Benign", "benign", "malignant"),
+            "spaces": ("benign", "benign ", "malignant"),
+            "forms of Unicode": ("s\u00e9v\u00e8re", "se\u0301ve\u0300re", "benign"),
+        }.items()
+    },
+    "a table, labels spelled in two ways": (tabled("label=spelled"), "may be one", "-", None, None, False),
+    "a table, missing labels": (tabled("label=gap"), "may stand for a missing label", "-", None, None, False),
+    "a table, label of e-mails": (tabled("label=mail"), ASKED, "-", None, None, False),
+    "<initials>/": (folders("{person}/{kind}{i}.png", people=["TB", "CP", "HC"]), ASKED, "-", None, None, False),
+    **{
+        f"a table, {head} that repeats": (
+            tabled(f"{head}={cell}, dx=kind"),
+            "ids in a column repeat",
+            "- - - - - y",
+            KINDS,
+            "column",
+            False,
+        )
+        for head, cell in {
+            "e-mail": "own mail",
+            "Date of birth": "birthday",
+            "DOB": "birthday",
+            "Nachname": "name",
+            "Name": "name",
+            "radiographer": "full name",
+        }.items()
+    },
+    "a table, a diagnosis beside sex": (tabled("dx=kind, male=bit, smoker=other"), None, WHOLE, KINDS, None, False),
+    "one column a class": (tabled("MEL=word, NV=not, MRN=id"), None, PERSONS, ("MEL", "NV"), "column", False),
+    "augmented copies": (
+        lambda root: [
+            draw(root / kind, [f"s{i:02}{way}.png" for i in range(12) for way in ("", "_aug1", "_hflip")], 100 * n)
+            for n, kind in enumerate(KINDS)
+        ],
+        "repeat their beginnings",
+        "- - - - - y",
+        KINDS,
+        "pattern",
+        False,
+    ),
+    **{
+        f"{name} beside pictures": (beside_folders(name, content, "scans/{kind}{i}.png"), refused, "-", None, None, 0)
+        for name, (content, refused) in {
+            "Befunde.xlsx": (b"PK", "save it as metadata.csv"),
+            "labels.txt": (b"scans/benign0.png 1", "save it as metadata.csv"),
+            "labels.json": (b"{}", "save it as metadata.csv"),
+            "cp1252.csv": ("Datei,Patient\nbenign0.png,Müller".encode("cp1252"), "write a regular file of UTF-8"),
+            "UTF-16.csv": ("Datei,Diagnose\nbenign0.png,x".encode("utf-16"), "write a regular file of UTF-8"),
+            "rows.csv": (b"patientId,Target\nSmith,1", "has no column file_name"),
+            "more.zip": (b"PK", "unpack it there"),
+        }.items()
+    },
+    "Patients.xlsx beside class folders": (
+        beside_folders("Patients.xlsx"),
+        "save it as metadata.csv",
+        "all " + WHOLE,
+        KINDS,
+        None,
+        False,
+    ),
+    "cp1252.csv beside class folders": (
+        beside_folders("cp1252.csv", "Datei,Patient\nbenign/0.png,Müller".encode("cp1252")),
+        "write a regular file of UTF-8",
+        "all " + WHOLE,
+        KINDS,
+        None,
+        False,
+    ),
+    "notes beside class folders": (beside_folders("README.txt"), None, WHOLE, KINDS, None, False),
+    "two tables beside class folders": (twice, "one table is read", "-", None, None, False),
+    "a table each for train and valid": (
+        lambda root: [
+            table(root, {"Path": draw(root, [f"{part}/{IDS[n]}/study1/{i}.jpg" for i in range(9)])}, f"{part}.csv")
+            for n, part in enumerate(("train", "valid"))
+        ],
+        "one table is read",
+        "-",
+        None,
+        None,
+        False,
+    ),
+    "<id>/<study>/<series>/": (folders("{person}/study1/{kind}/{i}.png"), "three deep", "-", None, None, False),
+    "<fold>/<class>/": (
+        folders("{person}/{kind}/{i}.png", people=[f"fold{i}" for i in range(5)]),
+        ORDER,
+        "- " + PERSONS,
+        None,
+        None,
+        False,
+    ),
     "class folders in mixed case": (
         lambda root: [
             splits("Train", form="{kind}/{i}.png")(root),
             *((root / "Train" / kind).rename(root / "Train" / kind.title()) for kind in KINDS),
             draw(root / "TEST", [f"{kind}/x{i}.png" for kind in KINDS for i in range(9)], 500),
         ],
-        "other names in training",
+        "may be one",
         "-",
         None,
         None,
@@ -591,7 +705,7 @@ ROWS: dict[str, tuple] = {
             )
             for n, (part, form) in enumerate((("train", "NFC"), ("test", "NFD")))
         ],
-        "other names in training",
+        "may be one",
         "-",
         None,
         None,
@@ -629,6 +743,7 @@ SECRET = [*IDS, *NAMES, "lost"]
 @pytest.fixture
 def quick(monkeypatch, expect_seconds):
     expect_seconds(lambda params: {name: 1.0 for name in estimate.FRAME})
+    monkeypatch.setattr(prepare, "secret_key", lambda *_: b"\2" * 32)  # another may hold none of a few out
     real = subprocess.run
     monkeypatch.setattr(
         subprocess, "run", lambda call, **more: real(["true"], **more) if "dvc" in call else real(call, **more)

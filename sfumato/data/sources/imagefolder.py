@@ -32,28 +32,30 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     """
     path = request.required_path()
     groups = request.groups
-    if request.sensitive and path.is_dir() and (path / GROUPS).exists() and groups is None:
-        raise DataError(f"{path / GROUPS} {GROUPS_REFUSED}.")
     found = list_pictures(request)
     if not request.sensitive:
-        found = replace(found, test=None)
+        found = replace(found, places=found.train, official=False)
+    elif groups is None and path.is_dir() and (path / GROUPS).exists():
+        raise DataError(f"{path / GROUPS} {GROUPS_REFUSED}.")
     if found.problems:
-        raise refusal([*found.problems, *problems_of(found.files, request)])
-    every = found.files
+        raise refusal([*found.problems, *problems_of(found.places, request)])
+    every = found.places
     if request.skip and groups is not None:
-        found = without_strays(found, request)
-    files = [file for file, _ in found.files]
-    ids = None if groups is None else ids_of_files(groups, files, path, found.ids)
+        found = replace(found, places=without_strays(every, request))
+    places = found.places
+    files = [place.file for place in places]
+    trained = len(found.train)
+    ids = None if groups is None else ids_of_files(groups, files, path, [place.person for place in places])
     shapes: list[tuple[int, ...]] = []  # of the first picture, for both parts
-    train = pictures_of(found.train, every, request, shapes)
-    test = None if found.test is None else pictures_of(found.test, every, request, shapes, len(found.train))
-    labels = [label for _, label in found.files]
+    train = pictures_of(places[:trained], every, request, shapes)
+    test = pictures_of(places[trained:], every, request, shapes, trained) if found.official else None
+    labels = [place.label for place in places]
     names = [file.name for file in files]
     compared: list[str] = []
     if request.compare_by is not None:
         cells: dict[Any, list[str]] = dict(rows_of(path, [request.compare_by]))
         compared = [cells.get(file, [""])[0] for file in files]
-    return Source(found.classes, train, test, len(files), ids, names, labels, compared, len(found.test or ()))
+    return Source(found.classes, train, test, len(files), ids, names, labels, compared, len(files) - trained)
 
 
 def list_pictures(request: Request) -> Listing:
@@ -78,14 +80,16 @@ def list_folder(
     if not path.is_dir():
         raise DataError(f"{option}={path} is not a folder: expected one folder of pictures per class.")
     trained, held_out = split_of(path)
-    has_test = bool(held_out)
+    official = bool(held_out)
     classes = sorted({folder.name for part in trained for folder in folders_in(part)})
     if groups is not None and groups.folder == OUTER:  # the folders of a person are laid out as a part is
         trained, held_out = ([person for one in part for person in folders_in(one)] for part in (trained, held_out))
         classes = [*(named or ())]
     problems: list[str] = []
-    train = [place for part in trained for place in list_part(part, path, classes, groups, problems)]
-    test = [place for part in held_out for place in list_part(part, path, classes, groups, problems)]
+    places = [place for part in trained for place in list_part(part, path, classes, groups, problems)]
+    places += [
+        place._replace(held_out=True) for part in held_out for place in list_part(part, path, classes, groups, problems)
+    ]
     if not classes:
         held = "no pictures: expected one folder of pictures per class, or a table of labels"
         if problems:
@@ -94,11 +98,10 @@ def list_folder(
         if (path / TABLES[0]).is_file():
             held += ". For labels.csv, set data.labels: several"
         raise DataError(f"{option}={path} holds {held}.")
-    listing = Listing(tuple(classes), train, test if has_test else None, problems)
-    if groups is None or groups.column is None or problems:
-        return listing
-    rows: dict[Any, list[str]] = dict(rows_of(path, [groups.column]))
-    return replace(listing, ids=[rows.get(file, [""])[0] for file, _ in listing.files])
+    if groups is not None and groups.column is not None and not problems:
+        rows: dict[Any, list[str]] = dict(rows_of(path, [groups.column]))
+        places = [place._replace(person=rows.get(place.file, [""])[0]) for place in places]
+    return Listing(tuple(classes), places, official, problems)
 
 
 def list_part(
@@ -133,7 +136,7 @@ def list_part(
             elif wrong := misplaced(picture, root):
                 problems.append(wrong)
             else:
-                files.append((picture, label))
+                files.append(Place(picture, label))
     return files
 
 
@@ -154,7 +157,7 @@ def pictures_of(
     before: how many places precede these. Raises DataError that names all of `every` that cannot be read, or whose size
     or channels differ. Guarantee: whether a picture is left out depends on that picture only; with too many, all fail.
     """
-    with closing(decoded([path for path, _ in files], request)) as images:
+    with closing(decoded([place.file for place in files], request)) as images:
         for number, image in enumerate(images):
             if isinstance(image, DataError):
                 leave_out(before + number, image, every, request)
@@ -162,7 +165,7 @@ def pictures_of(
             shapes[:] = shapes or [image.shape]
             if image.shape != shapes[0] and not request.mixed:
                 raise refusal(problems_of(every, request))
-            yield image, files[number][1]
+            yield image, files[number].label
 
 
 def leave_out(key: Any, error: DataError, every: list[Place], request: Request) -> None:
@@ -172,25 +175,22 @@ def leave_out(key: Any, error: DataError, every: list[Place], request: Request) 
         raise refusal(problems_of(every, request)) from None
 
 
-def without_strays(found: Listing, request: Request) -> Listing:
-    """The listing without files that are no pictures by name and content: they have no person, nor a row in a table."""
-    for file, _ in found.files:
+def without_strays(places: list[Place], request: Request) -> list[Place]:
+    """Those but files that are no pictures by name and content: they have no person, nor a row in a table."""
+    for file, *_ in places:
         if isinstance(file, Path) and file.suffix.lower() not in registered_extensions():
             try:
                 decode(file, request.range or (0, 1))
             except DataError as error:
-                leave_out(file, error, found.files, request)
-    left = request.left_out
-    train, test = ([place for place in part if place[0] not in left] for part in (found.train, found.test or ()))
-    ids = found.ids and [one for one, (file, _) in zip(found.ids, found.files, strict=True) if file not in left]
-    return replace(found, train=train, test=found.test and test, ids=ids)
+                leave_out(file, error, places, request)
+    return [place for place in places if place.file not in request.left_out]
 
 
 def problems_of(files: Sequence[Place], request: Request) -> list[str]:
     """One sentence for each file that cannot be used, and one for all whose size or channels differ."""
     problems: list[str] = []
     shapes: dict[Path | Member, tuple[int, ...]] = {}
-    paths = [path for path, _ in files]
+    paths = [place.file for place in files]
     for path, image in zip(paths, decoded(paths, request), strict=True):
         if isinstance(image, DataError):
             problems.append(str(image))
@@ -198,10 +198,9 @@ def problems_of(files: Sequence[Place], request: Request) -> list[str]:
             shapes[path] = image.shape
     first, *others = shapes or [Path()]
     if odd := [path for path in others if shapes[path] != shapes[first] and not request.mixed]:
-        sizes = {shape[:2] for shape in shapes.values()}
-        channels = {shape[2] for shape in shapes.values()}
-        differs = {"size": len(sizes) > 1, "channels": len(channels) > 1}
-        wish = " and ".join(f"{request.section}.{key}" for key, value in differs.items() if value)
+        parts = {"size": slice(2), "channels": slice(2, 3)}
+        differ = [name for name, part in parts.items() if len({shape[part] for shape in shapes.values()}) > 1]
+        wish = " and ".join(f"{request.section}.{name}" for name in differ)
         more = f" ({len(odd) - 1} more differ)" if len(odd) > 1 else ""
         problems.append(
             f"{odd[0]} is {describe(shapes[odd[0]])} but {first} is {describe(shapes[first])}{more}: "

@@ -21,7 +21,7 @@ from sfumato.storage.files import sweep, temporary_name
 from sfumato.storage.state_directory import state_dir
 
 UNPACKED = "unpacked"  # below the state directory, with the number of the process
-MADE_HERE: dict[tuple[Path, str, int], Path] = {}  # what this process has unpacked
+MADE_HERE: dict[tuple[Path, int], Path] = {}  # what this process has unpacked
 
 
 def unpacked(path: Path) -> Path:
@@ -32,18 +32,13 @@ def unpacked(path: Path) -> Path:
     tables = [path] if path.suffix == ".parquet" and path.is_file() else []
     if path.is_dir() and table_of(path) is None and all(folder.name == "data" for folder in folders_in(path)):
         tables = sorted([*path.glob("*.parquet"), *path.glob("data/*.parquet")])  # as hubs have them
-    if not tables and not (path.suffix.lower() == ".zip" and path.is_file()):
-        return path
-    return kept(path, "content", lambda: content_of(path, tables))
-
-
-def content_of(path: Path, tables: Sequence[Path]) -> Path:
     if tables:
-        folder = private_folder()
-        unpack_tables(tables, folder)
-    else:
+        folder = kept(path, lambda: unpack_tables(tables))
+    elif path.suffix.lower() == ".zip" and path.is_file():
         with readable_zip(path, "write it again"):
-            folder = kept(path, "files", lambda: extracted(path))
+            folder = kept(path, lambda: extracted(path))
+    else:
+        return path
     while folder.is_dir() and len(inside := visible(folder)) == 1:
         folder = inside[0]
     return unpacked(folder)
@@ -67,10 +62,10 @@ def remove_unpacked(state: Path) -> None:
         shutil.rmtree(ours, ignore_errors=True)
 
 
-def kept(path: Path, what: str, make: Callable[[], Path]) -> Path:
+def kept(path: Path, make: Callable[[], Path]) -> Path:
     """What `make` unpacks of a file or folder, once for as long as neither changes nor goes."""
     changed = max(part.stat().st_mtime_ns for part in [path, *path.glob("*.parquet"), *path.glob("data/*.parquet")])
-    key = path, what, changed
+    key = path, changed
     if key not in MADE_HERE or not MADE_HERE[key].exists():
         MADE_HERE[key] = make()
     return MADE_HERE[key]
@@ -89,7 +84,7 @@ def extracted(path: Path) -> Path:
 def arrays_in(path: Path, fix: str) -> dict[str, np.ndarray]:
     """The arrays of an .npz by name, memory-mapped. Raises DataError for pickles, or if it cannot be read."""
     with readable_zip(path, fix):
-        files = sorted(kept(path, "files", lambda: extracted(path)).glob("*.npy"))
+        files = sorted(kept(path, lambda: extracted(path)).glob("*.npy"))
         return {file.stem: np.asarray(np.load(file, mmap_mode="r", allow_pickle=False)) for file in files}
 
 
@@ -99,12 +94,13 @@ def readable_zip(path: Path, fix: str) -> AbstractContextManager[None]:
     return explained(DataError, lambda error: f"{path} cannot be read ({error}): {fix}", causes=causes)
 
 
-def unpack_tables(tables: Sequence[Path], folder: Path) -> None:
-    """Write pictures, with a table of the other columns; those of test and of training apart, if there are both."""
+def unpack_tables(tables: Sequence[Path]) -> Path:
+    """A folder of pictures, with a table of the other columns; those of test and of training apart, if both are."""
     check_parquet()
     import pyarrow
     from pyarrow import parquet
 
+    folder = private_folder()
     tested = [file for file in tables if is_test(file.name)]
     parts = {TRAIN: [file for file in tables if file not in tested], TEST: tested}
     for part, files in parts.items():
@@ -112,6 +108,7 @@ def unpack_tables(tables: Sequence[Path], folder: Path) -> None:
         place.mkdir(exist_ok=True)
         if rows := [row for file in files for row in unpack_table(file, place)]:
             parquet.write_table(pyarrow.Table.from_pylist(rows), place / METADATA[2])
+    return folder
 
 
 def unpack_table(file: Path, place: Path) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,22 +40,27 @@ class Source:
     left_out: dict[Any, str] = field(default_factory=dict)
 
 
-Place = tuple[Path | Member, Any]  # of a picture, and its label: a number, or of several (classes,) uint8 of 0 and 1
+class Place(NamedTuple):
+    """A picture, its label, and the id of its person where a table gives one."""
+
+    file: Path | Member
+    label: Any  # a number, or of several (classes,) uint8 of 0 and 1
+    person: str = ""
+    held_out: bool = False
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a source holds, before any picture is decoded: pictures with their labels, and problems of the rest."""
+    """What a source holds, before any picture is decoded: pictures, those held out last, and problems of the rest."""
 
     classes: tuple[str, ...]
-    train: list[Place]
-    test: list[Place] | None = None  # None: no official test split
+    places: list[Place]
+    official: bool = False  # there is a test split
     problems: list[str] = field(default_factory=list)
-    ids: list[str] | None = None  # of train and then test, where a table gives them
 
     @property
-    def files(self) -> list[Place]:
-        return [*self.train, *(self.test or ())]
+    def train(self) -> list[Place]:
+        return [place for place in self.places if not place.held_out]
 
 
 @dataclass(frozen=True, kw_only=True)

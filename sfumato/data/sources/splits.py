@@ -10,7 +10,9 @@ TEST = "test"
 VALIDATION = ("val", "valid", "validation", "dev")  # they join the training part: nothing is chosen by them
 PARTS = {TRAIN: TRAIN, "training": TRAIN, TEST: TEST, "testing": TEST, **dict.fromkeys(VALIDATION, TRAIN)}
 # words of names that say how files are kept, not what they show
-FILED = re.compile("(image|img|picture|photo|scan|file|mask|label|annotation|segmentation|part)s?|(data)?set|raw|data")
+FILED = re.compile(
+    "(image|img|picture|photo|scan|file|mask|label|annotation|segmentation|part|fold)s?|(data)?set|raw|data"
+)
 LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "dicomdir"}  # in any case; and hidden files
 
 

@@ -1,11 +1,9 @@
 """Pictures whose labels are not in the names of folders: a folder with a table, and tar files (WebDataset)."""
 
-import os
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL.Image import registered_extensions
@@ -13,26 +11,14 @@ from PIL.Image import registered_extensions
 from sfumato.data.decoding import Member
 from sfumato.data.deep import is_dicom
 from sfumato.data.sources.source import Listing, Place, Request
-from sfumato.data.sources.splits import is_test, split_of
-from sfumato.data.tables import (
-    BETWEEN,
-    FILE,
-    METADATA,
-    TABLES,
-    cell_text,
-    columns_of,
-    file_column,
-    rows_by_file,
-    table_in,
-    table_of,
-)
+from sfumato.data.sources.splits import is_test, split_of, visible
+from sfumato.data.tables import BETWEEN, FILE, METADATA, TABLES, cell_text, heads_of, rows_by_file, table_in, table_of
 from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.storage.documents import parse_json
 
 VALUES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
 LABEL = "label"  # the column, or key, of the label, if nothing else is said
 Sample = dict[str, Member]  # its files, by suffix
-Row = tuple[Any, ...]  # a picture, its label as text, and the id of its person where ids are asked for
 
 
 def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[str] | None) -> Listing:
@@ -42,14 +28,12 @@ def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[s
     """
     if not path.is_dir():
         raise DataError(f"data.path={path} is not a folder: expected pictures and {METADATA[0]}.")
-    columns = [column for column in (label, group) if column]
     held_out = split_of(path)[1]
-    train: list[Row] = []
-    test: list[Row] = []
-    for file, cells in rows_of(path, columns).items():
-        part = test if any(file.is_relative_to(folder) for folder in held_out) else train
-        part.append((file, *cells))
-    return listing_of(train, test if held_out else None, classes, str(path))
+    rows = [
+        Place(file, text, person, any(file.is_relative_to(folder) for folder in held_out))
+        for file, (text, person) in rows_of(path, [label, group or label]).items()
+    ]
+    return listing_of(rows, bool(held_out), classes, str(path))
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> dict[Path, list[str]]:
@@ -60,16 +44,18 @@ def rows_of(path: Path, columns: Sequence[str]) -> dict[Path, list[str]]:
         if (table := table_in(part)) is None:
             wanted = ", ".join([FILE, *columns])
             raise DataError(f"{part} holds no {', '.join(METADATA)} with the columns {wanted}: write one.")
-        named = [file_column(table), *columns]
-        rows |= rows_by_file(table, str(table), named, pictures_below(part), part, files_below(part))
+        named = [heads_of(table)[0], *columns]
+        rows |= rows_by_file(table, named, pictures_below(part), part, files_below(part))
     return rows
 
 
 def files_below(root: Path) -> Iterator[Path]:
-    """Every file in a folder and below, in the order of names, without hidden ones."""
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
+    """Every file in a folder and below, in the order of names, as `visible` has them."""
+    entries = visible(root)
+    yield from (entry for entry in entries if not entry.is_dir())
+    for entry in entries:
+        if entry.is_dir() and not entry.is_symlink():
+            yield from files_below(entry)
 
 
 def pictures_below(root: Path) -> list[Path]:
@@ -92,26 +78,26 @@ def list_labels(request: Request) -> Listing:
         wanted = f"{' or '.join(TABLES)}, with the column {FILE} and one of 0 and 1 for each label"
         raise DataError(f"data.labels: several, but data.path={root} is not a folder with {wanted}: write that table.")
     files = pictures_below(root)
-    classes = request.classes or tuple(name for name in columns_of(table) if name != person)
-    asked = (file_column(table), *([column] if column else classes), *([person] if person else ()))
-    rows = rows_by_file(table, str(table), asked, files, root)
-    ids = [rows[file].pop() for file in files] if person else None
+    named, others = heads_of(table)
+    classes = request.classes or tuple(name for name in others if name != person)
+    rows = rows_by_file(table, (named, *([column] if column else classes), person or named), files, root)
     places: list[Place] = []
     for file in files:
+        *cells, who = rows[file]
         if column:
-            listed = {*labels_listed(rows[file][0])}
+            listed = {*labels_listed(cells[0])}
             if not listed <= {*classes}:
                 raise DataError(f"{table} lists a label that data.classes does not name: name all of them")
             row = [int(name in listed) for name in classes]
-        elif {*rows[file]} <= {*VALUES}:
-            row = [VALUES[cell] for cell in rows[file]]
+        elif {*cells} <= {*VALUES}:
+            row = [VALUES[cell] for cell in cells]
         else:
             raise DataError(
                 f"{table} has a cell that is neither 0 nor 1 in a column of a label: write one of them for each "
                 "picture, unsure ones too, and name the columns of the labels in data.classes: [a, b, …]"
             )
-        places.append((file, np.array(row, dtype=np.uint8)))
-    return Listing(classes, places, ids=ids)
+        places.append(Place(file, np.array(row, dtype=np.uint8), who))
+    return Listing(classes, places)
 
 
 def labels_listed(cell: str) -> list[str]:
@@ -119,14 +105,14 @@ def labels_listed(cell: str) -> list[str]:
     return [part.strip() for part in cell.split(BETWEEN) if part.strip()]
 
 
-def listing_of(train: list[Row], test: list[Row] | None, classes: Sequence[str] | None, what: str) -> Listing:
-    """The pictures of the rows of both parts; test: None if there is none.
+def listing_of(rows: list[Place], official: bool, classes: Sequence[str] | None, what: str) -> Listing:
+    """The pictures of rows whose labels are text. official: there is a test split.
 
     classes: the owner's list, or None for those that occur, which depend on the images. A label is the name of a class,
     or its number from 0 if the name of none is a number. Raises DataError for an empty label, or one of no class.
     """
-    rows = train + (test or [])
-    labels = [row[1] for row in rows]
+    rows = sorted(rows, key=lambda row: row.held_out)
+    labels = [row.label for row in rows]
     if "" in labels:
         where = f"picture {labels.index('') + 1}, in the order of its table,"
         raise DataError(f"{what}: {where} has no label: give it one")
@@ -135,13 +121,9 @@ def listing_of(train: list[Row], test: list[Row] | None, classes: Sequence[str] 
     if not any(name.isdecimal() for name in classes):
         given = {text: int(text) for text in labels if text.isdecimal() and len(text) < 10}
         numbers |= {text: number for text, number in given.items() if number < len(classes)}
-    places: list[Place] = []
-    for file, text, *_ in rows:
-        if text not in numbers:
-            raise DataError(f"{what} holds a label that data.classes does not name: {text[:40]!r}. Name all of them.")
-        places.append((file, numbers[text]))
-    ids = [row[2] for row in rows if len(row) > 2] or None
-    return Listing(classes, places[: len(train)], None if test is None else places[len(train) :], ids=ids)
+    if unknown := next((text for text in labels if text not in numbers), None):
+        raise DataError(f"{what} holds a label that data.classes does not name: {unknown[:40]!r}. Name all of them.")
+    return Listing(classes, [row._replace(label=numbers[row.label]) for row in rows], official)
 
 
 def classes_in(labels: Sequence[str]) -> tuple[str, ...]:
@@ -169,25 +151,23 @@ def list_shards(path: Path, label: str | None, group: str | None, classes: Seque
     of .cls; group: the key of the person's id. Raises DataError that names a sample by its place.
     Guarantee: nothing is unpacked, and links within an archive are refused.
     """
-    train: list[Row] = []
-    test: list[Row] = []
+    rows: list[Place] = []
     shards = shards_of(path)
     for shard in shards:
-        part = test if len(shards) > 1 and is_test(shard.name) else train
+        held_out = len(shards) > 1 and is_test(shard.name)
         for number, sample in enumerate(samples_in(shard), 1):
             what = f"{shard}: sample {number}"
             pictures = [member for suffix, member in sample.items() if f".{suffix}" in registered_extensions()]
             if len(pictures) != 1:
                 raise DataError(f"{what} has {len(pictures)} pictures: expected one ({', '.join(sorted(sample))}).")
-            text, person = words_of(sample, label, group, what)
-            part.append((*pictures, text, person) if group else (*pictures, text))
-    return listing_of(train, test or None, classes, str(path))
+            rows.append(Place(pictures[0], *words_of(sample, label, group, what), held_out))
+    return listing_of(rows, any(row.held_out for row in rows), classes, str(path))
 
 
 def samples_in(shard: Path) -> Iterable[Sample]:
     """The samples of a tar file, which are named alike up to the first dot. Hidden files are left out."""
     samples: dict[str, Sample] = {}
-    wrong = f"{shard} cannot be read as a plain tar file: write it without compression."
+    wrong = f"{shard} cannot be read as a plain tar file: write it without compression, or give a folder, .zip or .npz."
     causes = (*UNREADABLE, tarfile.TarError, EOFError, OverflowError)
     with explained(DataError, lambda _: wrong, causes=causes), tarfile.open(shard, "r:") as archive:
         for number, entry in enumerate(archive, 1):
