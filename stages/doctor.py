@@ -20,6 +20,7 @@ def doctor() -> None:
     """What is here: device, threads, libraries, data, state, DVC."""
     import torch
 
+    from sfumato.data.store import read_card
     from sfumato.runtime.compute import device
 
     processor = f"CPU, {torch.get_num_threads()} threads"
@@ -38,7 +39,11 @@ def doctor() -> None:
     table.add_row("state directory", f"{state} ({'exists' if state.exists() else 'not there yet'})")
     prepared = sorted(p.parent.name for p in state.glob("data/*/card.json"))
     table.add_row("prepared datasets", ", ".join(prepared) or "none: `stage prepare sensitive`")
-    table.add_row("data card", card_in_words())
+    try:
+        card = read_card(CARD_PATH).dataset_id
+    except DataError as error:
+        card = str(error)
+    table.add_row("data card", card)
     for name, words in queries_in_words().items():
         table.add_row(name, words)
     table.add_row("DVC repository", "yes" if os.path.isdir(".dvc") else "no")
@@ -47,15 +52,6 @@ def doctor() -> None:
     shared = f"shared with all accounts: export DVC_SITE_CACHE_DIR={state / 'dvc'}"
     table.add_row("DVC's index", os.environ.get("DVC_SITE_CACHE_DIR") or shared)
     table_console().print(table)
-
-
-def card_in_words() -> str:
-    from sfumato.data.store import read_card
-
-    try:
-        return read_card(CARD_PATH).dataset_id
-    except DataError as error:
-        return str(error)
 
 
 def queries_in_words() -> dict[str, str]:

@@ -43,7 +43,6 @@ def damage() -> str | None:
 
 
 def lock_in_words() -> str:
-    """Whether DVC can read `dvc.lock`."""
     if not LOCK.exists():
         return "not there yet"
     wrong = damage()

@@ -12,8 +12,6 @@ from sfumato.settings.stages import CARD_PATH
 from stages.screen import tell
 from stages.state import EVALUATION, state_dir
 
-ENTRIES = 4  # shown of a folder, of which only some are deleted
-
 
 def forget(
     dataset: Annotated[str | None, typer.Option(help="Dataset id. Default: that of the data card.")] = None,
@@ -59,6 +57,6 @@ def show(title: str, found: Mapping[str, Sequence[Path]]) -> None:
         size = f"{sum(file.stat().st_size for file in every) / 1e6:12,.1f} MB" if sys.stdout.isatty() else ""
         place = Path(os.path.commonpath(paths or [Path("none")]))
         names = sorted(str(path.relative_to(place)) for path in paths if path != place)
-        if len(names) > ENTRIES:
-            names[ENTRIES:] = [f"{len(names) - ENTRIES} more"]
+        if len(names) > 4:
+            names[4:] = [f"{len(names) - 4} more"]
         tell(f"  {what:<32}{size}  {place}{': ' * bool(names)}{', '.join(names)}")

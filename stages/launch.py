@@ -18,12 +18,11 @@ EXIT_CODE = "SFUMATO_EXIT_CODE"  # names the file in which the first process lea
 
 
 def asked() -> bool:
-    """Whether the user wants many processes."""
     return bool(os.environ.get(LAUNCH))
 
 
 def again() -> int:
-    """Run this very command once more, in many processes. Returns its exit code.
+    """Rerun this command in many processes. Returns its exit code.
 
     The first process leaves its exit code in the shared state directory, since `torchrun` turns every one into 1.
     """

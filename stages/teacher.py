@@ -17,8 +17,6 @@ from stages.runner import QueryRun
 from stages.screen import progress
 from stages.state import state_dir
 
-RAREST = 0.001  # share of images that a label is taken to have, at least, if images have several
-
 
 def teacher(run: QueryRun, settings: Teacher) -> None:
     plan = run.plan
@@ -41,7 +39,7 @@ def teacher(run: QueryRun, settings: Teacher) -> None:
     charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)
     offsets = None
     if plan.several:
-        offsets = run.counts.priors.clamp(RAREST, 1 - RAREST).logit()
+        offsets = run.counts.priors.clamp(0.001, 0.999).logit()
     with progress("teacher", clock=False) as report:
         weights = query_teacher(charge, settings, len(plan.classes), size, covariance, report, offsets)
     with run.releasing(charge) as directory:

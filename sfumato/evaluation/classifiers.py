@@ -72,7 +72,6 @@ def stem_stride(height: int, width: int) -> int:
 
 
 def perceptron(pixels: int) -> nn.Sequential:
-    """Two dense layers with a dropout between them."""
     first = nn.Flatten(), nn.Linear(pixels, 2 * PENULTIMATE_WIDTH), nn.ReLU(), nn.Dropout(0.2)
     return nn.Sequential(*first, nn.Linear(2 * PENULTIMATE_WIDTH, PENULTIMATE_WIDTH), nn.ReLU())
 
@@ -199,7 +198,6 @@ def resnext(channels: int, depth: int, cardinality: int, width: int, stride: int
 
 
 def averaged(*layers: nn.Module) -> nn.Sequential:
-    """The layers, and the mean over all places."""
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 

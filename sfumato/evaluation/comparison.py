@@ -198,5 +198,4 @@ def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
 
 
 def classifiers_of(runs: pd.DataFrame) -> list[str]:
-    """Every classifier that scored some run, in the order of first appearance."""
     return [name.removesuffix("_std") for name in runs.columns if name.endswith("_std")]

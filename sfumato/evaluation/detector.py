@@ -13,7 +13,6 @@ from sfumato.evaluation.downstream import fit, schedule_of
 from sfumato.evaluation.shift import shifted
 from sfumato.training.supervised import logits
 
-DETECTOR = "cnn"
 STEPS = 200  # of its training
 COMPARED = 10_000  # images of each set, at most
 
@@ -50,7 +49,7 @@ def detect(drawn: ImageSet, real: ImageSet, seed: int = 0) -> Detected | None:
     half = len(first) // 2
     learned = np.concatenate([drawn.images[first[:half]], real.images[second[:half]]])
     tested = np.concatenate([drawn.images[first[half:]], real.images[second[half:]]])
-    network = fit(DETECTOR, learned, np.repeat([0, 1], half), 2, schedule_of(DETECTOR, half, 1, STEPS), seed)
+    network = fit("cnn", learned, np.repeat([0, 1], half), 2, schedule_of("cnn", half, 1, STEPS), seed)
     margin = logits(network, tested) @ np.array([1, -1], dtype=np.float32)
     is_drawn = np.arange(len(tested)) < len(first) - half
     accuracy = ((margin[is_drawn] > 0).mean() + (margin[~is_drawn] <= 0).mean()) / 2

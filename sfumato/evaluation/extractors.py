@@ -29,7 +29,6 @@ from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.training.supervised import apply
 
 INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"  # of pytorch-fid's weights
-SHRUNK_TO = 16  # pixels of a side at most, in the space of pixels
 EPOCHS = 4  # over the drawn images; at least downstream.MIN_STEPS steps
 DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}  # what the embedded feature network is trained on
 
@@ -112,8 +111,8 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
 
 
 def pixel_extractor(shape: Shape) -> Extractor:
-    """`pixels-<rows>x<columns>`: images shrunk to SHRUNK_TO a side at most. Copies are near; content is not seen."""
-    rows, columns = (min(side, SHRUNK_TO) for side in shape[1:])
+    """`pixels-<rows>x<columns>`: images shrunk to 16 a side at most. Copies are near; content is not seen."""
+    rows, columns = (min(side, 16) for side in shape[1:])
     name = f"pixels-{rows}x{columns}"
 
     def embed(images: Tensor) -> Tensor:

@@ -19,8 +19,6 @@ from sfumato.features.efficientnet_lite import imagenet_network
 from sfumato.settings.evaluate import Evaluate
 from sfumato.training.supervised import Schedule, train_supervised
 
-SCHEDULE = Schedule(steps=600, learning_rate=2e-3, weight_decay=1e-2)
-
 
 def public_extractor(settings: Evaluate, shape: Shape, warnings: list[str]) -> Extractor | None:
     """The features of `evaluate.public_student`; None if it names none, or with a warning if they are not installed."""
@@ -53,15 +51,16 @@ def score_student(extractor: Extractor, train: ImageSet, holdout: ImageSet, seed
     mean = learned.mean(dim=0)
     spread = learned.std(dim=0) + 1e-6
     labels = torch.from_numpy(np.array(train.labels, dtype=np.int64))
+    schedule = Schedule(steps=600, learning_rate=2e-3, weight_decay=1e-2)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         while True:
-            for rows in torch.randperm(len(learned)).split(SCHEDULE.batch):
+            for rows in torch.randperm(len(learned)).split(schedule.batch):
                 yield (learned[rows] - mean) / spread, labels[rows]
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = nn.Linear(learned.shape[1], len(train.classes))
-        train_supervised(model, batches(), SCHEDULE)
+        train_supervised(model, batches(), schedule)
     answers = model((scored - mean) / spread).detach().numpy()
     return scored_by(lambda _: answers, holdout, {})

@@ -9,7 +9,7 @@ import pandas as pd
 
 from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
 from sfumato.evaluation.downstream import FEWEST_OF_A_GROUP
-from sfumato.evaluation.plots import scored
+from sfumato.evaluation.plots import accuracies
 from sfumato.release.card import WORDS
 from sfumato.release.report import Local, Picture, Table, picture
 from sfumato.storage.artifacts import read_artifact
@@ -26,7 +26,8 @@ def csv_of(table: pd.DataFrame, numbers: str = ".4f") -> str:
 
 def tables_of(found: Mapping) -> Iterator[Table]:
     """What terminal and page show of metrics.json: accuracy by training set and class, fidelity, verdict."""
-    sets = scored(found)
+    by_set = {name: accuracies(values) for name, values in found.items() if isinstance(values, dict)}
+    sets = {name: rows for name, rows in by_set.items() if rows}
     if not sets:  # the hold-out could not judge
         return
     measure = found.get("measure", "accuracy")  # or AUROC, of several labels
@@ -88,7 +89,6 @@ def table_of(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], 
 
 
 def comparison_table(runs: pd.DataFrame, classifiers: list[str]) -> Table:
-    """The runs on the screen, a row each."""
     rows = []
     for name, row in zip(short_names(list(runs["run"])), runs.to_dict("records"), strict=True):
         accuracies = [percent({"mean": row[key], "std": row[f"{key}_std"]}) for key in classifiers]

@@ -68,7 +68,7 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     parts = [f"{level}{part}: {sentence}"]
     if level != UNJUDGED and balanced.get("teacher", 0.0) > release + 0.02:
-        parts.append("The teacher is a better classifier: who needs no more than a classifier should take it")
+        parts.append("The teacher is a better classifier: take it if a classifier is all that you need")
     if found.get("mixture"):
         parts.append(f"It was made {found['mixture']['chosen']}, as the students of both mixtures decided")
     said = ". ".join(parts) + "."
@@ -90,7 +90,6 @@ def guesses(present: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, floa
 
 
 def level_of(learned: float) -> str:
-    """The level of a part of what there is to learn."""
     return next(name for name, (least, _) in VERDICT_LEVELS.items() if learned >= least)
 
 

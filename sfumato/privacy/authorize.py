@@ -30,8 +30,7 @@ from sfumato.data.store import (
 from sfumato.errors import BudgetError, ConfigError, DataError, explained
 from sfumato.privacy.accountant import LARGEST_DELTA, epsilon
 from sfumato.privacy.charge import Charge, check_norm
-from sfumato.privacy.decision import RELEASED as RELEASED
-from sfumato.privacy.decision import Decision, Work, decide
+from sfumato.privacy.decision import RELEASED, Decision, Work, decide
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL_USE, OPEN, RESUME, Odometer, Run
@@ -45,11 +44,7 @@ from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import read_kept
 from sfumato.storage.documents import Exact
 
-ONE_IMAGE_EACH = "no two images are of one person, says the owner"  # what a written unit: image claims
-OF_A_GROUP = "; of a group the mean over its images, which is no longer than that of one"
 DAY = 86_400  # seconds: two exact times would tell how long a query took, and so how many images it saw
-VERSIONED = ("sfumato", "torch", "numpy", "dp-accounting", "randomgen")
-TERMS = ("event", "max_norm", "adjacency", "unit", "group_weight")  # of a record: a run that goes on keeps them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +189,9 @@ def open_alone(
         check_known(odometer, card, work.seen, permission.lifetime_epsilon != UNLIMITED)
         runs = odometer.charges(card.version)
         record = new_record(card, work, permission, noise.label)
-        decision = decide(state, work, runs, prepared, {key: record.get(key) for key in TERMS}, noise.label)
+        # a run that goes on keeps these
+        terms = {key: record.get(key) for key in ("event", "max_norm", "adjacency", "unit", "group_weight")}
+        decision = decide(state, work, runs, prepared, terms, noise.label)
         refuse_released(decision, work, prepared)
         if (found := decision.run) is None:
             check_lifetime(odometer, {work.stage: work.mechanism}, permission, work.unit)
@@ -288,6 +285,7 @@ def ensure_latents(
 
 
 def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, noise_source: str) -> dict:
+    packages = ("sfumato", "torch", "numpy", "dp-accounting", "randomgen")
     record = {
         "id": secrets.token_hex(16),
         "stage": work.stage,
@@ -304,14 +302,14 @@ def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, nois
         "settings": work.settings,
         "revision": work.revision,
         "again": work.again,
-        "versions": {name: installed_version(name) for name in VERSIONED},
+        "versions": {name: installed_version(name) for name in packages},
         "time": int(time.time()) // DAY * DAY,
     }
     if work.unit == GROUP:
-        record["sensitivity"] = work.sensitivity + OF_A_GROUP
+        record["sensitivity"] += "; of a group the mean over its images, which is no longer than that of one"
         record["group_weight"] = "mean" if work.group_cap == 1 else f"capped at {work.group_cap} images"
     if work.unit == IMAGE and permission.one_image_each:
-        record["claim"] = ONE_IMAGE_EACH
+        record["claim"] = "no two images are of one person, says the owner"
     return record
 
 

@@ -271,7 +271,6 @@ def empty_artifact_md5(stage: str) -> str:
 
 
 def md5_of(content: bytes) -> str:
-    """DVC's hash of a file."""
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 

@@ -27,12 +27,7 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import replace_private
 
-AGREEMENT = 0.01  # relative, beyond an opinion's own error
-# Opacus sums long series below order 2, and its binomial coefficients overflow beyond 1024
-OPACUS_ORDERS = (2, 1024)
-LARGEST_GRID = 2**20  # points of a discretized privacy loss: about a second for each mechanism
 GRID_ERROR = 2e-3  # of epsilon by our own distribution
-OPINIONS_ON = {"pld": ("pld",), EXACT: (EXACT, "rdp")}  # that bear on a ledger's accountant; else Rényi's
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ class Opinion:
 
     @property
     def disagrees(self) -> bool:
-        return self.epsilon is not None and not self.epsilon - self.error <= (1 + AGREEMENT) * self.ours
+        return self.epsilon is not None and not self.epsilon - self.error <= 1.01 * self.ours
 
     def __str__(self) -> str:
         return "n/a" if self.epsilon is None else f"{self.epsilon:.4f}"
@@ -92,7 +87,7 @@ def kept_opinions(records: Sequence[Mapping], delta: float, accountant: str, sta
 
 def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]:
     """Discrepancies of the declared accountant with independent ones, a sentence each. rdp_classic rests on rdp."""
-    kinds = OPINIONS_ON.get(accountant, ("rdp",))
+    kinds = {"pld": ("pld",), EXACT: (EXACT, "rdp")}.get(accountant, ("rdp",))
     return [
         f"{name} comes to epsilon={opinion}, where {opinion.kind} comes to {opinion.ours:.4f}: one of the two is wrong"
         for name, opinion in opinions.items()
@@ -107,7 +102,7 @@ def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
     theirs = np.full(len(ORDERS), np.inf)
     terms = [{"q": one.sample_rate, "noise_multiplier": one.noise_multiplier, "steps": one.uses} for one in parts]
     for i, order in enumerate(ORDERS):
-        if OPACUS_ORDERS[0] <= order <= OPACUS_ORDERS[1]:
+        if 2 <= order <= 1024:  # its series are long below, and its binomial coefficients overflow beyond
             with suppress(ValueError, OverflowError):  # of a series that its floats cannot hold
                 theirs[i] = sum(compute_rdp(**term, orders=float(order)) for term in terms)
     known = np.isfinite(theirs)
@@ -128,7 +123,8 @@ def opacus_prv(parts: Sequence[Mechanism], delta: float, pld: float) -> Opinion:
     # The accountant's grid spans twice this, in steps of error / sqrt(uses · ln(12 / delta_error) / 2).
     span = epsilon([part.event for part in parts], delta / 4000) + 3
     uses = sum(part.uses for part in parts)
-    coarsest = 2 * span * math.sqrt(uses * math.log(12_000 / delta) / 2) / LARGEST_GRID
+    # 2**20 points: about a second for each mechanism
+    coarsest = 2 * span * math.sqrt(uses * math.log(12_000 / delta) / 2) / 2**20
     error = max(pld / 1000, coarsest)
     if error > 0.1:  # of epsilon: a grid that coarse has no opinion
         return none

@@ -36,7 +36,6 @@ def ledgers(folder: Path) -> list[dict]:
 
 
 def seen_in_ledgers(dataset_id: str, folder: Path = Path()) -> set[str]:
-    """What these ledgers name of the journal of a dataset."""
     return {name for content in ledgers(folder) for name in seen_of(content, dataset_id)}
 
 
@@ -50,7 +49,7 @@ def write_ledger(folder: Path, state: Path, out: Path, say: Say) -> tuple[dict, 
     records = merge_records(artifacts)
     apart = declared_apart(artifacts)
     if apart and not (folder / CARD_PATH).exists():  # what `stage merge` made
-        say(f"note: the journals of {', '.join(apart)} are their owners': what else was ever opened is not known here")
+        say(f"note: {', '.join(apart)} keep their own journals: charges that they opened elsewhere are not known here")
         ledger = build_ledger(budget, records, [], apart=apart)
         return ledger, save_ledger(ledger, artifacts, folder, state, out)
     odometer = Odometer(state, read_card(folder / CARD_PATH).dataset_id)

@@ -102,8 +102,6 @@ class Lineage:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedFile(Resolved, Exact):
-    """The form of a resolved file."""
-
     settings: dict[str, Any]
     model: dict[str, Any] | None = None
     mechanism: dict[str, Any] = field(default_factory=dict)

@@ -113,7 +113,6 @@ def cost_of(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[s
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     lines += [f"| {' | '.join(plain(cell) if not cell.startswith('`') else cell for cell in row)} |" for row in rows]
     return "\n".join(lines)

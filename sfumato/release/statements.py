@@ -124,7 +124,6 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
 
 
 def mechanism_line(record: Mapping) -> str:
-    """A record as one line of a list."""
     one = Mechanism.from_json(record["event"])
     noise = f"noise multiplier {one.noise_multiplier:g}, sample rate {one.sample_rate:.4g}, releases {one.uses}"
     return f"- {record['stage']}: {record['released']}. Gaussian, {noise}; sensitivity {record['sensitivity']}."

@@ -20,7 +20,6 @@ from sfumato.runtime import compute
 
 T = TypeVar("T")
 R = TypeVar("R")
-ALIKE = 1e-5  # relative and absolute: what two processors may differ by, and a precision may not
 
 
 def join() -> None:
@@ -44,7 +43,6 @@ def join() -> None:
 
 
 def leave() -> None:
-    """Leave the group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -58,7 +56,6 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Whether this is the first process, or the only one."""
     return rank() == 0
 
 
@@ -91,9 +88,10 @@ def agree(tensors: Iterable[Tensor], *plain: object) -> None:
 def check_alike(parts: Sequence[Tensor]) -> None:
     """Raise ConfigError in all processes unless each part is that of the first, up to rounding."""
     if world_size() > 1:
-        own = [part.detach().cpu().double() for part in parts]
-        first = [broadcast(part.clone(memory_format=torch.contiguous_format)) for part in own]
-        _refuse_unless(all(torch.allclose(a, b, ALIKE, ALIKE, equal_nan=True) for a, b in zip(own, first, strict=True)))
+        mine = [part.detach().cpu().double() for part in parts]
+        pairs = [(part, broadcast(part.clone(memory_format=torch.contiguous_format))) for part in mine]
+        # what two processors may differ by, and a precision may not
+        _refuse_unless(all(torch.allclose(a, b, 1e-5, 1e-5, equal_nan=True) for a, b in pairs))
 
 
 def _refuse_unless(same: bool) -> None:
@@ -114,11 +112,11 @@ def reduce_sum(part: Tensor) -> Tensor:
 
 def map_sharded(tasks: Sequence[T], work: Callable[[T], R]) -> list[R]:
     """The result of `work` for each task, in their order: each process does its share, all get all."""
-    own = [work(task) for task in tasks[rank() :: world_size()]]
+    mine = [work(task) for task in tasks[rank() :: world_size()]]
     if world_size() == 1:
-        return own
+        return mine
     parts: list[list[R]] = [[]] * world_size()
-    dist.all_gather_object(parts, own)
+    dist.all_gather_object(parts, mine)
     return [parts[place % world_size()][place // world_size()] for place in range(len(tasks))]
 
 
@@ -142,7 +140,6 @@ def all_reduce(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """This process's share of the rows."""
     return tensor[rank() :: world_size()]
 
 

@@ -13,7 +13,6 @@ from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import replacing_directory
 
 PRIVACY = "privacy.json"
-KEPT = (DataError, OSError)
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,14 @@ def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
     digest: what it was, if that is known; pay: how to pay again. Raises DataError for a copy that cannot be put back.
     """
     cure = f"restore it from a backup, or the artifact by `dvc checkout`; or pay for the release again by {pay}"
-    with explained(DataError, lambda error: f"the kept copy of {stage}: {error}. Two ways on: {cure}", causes=KEPT):
+    why = f"the kept copy of {stage}"
+    causes = (DataError, OSError)
+    with explained(DataError, lambda error: f"{why}: {error}. Two ways on: {cure}", causes=causes):
         refuse_links(path.parent, path)
         read_artifact(path, stage, allow_local=True)
-        if digest not in (None, found := digest_of_file(path / PRIVACY)):
+        if digest not in (None, kept := digest_of_file(path / PRIVACY)):
             raise DataError(f"{path / PRIVACY} is not what was released")
-        return found
+        return kept
 
 
 def refuse_links(*folders: Path) -> None:
@@ -194,8 +195,8 @@ def check_out(out: Path, stage: str) -> None:
     """Raise ConfigError if `out` holds anything but an artifact of `stage`, so that no file of the user is replaced."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    found = None
+    writer = None
     with suppress(OSError, ValueError, AttributeError):
-        found = read_json(out / PRIVACY).get("stage")
-    if found != stage:
+        writer = read_json(out / PRIVACY).get("stage")
+    if writer != stage:
         raise ConfigError(f"--out {out} holds something else than an artifact of `{stage}`: remove it, or name another")

@@ -16,8 +16,6 @@ from typing import Any, ClassVar, TypeVar
 import yaml
 
 DEEPEST = 50  # levels of nested lists and mappings
-LARGEST_INTEGER = 2**63 - 1
-EXPONENT = re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$")  # a number to YAML 1.2 and DVC, not always to YAML 1.1
 TWO_READINGS = re.compile(r"[-+]?0[0-9b_].*|.*[_:].*")  # octal, 1_000, 1:30, 0b1: text or other numbers to YAML 1.2
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a dataset: it also names files
 # control characters, line ends, marks that change the direction of text, unpaired surrogates
@@ -64,7 +62,7 @@ def parse_json(text: str, *, infinite: bool = False) -> Any:
         return value
 
     def integer(text: str) -> int | float:
-        return int(text) if len(text) <= 20 and abs(int(text)) <= LARGEST_INTEGER else number(text)
+        return int(text) if len(text) <= 20 and abs(int(text)) < 2**63 else number(text)
 
     try:
         content = json.loads(text, parse_int=integer, parse_float=number, parse_constant=number, object_pairs_hook=once)
@@ -88,7 +86,7 @@ def check_plain(content: Any, level: int = 0) -> None:
     if isinstance(content, str):
         content.encode()
     elif isinstance(content, int):
-        if abs(content) > LARGEST_INTEGER:
+        if abs(content) >= 2**63:
             raise ValueError(f"the number {str(content)[:24]}… is too large")
     elif isinstance(content, (dict, list)):
         if level == DEEPEST:
@@ -108,8 +106,8 @@ class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
         if len(node.value) > 70:
             raise ValueError(f"the number {node.value[:24]}… is too large")
         if TWO_READINGS.fullmatch(node.value):
-            known = "is one number to some programs, and text or another to others"
-            raise ValueError(f"{node.value} {known}: write 8, 1000 or 90, or in quotes '{node.value}'")
+            unsure = "is one number to some programs, and text or another to others"
+            raise ValueError(f"{node.value} {unsure}: write 8, 1000 or 90, or in quotes '{node.value}'")
         return getattr(self, f"construct_yaml_{node.tag.rpartition(':')[2]}")(node)
 
 
@@ -120,7 +118,8 @@ class QuotingYaml(yaml.SafeDumper):
 for kind in ("int", "float"):
     PlainYaml.add_constructor(f"tag:yaml.org,2002:{kind}", PlainYaml.construct_number)
 for form in (PlainYaml, QuotingYaml):
-    form.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, [*"-+0123456789"])
+    exponent = re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$")  # a number to YAML 1.2 and DVC, not always to YAML 1.1
+    form.add_implicit_resolver("tag:yaml.org,2002:float", exponent, [*"-+0123456789"])
 
 
 def read_yaml(path: Path) -> Any:

@@ -13,7 +13,6 @@ from sfumato.evaluation.metrics.neighbours import NEIGHBOURS, authenticity, prec
 from sfumato.settings.evaluate import Evaluate
 
 FEWEST_OF_A_KIND = 4  # images of each kind, for the likelihood
-INCEPTION_NAMES = {"frechet": "fid", "mmd": "kid", "mmd_std": "kid_std"}  # of numbers in its space
 
 
 class Metric(NamedTuple):
@@ -128,6 +127,7 @@ def fidelity(
         "images": len(compared),
         "reference_images": len(reference),
     }
-    if extractor.head is not None:
-        numbers = {INCEPTION_NAMES.get(key, key): value for key, value in numbers.items()}
+    if extractor.head is not None:  # Inception's
+        names = {"frechet": "fid", "mmd": "kid", "mmd_std": "kid_std"}
+        numbers = {names.get(key, key): value for key, value in numbers.items()}
     return about | numbers
