@@ -1,7 +1,4 @@
-"""One stage in many processes: a command starts itself again under the program that `SFUMATO_LAUNCH` names.
-
-That is `torchrun` with its options, say. `dvc.yaml` and the commands stay as they are.
-"""
+"""One stage in many processes: a command starts itself again under what `SFUMATO_LAUNCH` names, such as `torchrun`."""
 
 import os
 import secrets

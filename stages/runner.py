@@ -129,10 +129,7 @@ def show_standing(name: str, enabled: bool = True) -> None:
 
 
 def standing(name: str) -> str:
-    """How far the pipeline has come when a stage begins.
-
-    The minutes are those expected of the stages before it and of all, ε that of the queries before it: all public.
-    """
+    """How far the pipeline has come when a stage begins: expected minutes, ε of the queries before it; all public."""
     from sfumato.data.store import read_card
     from sfumato.planning.estimate import expected_seconds
     from sfumato.privacy.accountant import epsilon
@@ -252,10 +249,7 @@ class StageRun:
 
     @contextmanager
     def writing(self, also: Iterable[Artifact] = ()) -> Iterator[Path]:
-        """A directory that becomes the artifact, with the records of all inputs and of `also`, if the block ends well.
-
-        Of many processes the first one writes; the others' work ends here.
-        """
+        """A directory that becomes the artifact, with the records of inputs and `also`. The first process writes."""
         self.first_alone()
         with writing(self.out, self.plan.stage, [*self.inputs.values(), *also]) as directory:
             yield directory

@@ -143,10 +143,7 @@ class PreActivated(nn.Module):
 
 
 class Residual(nn.Module):
-    """The block of plain networks and ResNeXt: convolutions with batch norms beside a shortcut, then a ReLU.
-
-    sizes: (kernel, output channels, groups) of each convolution; the first 3×3 one takes the stride.
-    """
+    """Convolutions with batch norms beside a shortcut, then a ReLU. sizes: (kernel, outputs, groups) of each."""
 
     def __init__(self, inputs: int, sizes: list[tuple[int, int, int]], stride: int) -> None:
         super().__init__()

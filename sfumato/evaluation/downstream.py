@@ -1,7 +1,4 @@
-"""Downstream accuracy: train a classifier on one set, score it on another.
-
-The model is that of the last epoch: the scored images decide nothing.
-"""
+"""Downstream accuracy: train a classifier on one set, score it on another. The scored images decide nothing."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,10 +24,7 @@ BINS = 15  # of confidence, for calibration
 
 
 def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) -> Schedule:
-    """The schedule of classifier `name` on `count` images: `epochs` passes, or exactly `steps` gradient steps if given.
-
-    Without `steps`, there are at least MIN_STEPS.
-    """
+    """The schedule for `count` images: exactly `steps` gradient steps, or `epochs` passes and MIN_STEPS at least."""
     spec = CLASSIFIERS[name]
     return Schedule(
         steps=steps or max(epochs * math.ceil(count / Schedule.batch), MIN_STEPS),
@@ -55,10 +49,7 @@ def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedul
 
 
 def shuffled_batches(images: np.ndarray, labels: np.ndarray, size: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless batches in a new order in each pass, by the global generator. A last batch of one image is left out.
-
-    Batch norm cannot train on one image: a set of one image gives batches of two copies.
-    """
+    """Endless batches in a new order each pass, by the global generator; of two images or more, for batch norm."""
     targets = torch.from_numpy(np.array(labels, dtype=np.int64))
     while True:
         order = torch.randperm(len(images))
@@ -111,10 +102,7 @@ def scored_by(scores: Callable[[ImageSet], np.ndarray], holdout: ImageSet, moved
 
 
 def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Expected calibration error of (N, classes) logits: |confidence − accuracy| of each bin, mean over the images.
-
-    Source: Guo et al. 2017, Eq. 3.
-    """
+    """Expected calibration error of (N, classes) logits, by BINS of confidence. Source: Guo et al. 2017, Eq. 3."""
     confidence = softmax(scores.astype(np.float64), axis=1).max(axis=1)
     excess = confidence - (scores.argmax(axis=1) == labels)
     bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
@@ -122,10 +110,7 @@ def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def auroc(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:
-    """The area under the ROC curve of each label: how often an image that has it scores above one that has not.
-
-    scores, labels: (N, classes). None for a label that all images have, or none.
-    """
+    """AUROC of each label by (N, classes) scores and labels. None for a label that all images have, or none."""
     columns = zip(labels.T, scores.T, strict=True)
     return [float(roc_auc_score(has, given)) if 0 < has.sum() < len(has) else None for has, given in columns]
 

@@ -26,10 +26,7 @@ def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[s
 
 
 def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
-    """Which hold-out images have the bytes of a training image, (n,) bool.
-
-    Those that only look like one were resized if they are more than LOOK_ALIKES; a few may be other pictures.
-    """
+    """Which hold-out images are training images, (n,) bool: of equal bytes; or alike, if more than LOOK_ALIKES are."""
     of_training = {*digests(train.images)}
     copied = np.array([value in of_training for value in digests(holdout.images)], dtype=bool)
     alike = copied.copy()

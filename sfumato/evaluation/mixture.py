@@ -21,10 +21,7 @@ Judges = Mapping[str, tuple[np.ndarray, np.ndarray]]  # (N, H, W, C) uint8 image
 
 
 def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, seed: int) -> Judges:
-    """The images that students are compared on: new drawn ones, with the classes asked for, and some public ones.
-
-    The teacher gives each class its share of those asked for; of public images, equally many as `select` does.
-    """
+    """The images that students are compared on: new drawn ones, and public ones with equally many of each class."""
     some = public.take(np.random.default_rng(seed).permutation(len(public))[:JUDGES])
     equal = ImageSet(some.images, np.arange(len(some)) % len(drawn.classes), drawn.classes)
     return {name: (one.images, relabelled(teacher, one).labels) for name, one in (("drawn", drawn), ("public", equal))}

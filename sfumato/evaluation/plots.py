@@ -99,10 +99,7 @@ def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, 
 
 
 def plot_detected(detected: Detected, path: Path) -> None:
-    """What the detector goes by: the released images it is surest of, those it takes for real, the surest real ones.
-
-    The clearest come first.
-    """
+    """What the detector goes by, the clearest first: released images, those it takes for real, and real ones."""
     drawn = np.flatnonzero(detected.drawn)
     real = np.flatnonzero(~detected.drawn)
     ranked = drawn[np.argsort(-detected.scores[drawn], kind="stable")]

@@ -144,10 +144,7 @@ def shifted_sets(holdout: ImageSet) -> dict[str, ImageSet]:
 
 
 def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict:
-    """The baseline of a release: what `aggregate` returns, and its "accuracy" and "balanced_accuracy".
-
-    Of several labels, both are the mean AUROC.
-    """
+    """What `aggregate` returns of the teacher, with "accuracy" and "balanced_accuracy": AUROC of several labels."""
     found = scored_by(lambda part: logits(teacher, part.images), holdout, shifted_sets(holdout))
     shares = {"accuracy": found.accuracy, "balanced_accuracy": mean_of(found.by_class)}
     return shares | aggregate([found], holdout.classes, holdout.groups, holdout.compared)

@@ -108,10 +108,7 @@ def short_names(names: list[str]) -> list[str]:
 
 
 def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
-    """What the owner's report shows beyond the release: numbers and plots of `stage evaluate`, noisy pictures.
-
-    It skips what does not exist. Raises DataError if a file exists and cannot be read.
-    """
+    """What `stage evaluate` and noisy pictures add for the owner, if they exist. Raises DataError if unreadable."""
     numbers = Local()
     again = "run `stage evaluate` again"
     causes = (*UNREADABLE, LookupError, RuntimeError)

@@ -94,10 +94,7 @@ def level_of(learned: float) -> str:
 
 
 def auroc_error(having: np.ndarray, count: int) -> float:
-    """Standard error of a mean AUROC of scores that tell nothing, at most: the mean of those of the labels.
-
-    having: how many of `count` images have each label. Source: the variance of the rank-sum statistic.
-    """
+    """Standard error of a mean AUROC by chance, at most. having: images of each label. Source: rank sums."""
     both = having[(having > 0) & (having < count)].astype(float)
     return float(np.sqrt((count + 1) / (12 * both * (count - both))).mean()) if len(both) else math.inf
 

@@ -321,10 +321,7 @@ def installed_version(name: str) -> str:
 
 
 def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: bool) -> None:
-    """Raise BudgetError if the journal lacks some of `seen`: it is an older copy, or another one.
-
-    bounded: whether there is a lifetime budget. Without one, any journal will do for a public source.
-    """
+    """Raise BudgetError if the journal lacks some of `seen`. bounded: whether a lifetime budget is kept."""
     missing = {*seen} - odometer.known()
     if missing and (card.source in OF_THE_OWNER or bounded):
         raise BudgetError(

@@ -101,10 +101,7 @@ def decide(
 
 
 def last_for(work: Work, runs: Sequence[Run]) -> tuple[Run, bool] | None:
-    """The last of the runs for the same work, or else under the same plan; and whether its inputs are the same.
-
-    If a free stage was re-run, the inputs differ although the plan is the same: that is not charged again.
-    """
+    """The last run for the same work, else under the same plan: paid once; and whether its inputs are the same."""
     for digest in work.digests:
         if found := [run for run in runs if run.opened.get("work") == digest]:
             return found[-1], True

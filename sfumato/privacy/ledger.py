@@ -175,10 +175,7 @@ def ledger_text(ledger: Mapping) -> str:
 
 
 def read_ledger(path: Path) -> dict:
-    """The content of a ledger.
-
-    path: `ledger.json`. Raises BudgetError if the file is missing or not a whole ledger.
-    """
+    """The content of `ledger.json`. Raises BudgetError if the file at `path` is missing or not a whole ledger."""
     write = "run `stage ledger write` (or `dvc repro`)"
     again = "restore it from git, or run `stage ledger write`"
     broken = f"{path} is truncated or not JSON"

@@ -104,10 +104,7 @@ def save_ledger(ledger: dict, artifacts: Sequence[Artifact], folder: Path, state
 
 
 def adopt_charges(folder: Path, state: Path, say: Say) -> tuple[Odometer, int, int]:
-    """Replace a lost journal: count what can be read of it, and what the project's ledgers and artifacts hold.
-
-    Returns the odometer, how many charges are new, and how many entries of the old journal cannot be read.
-    """
+    """Replace a lost journal. Returns the odometer, and how many charges are new and old entries unreadable."""
     odometer = Odometer(state, read_card(folder / CARD_PATH).dataset_id)
     mine = odometer.dataset_id
     records = dict[str, dict]()

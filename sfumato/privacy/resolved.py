@@ -126,10 +126,7 @@ def settings_digest(content: Mapping[str, Any]) -> str:
 
 
 def read_stage_plan(path: Path, stage: str, extra: Literal["forbid", "ignore"] = "forbid") -> StagePlan[Any]:
-    """The plan of `stage`: a QueryPlan for a query that is switched on. Raises ConfigError for any other file.
-
-    extra: as `as_now` takes it: "ignore" reads what was released, and is no plan for a run.
-    """
+    """The plan of `stage`, a QueryPlan if it spends; `extra` as in `as_now`. Raises ConfigError for another file."""
     missing = f"{path} is missing: run `stage plan` first"
     with explained(ConfigError, lambda error: f"{path} cannot be read: {error}", missing=missing):
         content = read_yaml(path)

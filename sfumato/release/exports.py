@@ -61,10 +61,7 @@ def mark_of(sources: Collection[str]) -> Mark:
 
 
 def save_npz(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
-    """Write one compressed archive: `images` (N, H, W, C) uint8, `labels` (N,) int64, `classes` (M,) strings, `kinds`.
-
-    The mark is its comment. The same set always gives the same bytes.
-    """
+    """Write one archive: `images` (N, H, W, C) uint8, `labels`, `classes` and `kinds`; its comment is the mark."""
     archive = io.BytesIO()
     classes = np.array(image_set.classes, dtype=np.str_)
     np.savez_compressed(archive, images=image_set.images, labels=image_set.labels, classes=classes, kinds=kinds)
@@ -82,10 +79,7 @@ def shards(image_set: ImageSet) -> list[range]:
 
 
 def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
-    """Write tar files as WebDataset has them: of each image `<index>.png`, and `<index>.json` with label, class, kind.
-
-    Several labels are `labels`, the list of the names of those that an image has.
-    """
+    """Write tar files: of each image `<index>.png`, and `<index>.json` with label and class, or `labels`, and kind."""
     (directory / SAMPLES).mkdir(parents=True, exist_ok=True)
     comment = {"comment": mark.xmp} if mark.everywhere else {}
     for shard, rows in enumerate(shards(image_set)):

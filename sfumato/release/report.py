@@ -88,10 +88,7 @@ def not_covered(grouped: bool) -> list[str]:
 
 
 def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
-    """The release, its ledger, and ε computed again.
-
-    Raises BudgetError if the ledger does not hold, or not for this release, DataError if that is missing or changed.
-    """
+    """The release, its ledger, and ε computed again. Raises BudgetError for the ledger, DataError for the release."""
     artifact = read_artifact(release, "synthesize")
     content = read_ledger(ledger)
     spent, problems = check_ledger(content)

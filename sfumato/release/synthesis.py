@@ -27,10 +27,7 @@ Parts = tuple[Iterator[Tensor], Tensor]
 
 
 def kept_images(directory: Path, count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None) -> Parts:
-    """`count` of the images of an artifact, at random; if a class has too few, all of them in turn.
-
-    A class without any, whose noisy count was zero, gives its part to the others.
-    """
+    """`count` images of an artifact at random, all in turn if a class has too few; none of a class that has none."""
     classes = len(priors) if priors is not None else int(load_array(directory / LABELS).max(initial=0)) + 1
     population = load_images(directory, map(str, range(classes)), shape=shape)  # type: ignore[arg-type]
     shares = torch.ones(classes).double() if priors is None else priors.double()
@@ -129,10 +126,7 @@ def draw_mixture(
 def sorted_examples(
     images: Tensor, labels: Tensor, classes: int, number: int, among: np.ndarray | bool = True
 ) -> Tensor:
-    """The first `number` images, (N, C, H, W) uint8, of each class, class by class, in [0, 1], for a grid.
-
-    Blanks if a class has fewer. among: (N,) bool, of which images.
-    """
+    """(N, C, H, W) uint8 -> the first `number` of each class in [0, 1], or blanks. among: (N,) bool, of which."""
     examples = torch.ones(classes, number, *images.shape[1:])
     for label in range(classes):
         rows = torch.from_numpy(np.flatnonzero(having(labels.numpy(), label) & among)[:number])

@@ -113,10 +113,7 @@ def uniform(random: torch.Generator, low: float, high: float, *shape: int) -> Te
 
 
 def distort(images: Tensor, random: torch.Generator) -> Tensor:
-    """Each image warped, woven through with stripes or spots, and under another light; (B, C, H, W) in [0, 1].
-
-    The texture multiplies, so a dark ground stays dark. Only the teacher can label such an image.
-    """
+    """(B, C, H, W) in [0, 1] warped, textured by products, which leave a dark ground dark, and in another light."""
     if not len(images):
         return images
     number, _, height, width = images.shape

@@ -19,10 +19,7 @@ THREADS = torch.get_num_threads()  # as many as there are cores, or as OMP_NUM_T
 
 
 def device() -> torch.device:
-    """The device of `SFUMATO_DEVICE`; by default `auto`, a GPU if torch can use one.
-
-    Raises ConfigError for `cuda` if torch cannot use one: it does not fall back on the CPU.
-    """
+    """The device of `SFUMATO_DEVICE`, by default a GPU if there is one. Raises ConfigError for `cuda` without."""
     asked = os.environ.get("SFUMATO_DEVICE") or "auto"
     if asked not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"SFUMATO_DEVICE={asked} is not known: expected auto, cpu or cuda")

@@ -135,10 +135,7 @@ def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[
 
 
 def declared_apart(inputs: Sequence[Artifact]) -> tuple[str, ...]:
-    """The data sets that are declared to show different people: the widest declaration, if it holds all others.
-
-    Two that overlap say nothing of a person who is in both: then there is none, and all costs add up.
-    """
+    """The widest declaration of data sets that show different people; none unless it holds all others: costs add up."""
     widest = max((artifact.apart for artifact in inputs), key=len, default=())
     return widest if all({*artifact.apart} <= {*widest} for artifact in inputs) else ()
 

@@ -31,10 +31,7 @@ class Exact:
 
 
 def read_text(path: Path, largest: int = 256 * 2**20) -> str:
-    """The text of a regular file of at most `largest` bytes of UTF-8. Pipes and devices are refused at once.
-
-    The largest files are JSON: the hashes of the images of a large release.
-    """
+    """The text of a regular file of at most `largest` bytes of UTF-8. Pipes and devices are refused at once."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait; Windows has none
     with os.fdopen(descriptor, "rb") as file:
         about = os.fstat(descriptor)
