@@ -87,7 +87,12 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
     if distributed.is_main():
         check_writable(out)  # found before a charge is opened, not after
         keep_copy()
-    inputs = read_inputs(stage, used)
+    inputs = {name: read_artifact(path, name) for name, path in used.items()}
+    for name, artifact in inputs.items():
+        if not artifact.enabled and name not in stage.optional:
+            remedy = f"add {name} to run, and run `stage plan` and `stage {name}`"
+            what = f"{artifact.path} is the empty artifact of a stage that is off"
+            raise ConfigError(f"{stage.name} needs {name}, but {what}: {remedy}")
     if stage.spread and not distributed.launched() and launch.asked():
         raise SystemExit(launch.again())
     ready_processor(stage.name)
@@ -173,17 +178,6 @@ def keep_memory_off_disk() -> None:
 
 def load_plan(stage: str) -> StagePlan[Any]:
     return read_stage_plan(PLAN / f"{stage}.yaml", stage)
-
-
-def read_inputs(stage: Stage, paths: Mapping[str, Path]) -> dict[str, Artifact]:
-    """Read and verify. Raises ConfigError for the empty artifact of a stage whose images or numbers are needed."""
-    inputs = {name: read_artifact(path, name) for name, path in paths.items()}
-    for name, artifact in inputs.items():
-        if not artifact.enabled and name not in stage.optional:
-            remedy = f"add {name} to run, and run `stage plan` and `stage {name}`"
-            what = f"{artifact.path} is the empty artifact of a stage that is off"
-            raise ConfigError(f"{stage.name} needs {name}, but {what}: {remedy}")
-    return inputs
 
 
 def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None:

@@ -77,8 +77,16 @@ def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) 
         return None
     if config.extractor == "inception":
         return inception_extractor(Path(config.weights) if config.weights else None)
-    if config.extractor == "pixels":
-        return pixel_extractor(shape)
+    if config.extractor == "pixels":  # where copies are near, and content is not seen
+        rows, columns = (min(side, 16) for side in shape[1:])
+        name = f"pixels-{rows}x{columns}"
+        return Extractor(
+            name=name,
+            digest=digest_of([name]),
+            dimension=shape[0] * rows * columns,
+            embed=lambda images: F.adaptive_avg_pool2d(images, (rows, columns)).flatten(1),
+            batch=1000,
+        )
     if config.network is not None:
         return own_extractor(config.network, shape)
     source: Literal["glyphs", "procedural"] = "glyphs" if shape[0] == 1 else "procedural"
@@ -108,18 +116,6 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
         device=device,
         batch=1000,
     )
-
-
-def pixel_extractor(shape: Shape) -> Extractor:
-    """`pixels-<rows>x<columns>`: images shrunk to 16 a side at most. Copies are near; content is not seen."""
-    rows, columns = (min(side, 16) for side in shape[1:])
-    name = f"pixels-{rows}x{columns}"
-
-    def embed(images: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(images, (rows, columns)).flatten(1)
-
-    dimension = shape[0] * rows * columns
-    return Extractor(name=name, digest=digest_of([name]), dimension=dimension, embed=embed, batch=1000)
 
 
 def own_extractor(settings: OwnNetwork, shape: Shape) -> Extractor:

@@ -46,18 +46,13 @@ def dataset_card(
     drawn = dict(sorted(sources.items()))
     chosen = drawn.pop(PUBLIC_SOURCE, 0)
     count = sum(sources.values())
-    channels, height, width = plan.shape
     claims = {record.get("claim", "") for record in records.values()}
     numbers = enumerate(zip(plan.classes, per_class, strict=True))
     return template("card.md", autoescape=False, plain=plain).render(
         **privacy_facts(plan, records, apart),
-        settings=plan.settings,
+        plan=plan,
         count=count,
-        height=height,
-        width=width,
-        channels=channels,
         size=next((name for bound, name in SIZES if count < bound), "n>10M"),
-        licence=plan.about.get("licence", "other"),
         chosen=chosen,
         drawn=drawn,
         mixture=mixture,
@@ -67,7 +62,6 @@ def dataset_card(
         claim=claims.pop() if len(claims) == 1 else "",
         owners=sorted(apart),
         together=privacy_facts(plan, records)["epsilon"],
-        several=plan.several,
         classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
         about=[(word, plan.about[key]) for key, word in WORDS["about"].items() if key in plan.about],
         prepared=PREPARED | plan.prepared,

@@ -20,7 +20,6 @@ from sfumato.release.synthesis import Drawn
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
 
-FARTHEST = 0.1  # of the images, those with the least product with the target, are left out
 COMPARED_CELLS = 4000  # of φ that are compared, at most
 TOGETHER = 5000  # images of a class, of which some are kept, at most: more are taken in parts
 
@@ -87,11 +86,11 @@ def rows_of(features: FourierFeatures, images: Tensor, cells: Tensor) -> Tensor:
 def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
     """Places of `number` of the rows, (N, d) of one norm, whose mean comes near to the target, (d,): (number,) int64.
 
-    Each is the one that, beside those before it, brings the mean nearest; without the FARTHEST, if enough are left.
+    Each is the one that, beside those before it, brings the mean nearest; without the farthest tenth, if enough are left.
     """
     towards = rows @ target
     beside = torch.zeros_like(towards)  # products with the sum of those chosen
-    left_out = min(int(FARTHEST * len(rows)), len(rows) - number)
+    left_out = min(int(0.1 * len(rows)), len(rows) - number)
     free = torch.ones_like(towards, dtype=torch.bool)
     free[towards.argsort()[:left_out]] = False
     places = torch.zeros(number, dtype=torch.int64)

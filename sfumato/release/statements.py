@@ -85,8 +85,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
     if cost["declared"]:
         public.append("the number of images, by the owner's declaration")
     gaps = [f"The guarantee does not cover {gap}." for gap in not_covered(cost["grouped"])]
-    facts = about | {key: shown[key] for key in ("images", "kind", "colour", "shape", "in_classes")}
-    facts |= {key: cost[key] for key in ("dataset", "unit", "neighbours")}
+    facts = about | shown | cost
     facts |= {
         "day": day,
         "digest": ledger["digest"],

@@ -19,9 +19,8 @@ from sfumato.features.teacher_network import TeacherNetwork, at_shares, probabil
 from sfumato.settings.release import Synthesize
 
 BLEND = (0.3, 0.7)  # the part of the first image in a blend
-KNOTS = 5  # places a side between which warps bend an image
 KINDS = ("plain", "distorted", "blend", "public")  # of released images
-PLAIN, DISTORTED, BLENDED, FROM_PUBLIC = KINDS
+PLAIN, *_, FROM_PUBLIC = KINDS
 VARIED_BATCH = 500  # images varied at a time, which bounds the memory
 
 
@@ -71,7 +70,7 @@ def vary(
         vary_parts(images, plain, distorted, at_shares(seen, offsets), random)
         seen = torch.cat([seen[:plain], probabilities_of(teacher, images[plain:])])
         labels = at_shares(seen, offsets).argmax(dim=1)
-    kinds = np.array([PLAIN, DISTORTED, BLENDED]).repeat([plain, distorted, blended])
+    kinds = np.array(KINDS[:3]).repeat([plain, distorted, blended])
     kinds[np.logical_and(kinds == PLAIN, public)] = FROM_PUBLIC
     return Varied(images, labels, kinds, asked)
 
@@ -119,7 +118,7 @@ def distort(images: Tensor, random: torch.Generator) -> Tensor:
     number, _, height, width = images.shape
     linear = torch.eye(2) + 0.12 * uniform(random, -1, 1, number, 2, 2)  # sides and slants
     affine = torch.cat([linear, 0.06 * uniform(random, -1, 1, number, 2, 1)], dim=2)
-    bent = torch.randn(number, 2, KNOTS, KNOTS, generator=random) * (0.1 * uniform(random, 0, 1, number, 1, 1, 1))
+    bent = torch.randn(number, 2, 5, 5, generator=random) * (0.1 * uniform(random, 0, 1, number, 1, 1, 1))
     field = F.interpolate(bent, (height, width), mode="bicubic", align_corners=True).permute(0, 2, 3, 1)
     grid = F.affine_grid(affine, list(images.shape), align_corners=False) + field
     warped = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
