@@ -22,10 +22,7 @@ Body = tuple[nn.Module, int]  # images (B, C, H, W) in [-1, 1] -> (B, width), an
 
 @dataclass(frozen=True)
 class Spec:
-    """One classifier.
-
-    body: (channels, height, width) of images -> body; augment: images are shifted a little, and colour ones mirrored.
-    """
+    """body: of (channels, height, width); augment: images are shifted a little, and colour ones mirrored."""
 
     body: Callable[[int, int, int], Body]
     peak_learning_rate: float

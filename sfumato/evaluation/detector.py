@@ -32,10 +32,7 @@ class Detected:
 
 
 def detect(drawn: ImageSet, real: ImageSet, seed: int = 0) -> Detected | None:
-    """How well a small network tells `drawn` from `real`. None for fewer than 4 pairs.
-
-    Both sets give equally many images of each class, as `strata` has them: their shares say nothing about likeness.
-    """
+    """How well a network tells the sets apart by equally many images of each class. None for fewer than 4 pairs."""
     random = np.random.default_rng(seed)
     classes = len(real.classes) if real.labels.ndim == 1 else 1
     pairs = []

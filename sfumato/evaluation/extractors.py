@@ -69,10 +69,7 @@ def features_of(extractor: Extractor, images: np.ndarray) -> np.ndarray:
 
 
 def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) -> Extractor | None:
-    """The feature space that `config` names, for images of `shape` (C, H, W); None if no fidelity is asked for.
-
-    log: told of a network to be trained. Raises DataError for weights that are missing or not those expected.
-    """
+    """What `config` names; None without fidelity. log: told of training. Raises DataError for wrong weights."""
     if config.fidelity == ():
         return None
     if config.extractor == "inception":

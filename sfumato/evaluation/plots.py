@@ -61,10 +61,7 @@ def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
 
 
 def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, path: Path) -> None:
-    """For each class, the synthetic images that come nearest to any training image, each beside that one.
-
-    If anything was copied, this picture shows it. The first 20 classes are shown, with PAIRS images of each.
-    """
+    """Of each class the released images that come nearest to a training image, beside it: copies are seen here."""
     synthetic = subsample(synthetic)
     train = subsample(train, SEARCHED)
     index, distance = nearest(features_of(extractor, synthetic.images), features_of(extractor, train.images))

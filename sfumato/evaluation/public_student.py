@@ -1,7 +1,4 @@
-"""A second student: linear on a public network, which whoever receives a release may have, too.
-
-It knows public pictures, so it compares with itself on another set, and never with a student from scratch.
-"""
+"""A second student, linear on a public network: to compare with itself on another set, not with one from scratch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

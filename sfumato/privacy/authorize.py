@@ -49,10 +49,7 @@ DAY = 86_400  # seconds: two exact times would tell how long a query took, and s
 
 @dataclass(frozen=True, kw_only=True)
 class SpendingPolicy(Exact):
-    """What the owner allows or declares beyond the plan of a stage. A change of it re-runs nothing.
-
-    one_image_each: the owner declares that no two images are of one person.
-    """
+    """What the owner allows or declares beyond the plan of a stage. A change of it re-runs nothing."""
 
     delta: Annotated[float, Field(gt=0, lt=1)]
     lifetime_epsilon: float | str  # of everything ever opened on the dataset, or "unlimited"
@@ -333,10 +330,7 @@ def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: 
 
 
 def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy, unit: str) -> None:
-    """Raise BudgetError if everything ever opened and `coming`, by stage, exceed the lifetime budget of one `unit`.
-
-    What was spent on another unit has no bound for this one: it counts as infinite.
-    """
+    """Raise BudgetError if all that was opened and `coming`, by stage, exceed the lifetime of one `unit`."""
     limit = permission.lifetime_epsilon
     dataset = odometer.dataset_id
     if isinstance(limit, str):

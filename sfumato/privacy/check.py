@@ -1,7 +1,4 @@
-"""The check of a ledger: every reason why it does not hold, found from git without data.
-
-It trusts no stored number: it computes epsilon again from the records' mechanisms and compares.
-"""
+"""The check of a ledger from git, without data. It trusts no stored number: it computes epsilon from the records."""
 
 import hashlib
 import json
@@ -208,10 +205,7 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
 
 
 def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
-    """What is wrong with the bytes, names and records of the artifacts on disk.
-
-    An artifact holds the records of every input that its plan reads, a query its own too; the ledger holds them all.
-    """
+    """What is wrong with artifacts on disk: bytes, names, records. Each holds its own and those of all its inputs."""
     folder = project / ARTIFACTS
     lock = project / LOCK
     paths = {path.parent for path in folder.glob("*/privacy.json")}

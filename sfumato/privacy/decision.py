@@ -59,10 +59,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What a query will do: RESTORE, GO_ON or PAY.
-
-    run: that released it, or is open, with PAY: without its checkpoint; problem: why it is refused, or empty.
-    """
+    """kind: RESTORE, GO_ON or PAY; run: released, or open, with PAY without its checkpoint; problem: a refusal."""
 
     kind: str
     run: Run | None = None

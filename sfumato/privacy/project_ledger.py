@@ -40,10 +40,7 @@ def seen_in_ledgers(dataset_id: str, folder: Path = Path()) -> set[str]:
 
 
 def write_ledger(folder: Path, state: Path, out: Path, say: Say) -> tuple[dict, float]:
-    """Compose the records of the release and of every query, check the ledger, and write it to `out`.
-
-    Returns the ledger and its epsilon. say: shows a note. Raises LedgerError if it would not hold.
-    """
+    """Compose, check and write the ledger of the release and all queries. Returns it and ε. Raises LedgerError."""
     budget = read_budget(folder / PLAN / "budget.json")
     artifacts = [read_artifact(folder / ARTIFACTS / stage, stage) for stage in ("synthesize", *QUERIES)]
     records = merge_records(artifacts)

@@ -76,10 +76,7 @@ class StagePlan(Resolved, Generic[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class QueryPlan(StagePlan[S]):
-    """A query that is switched on. Only the charge reads `mechanism`: no query reads a noise multiplier.
-
-    unit, group_cap: what the charge protects, and how groups count (`sfumato.privacy.charge.Charge`).
-    """
+    """A query that is switched on. Only the charge reads `mechanism`: no query reads a noise multiplier."""
 
     mechanism: Mechanism
     unit: str = IMAGE

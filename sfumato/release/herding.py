@@ -32,10 +32,7 @@ def draw_herded(
     settings: Synthesize,
     seed: int,
 ) -> Drawn:
-    """What `drawn` gives under the settings and the seed, kept from `settings.herding` times as much, in random order.
-
-    means, priors: as of `herded`; teacher: under `settings.relabel` it labels what is drawn, each class by its share.
-    """
+    """What is kept of `settings.herding` times as many from `drawn`, labelled by `teacher` first under `relabel`."""
     more = settings.model_copy(update={"count": settings.count * settings.herding})
     images, labels, sources = drawn(settings=more, seed=seed)
     if teacher is not None and settings.relabel:
@@ -86,7 +83,7 @@ def rows_of(features: FourierFeatures, images: Tensor, cells: Tensor) -> Tensor:
 def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
     """Places of `number` of the rows, (N, d) of one norm, whose mean comes near to the target, (d,): (number,) int64.
 
-    Each is the one that, beside those before it, brings the mean nearest; without the farthest tenth, if enough are left.
+    Each is the one that, beside those before it, brings the mean nearest; less the farthest tenth if enough are left.
     """
     towards = rows @ target
     beside = torch.zeros_like(towards)  # products with the sum of those chosen

@@ -219,11 +219,7 @@ def day_of(record: Mapping) -> str:
 
 
 def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, tracked: str) -> list[str]:
-    """The last page in the terminal after a run.
-
-    report: folder of the public report; verdict: on the release, or where to find it; tracked: what git tracks.
-    Raises BudgetError if the ledger cannot be read, DataError if the release cannot.
-    """
+    """The last page in the terminal after a run. report: folder of the public one; tracked: what git tracks."""
     artifact = read_artifact(release, "synthesize")
     content = read_ledger(ledger)
     spent, _ = check_ledger(content)

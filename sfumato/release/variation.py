@@ -76,10 +76,7 @@ def vary(
 
 
 def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, seed: int) -> Varied:
-    """Public images, which keep their labels, among those as drawn.
-
-    images: (B, C, H, W) uint8; labels: (B,) int64; every: of the drawn images and their variants, one in so many stays.
-    """
+    """Public images, (B, C, H, W) uint8, and their labels, (B,), among one in `every` of the drawn and varied ones."""
     kinds = np.concatenate([varied.kinds[::every], np.repeat(FROM_PUBLIC, len(images))])
     drawn = torch.from_numpy(np.flatnonzero((kinds == PLAIN) | (kinds == FROM_PUBLIC)))
     mixed = torch.randperm(len(drawn), generator=torch.Generator().manual_seed(seed))

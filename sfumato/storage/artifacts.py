@@ -41,10 +41,7 @@ class Privacy:
 
 
 def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = False) -> Artifact:
-    """Read an artifact and verify every file against its sha256.
-
-    Raises DataError if it is missing, incomplete, changed, of another stage, or local without `allow_local`.
-    """
+    """Read an artifact, each file by its sha256. Raises DataError if it does not hold, or is local unless allowed."""
     file = path / PRIVACY
     if not file.is_file():
         wanted = {"public": "prepare public"}.get(stage or path.name, stage or path.name)
@@ -64,10 +61,7 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
 
 
 def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
-    """The sha256 of `privacy.json` of the copy of a release in its run: read as any artifact is, and without links.
-
-    digest: what it was, if that is known; pay: how to pay again. Raises DataError for a copy that cannot be put back.
-    """
+    """The sha256 of `privacy.json` in a run's copy of a release, without links. Raises DataError if not as released."""
     cure = f"restore it from a backup, or the artifact by `dvc checkout`; or pay for the release again by {pay}"
     why = f"the kept copy of {stage}"
     causes = (DataError, OSError)

@@ -143,10 +143,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def validated(kind: type[T], content: Any) -> T:
-    """The content of a file as `kind`, any type that pydantic can check. No coercion except list → tuple.
-
-    Raises ValueError, which names the first entry that is missing, unknown or of another type.
-    """
+    """`content` as `kind`, without coercion but list → tuple. Raises ValueError, which names the first wrong entry."""
     from pydantic import ValidationError
 
     try:
