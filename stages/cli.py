@@ -32,7 +32,6 @@ from stages.state import state_dir
 
 STOPPED = "stopped. Run the same again: a query goes on and is not charged twice, anything else starts again"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
 
 app = typer.Typer(
     name="stage",
@@ -117,7 +116,8 @@ def beyond_the_machine(error: BaseException) -> str | None:
     if "home directory" in str(error):  # Path.expanduser, which has no type of its own either
         return "a path begins with ~ and the name of a user who is not here: write the whole path"
     # PyTorch has no type of its own for the memory of the processor
-    if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+    lacking = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
+    if isinstance(error, MemoryError) or any(words in str(error) for words in lacking):
         return (
             "the memory of this machine does not suffice. Take fewer or smaller images, a smaller model or batch, or "
             "SFUMATO_MICROBATCH=1; or a machine with more"

@@ -49,10 +49,10 @@ def local_files() -> list[Path]:
     return [path for path in (*map(Path, numbers), *tried, CARD_PATH.parent) if path.exists()]
 
 
-def show(title: str, found: Mapping[str, Sequence[Path]]) -> None:
+def show(title: str, kinds: Mapping[str, Sequence[Path]]) -> None:
     """A line for each kind of files. Sizes tell how many images there are, so only a terminal shows them."""
     tell(f"{title}:")
-    for what, paths in found.items():
+    for what, paths in kinds.items():
         every = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
         size = f"{sum(file.stat().st_size for file in every) / 1e6:12,.1f} MB" if sys.stdout.isatty() else ""
         place = Path(os.path.commonpath(paths or [Path("none")]))

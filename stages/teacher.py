@@ -27,10 +27,10 @@ def teacher(run: QueryRun, settings: Teacher) -> None:
             refuse_private_network(part.network, state_dir())
             names[place] = f"a network of the owner's, declared public, sha256 {part.network.sha256}"
     if settings.fitted_on == "public":
-        known = load_public(run.path("public"), plan.shape)
+        images = load_public(run.path("public"), plan.shape)
     else:
-        known = load_images(run.path("auxiliary"), plan.classes, shape=plan.shape)
-    features, covariance = fit_features(settings, plan.shape, network, known, plan.seed)
+        images = load_images(run.path("auxiliary"), plan.classes, shape=plan.shape)
+    features, covariance = fit_features(settings, plan.shape, network, images, plan.seed)
     distributed.agree(features.state_dict().values())
     latents = encoded(run, features.to(device()), encoder_of(features, features.config()))
     size = run.counts.total * plan.mechanism.sample_rate

@@ -19,7 +19,6 @@ MIN_STEPS = 600  # least gradient steps: a small set gets more passes
 Cells = np.ndarray | None  # of each image, or none
 FEWEST_OF_A_GROUP = 10  # images of a group, below which it is merged with OTHERS
 OTHERS = "others"
-RESAMPLES = 1000  # of the hold-out, for an interval
 BINS = 15  # of confidence, for calibration
 
 
@@ -144,7 +143,7 @@ def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = 
 
 
 def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> list[float]:
-    """[low, high] of an accuracy at 95 %, over RESAMPLES of the hold-out.
+    """[low, high] of an accuracy at 95 %, over 1000 resamples of the hold-out.
 
     right: (N,) share of the classifiers that are right; groups: (N,), equal for images of one person, who is drawn with
     all of them; None if each image stands for itself.
@@ -153,7 +152,7 @@ def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> l
     sums = np.bincount(units, right)
     sizes = np.bincount(units)
     random = np.random.default_rng(0)
-    drawn = (random.integers(len(sums), size=len(sums)) for _ in range(RESAMPLES))
+    drawn = (random.integers(len(sums), size=len(sums)) for _ in range(1000))
     return np.quantile([sums[rows].sum() / sizes[rows].sum() for rows in drawn], [0.025, 0.975]).tolist()
 
 
@@ -168,12 +167,12 @@ def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
     rows = []
     withheld = len(right)
     for value in np.unique(merged):
-        own = merged == value
-        if own.sum() >= FEWEST_OF_A_GROUP:
-            withheld -= int(own.sum())
-            interval = bootstrap_interval(right[own], None if groups is None else groups[own])
-            about = {"group": str(value), "images": int(own.sum())}
-            rows.append(about | {"mean": float(right[own].mean()), "interval": interval})
+        mine = merged == value
+        if mine.sum() >= FEWEST_OF_A_GROUP:
+            withheld -= int(mine.sum())
+            interval = bootstrap_interval(right[mine], None if groups is None else groups[mine])
+            about = {"group": str(value), "images": int(mine.sum())}
+            rows.append(about | {"mean": float(right[mine].mean()), "interval": interval})
     gap = float(np.ptp([row["mean"] for row in rows] or [0.0]))
     return {"groups": rows, "gap": gap, "withheld": withheld}
 

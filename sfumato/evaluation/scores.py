@@ -21,7 +21,6 @@ from sfumato.training.supervised import logits
 
 COMPARED = 10_000  # at most this many images on each side of a distance
 SEARCHED = 30_000  # at most this many training images are searched for copies
-MOVED = 5000  # at most this many hold-out images are shifted
 RELEASE = "release"
 
 
@@ -137,17 +136,17 @@ def accuracies(
 
 
 def shifted_sets(holdout: ImageSet) -> dict[str, ImageSet]:
-    """The hold-out, MOVED images of it at most, under each of SHIFTS; none with several labels."""
-    some = subsample(holdout, MOVED)
+    """The hold-out, 5000 images of it at most, under each of SHIFTS; none with several labels."""
+    some = subsample(holdout, 5000)
     names = SHIFTS if holdout.labels.ndim == 1 else ()
     return {name: ImageSet(shifted(name, some.images), some.labels, some.classes) for name in names}
 
 
 def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict:
     """What `aggregate` returns of the teacher, with "accuracy" and "balanced_accuracy": AUROC of several labels."""
-    found = scored_by(lambda part: logits(teacher, part.images), holdout, shifted_sets(holdout))
-    shares = {"accuracy": found.accuracy, "balanced_accuracy": mean_of(found.by_class)}
-    return shares | aggregate([found], holdout.classes, holdout.groups, holdout.compared)
+    scored = scored_by(lambda part: logits(teacher, part.images), holdout, shifted_sets(holdout))
+    shares = {"accuracy": scored.accuracy, "balanced_accuracy": mean_of(scored.by_class)}
+    return shares | aggregate([scored], holdout.classes, holdout.groups, holdout.compared)
 
 
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:

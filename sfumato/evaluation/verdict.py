@@ -26,25 +26,25 @@ UNJUDGED = "cannot be judged"
 FEWEST_OF_A_CLASS = 10  # hold-out images of each class, below which nothing is judged
 
 
-def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
+def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
     """The verdict on the release of an evaluation.
 
-    found: what `evaluate_release` returns, perhaps with "teacher", and the "mixture" of its card; labels: (N,) of the
+    metrics: what `evaluate_release` returns, perhaps with "teacher", and the "mixture" of its card; labels: (N,) of the
     hold-out; classes: of the plan.
     Returns {"level": one of VERDICT_LEVELS, "unknown" or UNJUDGED, "sentence", "learned": the part, None if unknown,
     "accuracy" and "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
     labels of several are (N, classes), and AUROC stands for both accuracies: 1/2 by chance.
     Without "real", it can only be too hard: perfect accuracy stands for it. Without numbers, a warning says why.
     """
-    if not accuracies(found["release"]):
+    if not accuracies(metrics["release"]):
         empty: dict[str, Any] = {"level": UNJUDGED, "learned": None, "accuracy": {}, "balanced_accuracy": {}}
-        return empty | {"sentence": f"{UNJUDGED}: {found['warnings'][-1]}."}
+        return empty | {"sentence": f"{UNJUDGED}: {metrics['warnings'][-1]}."}
     present = per_class(labels, classes)
-    rows = guesses(present, labels) | {"release": best(found["release"])}
-    if "teacher" in found:
-        rows["teacher"] = found["teacher"]
-    if accuracies(found.get("real", {})):
-        rows["real"] = best(found["real"])
+    rows = guesses(present, labels) | {"release": best(metrics["release"])}
+    if "teacher" in metrics:
+        rows["teacher"] = metrics["teacher"]
+    if accuracies(metrics.get("real", {})):
+        rows["real"] = best(metrics["real"])
     balanced = {name: row["balanced_accuracy"] for name, row in rows.items()}
     release = balanced["release"]
     chance = balanced["chance"]
@@ -69,11 +69,11 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     parts = [f"{level}{part}: {sentence}"]
     if level != UNJUDGED and balanced.get("teacher", 0.0) > release + 0.02:
         parts.append("The teacher is a better classifier: take it if a classifier is all that you need")
-    if found.get("mixture"):
-        parts.append(f"It was made {found['mixture']['chosen']}, as the students of both mixtures decided")
+    if metrics.get("mixture"):
+        parts.append(f"It was made {metrics['mixture']['chosen']}, as the students of both mixtures decided")
     said = ". ".join(parts) + "."
-    if "disclosure" in found:
-        said += f" Copies: {found['disclosure']['sentence']}"
+    if "disclosure" in metrics:
+        said += f" Copies: {metrics['disclosure']['sentence']}"
     accuracy = {name: row["accuracy"] for name, row in rows.items()}
     return {"level": level, "sentence": said, "learned": learned, "accuracy": accuracy, "balanced_accuracy": balanced}
 

@@ -190,25 +190,25 @@ def open_alone(
         terms = {key: record.get(key) for key in ("event", "max_norm", "adjacency", "unit", "group_weight")}
         decision = decide(state, work, runs, prepared, terms, noise.label)
         refuse_released(decision, work, prepared)
-        if (found := decision.run) is None:
+        if (left_open := decision.run) is None:
             check_lifetime(odometer, {work.stage: work.mechanism}, permission, work.unit)
-        run = state / "runs" / (found.id if found else record["id"])
+        run = state / "runs" / (left_open.id if left_open else record["id"])
         for folder in (run.parent, run):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = f"{work.stage}: run {run.name} is held by another process: wait for it, or stop it"
         with explained(BudgetError, lambda _: held, causes=(Timeout,)):
             stack.enter_context(FileLock(run / "lock", blocking=False))
-        if found is None:
+        if left_open is None:
             odometer.append(OPEN, plan=work.plan, work=work.digests[0], images=prepared, record=record)
         elif decision.problem:
-            withheld = found.drew_others(prepared)  # that the images have changed is private
+            withheld = left_open.drew_others(prepared)  # that the images have changed is private
             raise (DataError if withheld else BudgetError)(decision.problem)
         else:
-            refuse_kept(odometer, run / RELEASED, found, work)
-            record = {**found.record, "id": record["id"]}
-            odometer.append(RESUME, id=run.name, adopts=found.record["id"], record=record)
+            refuse_kept(odometer, run / RELEASED, left_open, work)
+            record = {**left_open.record, "id": record["id"]}
+            odometer.append(RESUME, id=run.name, adopts=left_open.record["id"], record=record)
         lock = stack.pop_all()
-    used, checkpoint = (found.uses, found.checkpoint) if found else (0, None)
+    used, checkpoint = (left_open.uses, left_open.checkpoint) if left_open else (0, None)
     kind = SharedCharge if distributed.world_size() > 1 else Charge
     return kind(
         record,
@@ -303,7 +303,9 @@ def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, nois
         "time": int(time.time()) // DAY * DAY,
     }
     if work.unit == GROUP:
-        record["sensitivity"] += "; of a group the mean over its images, which is no longer than that of one"
+        record["sensitivity"] = (
+            work.sensitivity + "; of a group the mean over its images, which is no longer than that of one"
+        )
         record["group_weight"] = "mean" if work.group_cap == 1 else f"capped at {work.group_cap} images"
     if work.unit == IMAGE and permission.one_image_each:
         record["claim"] = "no two images are of one person, says the owner"

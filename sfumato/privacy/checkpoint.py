@@ -53,10 +53,10 @@ def resume(
     """
     while (charge := open_charge()).used > 0:
         short = charge.run.name[:8]
-        found = load_checkpoint(charge.run, charge.used, charge.checkpoint) if distributed.is_main() else None
-        if found := distributed.broadcast_object(found):
+        saved = load_checkpoint(charge.run, charge.used, charge.checkpoint) if distributed.is_main() else None
+        if saved := distributed.broadcast_object(saved):
             say(f"{stage}: resuming run {short} after {unit} {charge.used}: no further charge")
-            return charge, *found
+            return charge, *saved
         lost = f"{stage}: run {short} has lost its checkpoint of {unit} {charge.used}"
         say(f"{lost}: it stays spent, a new charge starts")
         charge.abandon()

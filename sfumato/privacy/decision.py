@@ -80,33 +80,31 @@ def decide(
     runs: on these images; prepared: fingerprint of the images, None if it is not looked at; terms: what a
     record of the work would hold, as far as it is known.
     """
-    if found := last_for(work, [run for run in runs if run.end == CLOSE]):
-        run, same_inputs = found
+    if last := last_for(work, [run for run in runs if run.end == CLOSE]):
+        run, same_inputs = last
         problem = restoring_problem(state, work, run, same_inputs)
         return Decision(kind=RESTORE, run=run, same_inputs=same_inputs, problem=problem)
     left_open = [run for run in runs if run.end is None and run.record["noise_source"] == noise_source]
-    if (found := last_for(work, left_open)) is None:
+    if (last := last_for(work, left_open)) is None:
         return Decision(kind=PAY)
-    run = found[0]
+    run = last[0]
     kind = GO_ON
     home = state / "runs" / run.id
     if (home / RELEASED).exists():  # whole: a kill came before its entry
         kind = RESTORE
     elif run.uses and load_checkpoint(home, run.uses, run.checkpoint) is None:
         kind = PAY
-    return Decision(kind=kind, run=run, problem=resuming_problem(work, *found, prepared, terms))
+    return Decision(kind=kind, run=run, problem=resuming_problem(work, *last, prepared, terms))
 
 
 def last_for(work: Work, runs: Sequence[Run]) -> tuple[Run, bool] | None:
     """The last run for the same work, else under the same plan: paid once; and whether its inputs are the same."""
     for digest in work.digests:
-        if found := [run for run in runs if run.opened.get("work") == digest]:
-            return found[-1], True
+        if same := [run for run in runs if run.opened.get("work") == digest]:
+            return same[-1], True
     for plan in work.plans:
-        if found := [
-            run for run in runs if run.opened.get("plan") == plan and run.record.get("again", 0) >= work.again
-        ]:
-            return found[-1], work.inputs is None
+        if same := [run for run in runs if run.opened.get("plan") == plan and run.record.get("again", 0) >= work.again]:
+            return same[-1], work.inputs is None
     return None
 
 

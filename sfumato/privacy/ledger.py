@@ -131,9 +131,9 @@ def odometer_line(
     journal: its records; head: of the journal, if it is at hand and lacks nothing that is known of it; else None: the
     line is incomplete. `others` of the line are the mechanisms of charges that the release does not depend on.
     """
-    own = {record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id}
-    others = sorted((record["event"] for record in journal if record["id"] not in own), key=canonical)
-    events = [Mechanism.from_json(event).event for event in (*own.values(), *others)]
+    released = {record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id}
+    others = sorted((record["event"] for record in journal if record["id"] not in released), key=canonical)
+    events = [Mechanism.from_json(event).event for event in (*released.values(), *others)]
     spent = epsilon(events, delta, by_line(accountant))
     line = {"dataset_id": dataset_id, "charges": len(events), "epsilon": spent, "others": others}
     return {**line, "complete": head is not None, "head": head}

@@ -27,8 +27,6 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import replace_private
 
-GRID_ERROR = 2e-3  # of epsilon by our own distribution
-
 
 @dataclass(frozen=True)
 class Opinion:
@@ -55,16 +53,17 @@ def all_opinions(records: Sequence[Mapping], delta: float, accountant: str = "rd
     """Epsilon of the records at `delta` by every accountant: our four, then Opacus' two. accountant: the ledger's."""
     parts = [Mechanism.from_json(record["event"]) for record in records]
     adjacency = common_adjacency(records)
-    found = {name: epsilon([part.event for part in parts], delta, name, adjacency) for name in ACCOUNTANTS}
-    own = {name: Opinion(value, name, value) for name, value in found.items()}
+    bounds = {name: epsilon([part.event for part in parts], delta, name, adjacency) for name in ACCOUNTANTS}
+    opinions = {name: Opinion(value, name, value) for name, value in bounds.items()}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # of orders at the end of a list
-        own |= {"Opacus RDP": opacus_rdp(parts, delta), "Opacus PRV": opacus_prv(parts, delta, found["pld"])}
+        opinions |= {"Opacus RDP": opacus_rdp(parts, delta), "Opacus PRV": opacus_prv(parts, delta, bounds["pld"])}
     if accountant == EXACT:
-        own["pld"] = Opinion(found["pld"], EXACT, found[EXACT], GRID_ERROR)
-        own["Opacus PRV"] = replace(own["Opacus PRV"], kind=EXACT, ours=found[EXACT])
-        own[EXACT] = Opinion(found[EXACT], "rdp", found["rdp"], GRID_ERROR)
-    return own
+        error = 2e-3  # of epsilon by our own distribution
+        opinions["pld"] = Opinion(bounds["pld"], EXACT, bounds[EXACT], error)
+        opinions["Opacus PRV"] = replace(opinions["Opacus PRV"], kind=EXACT, ours=bounds[EXACT])
+        opinions[EXACT] = Opinion(bounds[EXACT], "rdp", bounds["rdp"], error)
+    return opinions
 
 
 def kept_opinions(records: Sequence[Mapping], delta: float, accountant: str, state: Path | None) -> dict[str, Opinion]:
@@ -79,10 +78,11 @@ def kept_opinions(records: Sequence[Mapping], delta: float, accountant: str, sta
     file = state / "cache/opinions" / f"{digest_of(about)}.json"
     with suppress(*UNREADABLE):
         return validated(dict[str, Opinion], read_json(file))
-    found = all_opinions(records, delta, accountant)
+    opinions = all_opinions(records, delta, accountant)
     with suppress(OSError, ValueError):  # no room, or a number that JSON has not
-        replace_private(file, json.dumps({name: vars(one) for name, one in found.items()}, allow_nan=False).encode())
-    return found
+        content = {name: vars(opinion) for name, opinion in opinions.items()}
+        replace_private(file, json.dumps(content, allow_nan=False).encode())
+    return opinions
 
 
 def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]:
@@ -105,10 +105,10 @@ def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
         if 2 <= order <= 1024:  # its series are long below, and its binomial coefficients overflow beyond
             with suppress(ValueError, OverflowError):  # of a series that its floats cannot hold
                 theirs[i] = sum(compute_rdp(**term, orders=float(order)) for term in terms)
-    known = np.isfinite(theirs)
-    if not known.any():
+    finite = np.isfinite(theirs)
+    if not finite.any():
         return Opinion(None, "rdp", math.inf)
-    curves = (np.where(known, curve, np.inf) for curve in (theirs, rdp_curve(part.event for part in parts)))
+    curves = (np.where(finite, curve, np.inf) for curve in (theirs, rdp_curve(part.event for part in parts)))
     spent, ours = (epsilon_and_order(curve, delta)[0] for curve in curves)
     return Opinion(spent, "rdp", ours)
 

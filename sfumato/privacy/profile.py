@@ -48,8 +48,8 @@ def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ON
         return Profile(EPSILONS, np.zeros(len(EPSILONS)), 0.0)
     curve = rdp_curve(events)
     distribution = loss_distribution(tuple(events), adjacency)
-    found = np.array([distribution.get_delta(float(e)) for e in EPSILONS])
-    deltas = np.minimum(deltas_of_rdp(curve), np.where(np.isfinite(found) & (found >= 0), found, 1.0))
+    by_losses = np.array([distribution.get_delta(float(e)) for e in EPSILONS])
+    deltas = np.minimum(deltas_of_rdp(curve), np.where(np.isfinite(by_losses) & (by_losses >= 0), by_losses, 1.0))
     return Profile(EPSILONS, np.minimum.accumulate(deltas), advantage_of_rdp(curve))
 
 

@@ -17,7 +17,6 @@ from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.release import Synthesize
 
 WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
-SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
 PREPARED = {"upright": "by EXIF", "transparent": "over black", "fit": "crop", "range": None, "filter": "lanczos"}
 ASKED_LABELS = "asked.npy"  # of a release with the labels of a teacher
 LABEL_TABLE = "labels.csv"  # of several labels: a column for each, a row for each image, in the order of the arrays
@@ -48,11 +47,12 @@ def dataset_card(
     count = sum(sources.values())
     claims = {record.get("claim", "") for record in records.values()}
     numbers = enumerate(zip(plan.classes, per_class, strict=True))
+    sizes = {1e3: "n<1K", 1e4: "1K<n<10K", 1e5: "10K<n<100K", 1e6: "100K<n<1M", 1e7: "1M<n<10M"}
     return template("card.md", autoescape=False, plain=plain).render(
         **privacy_facts(plan, records, apart),
         plan=plan,
         count=count,
-        size=next((name for bound, name in SIZES if count < bound), "n>10M"),
+        size=next((name for bound, name in sizes.items() if count < bound), "n>10M"),
         chosen=chosen,
         drawn=drawn,
         mixture=mixture,

@@ -19,13 +19,10 @@ from sfumato.data.tables import check_parquet
 from sfumato.storage.files import FORMULA, csv_text, replace_file
 from sfumato.storage.png import png_bytes, save_png
 
-NPZ = "images.npz"
 PNG = "png"
-METADATA_CSV = "metadata.csv"
 CLASSES = "classes"  # pictures of ten images of each class
 PARQUET = "parquet/train-00000-of-00001.parquet"  # dataset hubs name the parts of a split so
 PARQUET_FILES = "parquet/*.parquet"
-SAMPLES = "webdataset"
 SHARD = 2**30  # bytes of pixels in a Parquet or tar file, at most
 SOURCE_TYPE = "Iptc4xmpExt:DigitalSourceType"
 # Exported files name the origin of their pixels by IPTC's digital source type, as the EU's AI Act, Article 50, asks.
@@ -68,7 +65,7 @@ def save_npz(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark
     if mark.everywhere:
         with zipfile.ZipFile(archive, "a") as opened:
             opened.comment = mark.xmp.encode()
-    replace_file(directory / NPZ, archive.getvalue())
+    replace_file(directory / "images.npz", archive.getvalue())
 
 
 def shards(image_set: ImageSet) -> list[range]:
@@ -80,10 +77,11 @@ def shards(image_set: ImageSet) -> list[range]:
 
 def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
     """Write tar files: of each image `<index>.png`, and `<index>.json` with label and class, or `labels`, and kind."""
-    (directory / SAMPLES).mkdir(parents=True, exist_ok=True)
+    folder = directory / "webdataset"
+    folder.mkdir(parents=True, exist_ok=True)
     comment = {"comment": mark.xmp} if mark.everywhere else {}
     for shard, rows in enumerate(shards(image_set)):
-        path = directory / SAMPLES / f"train-{shard:05d}.tar"
+        path = folder / f"train-{shard:05d}.tar"
         with tarfile.open(path, "w", pax_headers=comment) as file:
             for i in rows:
                 label = image_set.labels[i]
@@ -161,7 +159,7 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
             row = {"label": label, "class": classes[label]}
         save_png(directory / PNG / name, image, mark.xmp)
         rows.append(row | {"file_name": name, "kind": str(kinds[i])})
-    replace_file(directory / PNG / METADATA_CSV, csv_text(rows, dict.fromkeys(columns, "")).encode())
+    replace_file(directory / PNG / "metadata.csv", csv_text(rows, dict.fromkeys(columns, "")).encode())
 
 
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:

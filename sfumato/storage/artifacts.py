@@ -91,10 +91,10 @@ def mended(stage: str) -> str:
 def holds_release(path: Path, stage: str, record_id: str, digest: str | None) -> bool:
     """Whether the whole release of a charge is at `path`. digest: of its `privacy.json`, if that is known."""
     try:
-        known = record_id in read_artifact(path, stage, allow_local=True).records
+        depends = record_id in read_artifact(path, stage, allow_local=True).records
     except DataError:
         return False
-    return known and digest in (None, digest_of_file(path / PRIVACY))
+    return depends and digest in (None, digest_of_file(path / PRIVACY))
 
 
 def own_record(path: Path, record_id: str) -> bool:

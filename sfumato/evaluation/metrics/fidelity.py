@@ -12,8 +12,6 @@ from sfumato.evaluation.metrics.fld import feature_likelihood
 from sfumato.evaluation.metrics.neighbours import NEIGHBOURS, authenticity, precision_recall
 from sfumato.settings.evaluate import Evaluate
 
-FEWEST_OF_A_KIND = 4  # images of each kind, for the likelihood
-
 
 class Metric(NamedTuple):
     """One metric.
@@ -66,7 +64,7 @@ METRICS = {
     ),
     "fld": Metric(
         "likelihood of the hold-out beside the images; lower is better, 0 is real",
-        lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= FEWEST_OF_A_KIND else {},
+        lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= 4 else {},
     ),
     "authenticity": Metric(
         "share of images that are not nearest copies of a training image; as that of `real` is best",
@@ -114,7 +112,7 @@ def fidelity(
     if k < NEIGHBOURS:
         warn(f"{name}: precision and recall take {k} neighbours, not {NEIGHBOURS}: there are only {fewest} images")
     if "fld" in metrics and "fld" not in numbers:
-        warn(f"{name}: no feature likelihood: it needs {FEWEST_OF_A_KIND} images or more of each kind, which differ")
+        warn(f"{name}: no feature likelihood: it needs 4 images or more of each kind, which differ")
     gap = numbers.get("generalisation_gap", 0.0)
     if gap < -20:
         warn(

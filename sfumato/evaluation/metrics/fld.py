@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MOST_CENTRES = 4000  # and half the points they are fitted to, drawn with a fixed seed: bounds time and memory (0.3 GB)
 ROUNDS = 40  # of expectation-maximisation
 SETTLED = 1e-5  # stop when a round brings less log-likelihood per dimension
 MIN_VARIANCE = 1e-4  # of a Gaussian: a hundredth of a feature's standard deviation
@@ -29,10 +28,11 @@ def feature_likelihood(synthetic: np.ndarray, train: np.ndarray, holdout: np.nda
     were memorised. The widths come from expectation-maximisation instead of the authors' 50 steps of Adam.
     """
     random = np.random.default_rng(0)
-    size = min(len(train) // 2, len(synthetic), MOST_CENTRES)  # as many centres for both: more centres look better
+    most = 4000  # centres, and half the points they are fitted to: bounds time and memory (0.3 GB)
+    size = min(len(train) // 2, len(synthetic), most)  # as many centres for both: more centres look better
     centres, fitted, scored = (
-        np.asarray(features[random.permutation(len(features))[:most]], dtype=np.float64)
-        for features, most in ((synthetic, size), (train, 2 * size), (holdout, MOST_CENTRES))
+        np.asarray(features[random.permutation(len(features))[:number]], dtype=np.float64)
+        for features, number in ((synthetic, size), (train, 2 * size), (holdout, most))
     )
     mean, std = scored.mean(axis=0), scored.std(axis=0, ddof=1)
     varied = std > 1e-8 * max(float(std.max()), 1e-300)
