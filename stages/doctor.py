@@ -61,8 +61,7 @@ def queries_in_words() -> dict[str, str]:
 
     words = {}
     try:
-        declared = read_policy().declared_size
-        past = known_past(state_dir(), read_card(CARD_PATH), Path(), declared_size=declared)
+        past = known_past(state_dir(), read_card(CARD_PATH), Path(), declared_size=read_policy().declared_size)
         for plan in filter(lambda plan: plan.enabled, map(load_plan, QUERIES)):
             inputs = [*filter(plan.settings.reads, STAGES[plan.stage].inputs)]
             decision = past.decide(plan.stage, read_lineage(PLAN, plan.stage), plan.digest, inputs)

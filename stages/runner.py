@@ -1,7 +1,4 @@
-"""What every stage does: its command line, its plan, the dry run, its inputs, the charge, and writing the result.
-
-The function `<name>` of `stages/<name>.py` takes a `StageRun`, or a `QueryRun` if it spends, and its settings.
-"""
+"""What every stage does. Its function takes a `StageRun`, or a `QueryRun` if it spends, and its settings."""
 
 from __future__ import annotations
 
@@ -50,9 +47,6 @@ OutPath = Annotated[Path | None, typer.Option("--out", help="Directory to write.
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be read, written and charged, and stop.")]
 CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
 COPYING = "copying.lock"  # in a run's directory: its release is being copied to an artifact
-
-
-# --- the command ----------------------------------------------------------------------------------------------------
 
 
 def command(stage: Stage) -> Callable[..., None]:
@@ -209,9 +203,6 @@ def memory_line(network: Any, shape: tuple[int, int, int], classes: int, setting
         return f"not known here: {error}"
 
 
-# --- what a stage is given --------------------------------------------------------------------------------------------
-
-
 class NothingToDo(Exception):
     """The stage has nothing to do: a release of an earlier run was restored, or another process does the work."""
 
@@ -256,11 +247,10 @@ class QueryRun(StageRun):
     plan: QueryPlan[Any]
 
     def open_charge(self, released: str, sensitivity: str, max_norm: float, *, latents: str | None = None) -> Charge:
-        """The charge that the plan asks for.
+        """The charge that the plan asks for. max_norm: the largest contribution of one image, or group, in L2.
 
-        released, sensitivity: words for the record; max_norm: the largest contribution of one image, or of one group,
-        in L2. Raises NothingToDo if this very work was released and its artifact is gone or does not hold, or if only
-        free work before it was repeated: the copy of its run is restored, at no cost.
+        Raises NothingToDo if this very work was released and its artifact is gone or does not hold, or if only free
+        work before it was repeated: the copy of its run is restored, at no cost.
         """
         from sfumato.data.store import read_card
         from sfumato.privacy import authorize

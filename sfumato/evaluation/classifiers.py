@@ -1,8 +1,7 @@
 """The classifiers that score synthetic images: a linear one, a perceptron, three small CNNs and three deep networks.
 
-All take (B, C, H, W) float32 in [0, 1] and return (B, classes) logits; `features` returns the input of the last layer.
-`wrn` (WRN-16-2), `resnet` (ResNet-20) and `resnext` (ResNeXt-20, 4×16d) are small networks of the families that
-DPImageBench scores with.
+All take (B, C, H, W) float32 in [0, 1] and return (B, classes) logits. The deep ones are small networks of the
+families that DPImageBench scores with.
 Sources: Zagoruyko and Komodakis 2016 (wide), He et al. 2016 (plain), Xie et al. 2017 (ResNeXt).
 """
 

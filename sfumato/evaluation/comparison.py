@@ -1,7 +1,6 @@
-"""Runs side by side: the cost of each, from its ledger, and the utility of its release, from its local evaluation.
+"""Runs side by side: the cost of each from its ledger, and the utility of its release. The table is local.
 
-The table is local. A run is a folder with `metrics.json` and `ledger.json`, or a row of `dvc exp show --json`, whose
-numbers from real images are in the state directory: `stage evaluate` keeps a copy there.
+A run is a folder, or a row of `dvc exp show --json` whose numbers `stage evaluate` kept in the state directory.
 """
 
 import json

@@ -122,10 +122,9 @@ def mean_of(by_label: Sequence[float | None]) -> float:
 def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = None, compared: Cells = None) -> dict:
     """The accuracies of classifiers of several seeds, as shares in [0, 1]. groups: as `bootstrap_interval` takes them.
 
-    compared: (N,) text, of each image, by which "by_column" parts them.
-    Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted": {distortion: mean}}, and
-    of single labels "interval" and "calibration". `std` is the sample standard deviation over the seeds, None for a
-    single one. `per_class` leaves out classes not in the hold-out.
+    compared: (N,) text, of each image, by which "by_column" parts them. Returns {"mean", "std", "per_seed",
+    "per_class": [{"class", "mean", "std"}, …], "shifted": {distortion: mean}}, and of single labels "interval" and
+    "calibration". `std` is None for a single seed. `per_class` leaves out classes not in the hold-out.
     """
     per_seed = [one.accuracy for one in scored]
     by_class = zip(classes, zip(*(one.by_class for one in scored), strict=True), strict=True)
@@ -157,11 +156,7 @@ def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> l
 
 
 def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
-    """Accuracy and interval of each value of a column, the gap of best to worst, and how many images are withheld.
-
-    Values of fewer than FEWEST_OF_A_GROUP images are OTHERS, which are withheld if they are too few. right, groups: as
-    `bootstrap_interval` takes them.
-    """
+    """Accuracy and interval of each value of a column, and the gap of best to worst; small groups join OTHERS."""
     values, counts = np.unique(compared, return_counts=True)
     merged = np.where(np.isin(compared, values[counts < FEWEST_OF_A_GROUP]), OTHERS, compared)
     rows = []

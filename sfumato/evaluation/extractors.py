@@ -1,8 +1,4 @@
-"""Feature spaces for comparing image sets, behind one interface: images in, features out.
-
-`embedded` needs no download: a small network is trained here on drawn images. `inception` is the space of published
-FIDs. `pixels` needs no network.
-"""
+"""Feature spaces for comparing image sets: images in, features out. `embedded` and `pixels` need no download."""
 
 import hashlib
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""Which mixture is released, with public images or without: that whose student agrees with the teacher.
-
-Students, draws and labels follow from what was released and public images, not from real ones: the choice is free.
-"""
+"""Which mixture is released: that whose student agrees with the teacher. It looks at no real image, so it is free."""
 
 from collections.abc import Mapping
 
@@ -30,8 +27,7 @@ def judges(teacher: TeacherNetwork, drawn: ImageSet, public: ImageSet, seed: int
 def agreement(released: Varied, judged: Judges, classes: int, seed: int) -> dict[str, float]:
     """How often a student of the release has the teacher's label, as the mean over these, for each of the judges."""
     images = released.images.permute(0, 2, 3, 1).numpy()
-    schedule = schedule_of("cnn", len(images), 1, STEPS)
-    student = fit("cnn", images, released.labels.numpy(), classes, schedule, seed)
+    student = fit("cnn", images, released.labels.numpy(), classes, schedule_of("cnn", len(images), 1, STEPS), seed)
     shares = {}
     for name, (shown, given) in judged.items():
         right = logits(student, shown).argmax(axis=1) == given

@@ -28,11 +28,9 @@ def accuracies(values: Mapping) -> dict[str, dict]:
 
 
 def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
-    """Accuracy of one classifier against ε, one line per recipe.
+    """Accuracy of one classifier against ε, one line per recipe; runs that are not comparable hollow, and apart.
 
     A point is the mean of the runs at one target, ± their standard deviation; for a single run, that over its seeds.
-    runs: from `sfumato.evaluation.comparison.compared`; those without that accuracy are left out. A run that is marked
-    as not comparable is drawn hollow, apart from the lines.
     """
     from matplotlib import colormaps
 

@@ -35,15 +35,12 @@ def evaluate_release(
     """Downstream accuracy and fidelity of each synthetic set, and of the real one as the bound.
 
     A collective call: each process trains a part of the classifiers, and only the first goes on to fidelity. "real"
-    compares real images with other real images: the values to aim for; "blurred" compares blurred real ones. A
-    synthetic set without some class is scored all the same, with a warning.
-
-    synthetic: sets by name ("release", "plain"), of the classes and shape of `train`; fidelity is that
-    of PLAIN instead of RELEASE, if it is there; extractor: None only if `config` asks for no fidelity.
+    compares real images with other real images: the values to aim for; "blurred" compares blurred real ones.
+    synthetic: sets by name ("release", "plain"), of the classes and shape of `train`; fidelity is that of PLAIN, if it
+    is there; extractor: None only if `config` asks for no fidelity. Raises DataError for an empty set or another shape.
     Returns {"scope": "local", "warnings": […], name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}:
-    accuracies on `holdout` in [0, 1], fidelity to it (`sfumato.evaluation.metrics.fidelity`). Of several labels,
-    "measure" is "AUROC", which then stands for accuracy. With a hold-out that is `unusable`, all entries by name are
-    empty, and the last warning says why. Raises DataError if another set is empty or of another shape.
+    accuracies on `holdout` in [0, 1], fidelity to it. Of several labels, "measure" is "AUROC", which then stands for
+    accuracy. With a hold-out that is `unusable`, all entries by name are empty, and the last warning says why.
     """
     for name, image_set in {**synthetic, "real training": train}.items():
         check_fits(name, image_set, train)

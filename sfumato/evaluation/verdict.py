@@ -1,8 +1,6 @@
-"""The verdict on a release: what a classifier learns from it, between guessing and the real images. All of it is local.
+"""The verdict on a release: what a classifier learns from it, by balanced accuracy. All of it is local.
 
-Measured by balanced accuracy, the mean over the classes: a classifier that always names the largest class has learned
-nothing. The scale is the part of what there is to learn, with the best classifier on each side:
-
+The scale is the part of what there is to learn, with the best classifier on each side:
     learned = (release - chance) / (real - chance)
 """
 
@@ -27,14 +25,13 @@ FEWEST_OF_A_CLASS = 10  # hold-out images of each class, below which nothing is 
 
 
 def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
-    """The verdict on the release of an evaluation.
+    """The verdict on the release of an evaluation, which is "unknown" or UNJUDGED if the numbers allow none.
 
-    metrics: what `evaluate_release` returns, perhaps with "teacher", and the "mixture" of its card; labels: (N,) of the
-    hold-out; classes: of the plan.
-    Returns {"level": one of VERDICT_LEVELS, "unknown" or UNJUDGED, "sentence", "learned": the part, None if unknown,
-    "accuracy" and "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
-    labels of several are (N, classes), and AUROC stands for both accuracies: 1/2 by chance.
-    Without "real", it can only be too hard: perfect accuracy stands for it. Without numbers, a warning says why.
+    metrics: what `evaluate_release` returns, perhaps with "teacher", and the "mixture" of its card; labels: of the
+    hold-out, (N,), or (N, classes): then AUROC stands for both accuracies. Without "real", perfect accuracy stands for
+    it.
+    Returns {"level": of VERDICT_LEVELS, "sentence", "learned": the part, None if unknown, "accuracy" and
+    "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
     """
     if not accuracies(metrics["release"]):
         empty: dict[str, Any] = {"level": UNJUDGED, "learned": None, "accuracy": {}, "balanced_accuracy": {}}

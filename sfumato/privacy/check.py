@@ -33,11 +33,7 @@ class LedgerError(BudgetError):
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """A ledger that holds.
-
-    epsilon: at `delta`, by the ledger's accountant; opinions: by every accountant; apart: epsilon for a person who is
-    in one data set only, by that set, where owners declare that they share no person.
-    """
+    """A ledger that holds. epsilon: at `delta`; apart: for a person in one data set only, if owners share no person."""
 
     ledger: dict
     epsilon: float
@@ -55,11 +51,7 @@ def verify(
     artifacts: bool = False,
     state: Path | None = None,
 ) -> Verified:
-    """Verify the ledger of a project, which its folder holds beside `dvc.lock`, from its records and without data.
-
-    limit, delta, unit: as `check_ledger` takes them; artifacts: verify the files and their records, too; state: the
-    private state directory, where opinions are kept. Raises LedgerError with every reason why it does not hold.
-    """
+    """Verify the ledger beside `dvc.lock` without data, and its `artifacts`. Raises LedgerError with every reason."""
     for flag, value in (("--epsilon", limit), ("--delta", delta)):
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(f"{flag} {value:g} is not a bound: give a positive number")
@@ -90,9 +82,8 @@ def check_ledger(
 ) -> tuple[float, list[str]]:
     """Compute epsilon again from the records, and list every reason why the ledger does not hold.
 
-    ledger: as `read_ledger` gives it; limit: the largest epsilon allowed, beside the ledger's own target; delta: by
-    default the ledger's; unit: "image" or "group", if the ledger must be of that one. Returns (epsilon by the ledger's
-    accountant at `delta`, the reasons).
+    limit: the largest epsilon allowed, beside the ledger's target; delta: by default the ledger's; unit: image or
+    group. Returns (epsilon by the ledger's accountant at `delta`, the reasons).
     """
     if problems := malformed(ledger):
         return math.inf, problems

@@ -1,7 +1,4 @@
-"""What a query will do: put its release back, go on with a charge that a kill left open, or pay for a new one.
-
-The plan, its dry run, `stage doctor` and the charge itself ask `decide`, so none promises what another refuses.
-"""
+"""What a query will do: restore its release, go on after a kill, or pay. Plan, doctor and charge all ask `decide`."""
 
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -109,11 +106,7 @@ def last_for(work: Work, runs: Sequence[Run]) -> tuple[Run, bool] | None:
 
 
 def restoring_problem(state: Path, work: Work, run: Run, same_inputs: bool) -> str:
-    """Why a release cannot be put back, or nothing.
-
-    It can beside other inputs that stand on the same charges: only free work was repeated. But what is trained from the
-    weights of another stage needs those very weights.
-    """
+    """Why a release cannot be put back, or nothing: free work before it may be repeated, but not what it trains on."""
     kept = state / "runs" / run.id / RELEASED
     if not os.path.lexists(kept):
         return f"Restore it (`dvc checkout`, `dvc pull`), or pay for it again by {work.pay}"

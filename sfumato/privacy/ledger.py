@@ -98,7 +98,6 @@ def by_line(accountant: str) -> str:
 def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = (), accountant: str = "rdp") -> dict:
     """The cost of the records: `epsilon` by every accountant; `stages`, each one's own epsilon and share of the RDP.
 
-    accountant: the ledger's, of which `exact` is listed in its own ledgers only.
     With `apart`, each number is the largest over its data sets, and shares are those of the one that costs most.
     Raises BudgetError if they have different privacy units, which cannot be composed.
     """
@@ -148,11 +147,7 @@ def build_ledger(
     head: str | None = None,
     apart: Sequence[str] = (),
 ) -> dict:
-    """The ledger of a release.
-
-    budget: the plan's; journal, head: as `odometer_line` takes them; dataset_id: whose journal it is; None: the first
-    that the records name; apart: data sets of a merged release, which show different people by declaration.
-    """
+    """The ledger of a release. dataset_id: whose `journal` this is; by default the first that the records name."""
     delta = budget["delta"]
     accountant = budget["accountant"]
     rows = [records[key] for key in sorted(records)]

@@ -1,12 +1,10 @@
 """Further opinions on what a ledger cost, by Opacus' accountants: a mistake in one library does not go unseen.
 
-Every accountant gives an upper bound on the same ε, so a larger one is only looser, and the budget is held by the
-ledger's declared accountant. What would refute it is another computation of the same kind that comes out larger by more
-than its own error: then one of the two is wrong, and a check has to fail.
+Every accountant gives an upper bound on the same ε. The declared one is refuted by a computation of the same kind that
+comes out larger by more than its own error: then one of the two is wrong, and a check has to fail.
 - RDP: Opacus' curve, with the same conversion, against ours over the orders that Opacus computes.
 - PLD: Opacus' PRV accountant, an upper bound that is at most twice its `eps_error` above a lower one.
 - exact: the distributions of both libraries against the closed form; and Rényi's bound, which may only be larger.
-Opacus takes seconds to import, so nothing but `stage ledger check` asks for it.
 """
 
 import json

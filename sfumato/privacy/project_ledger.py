@@ -18,8 +18,6 @@ from sfumato.storage.files import replace_file
 from sfumato.storage.journal import REGROUP
 from sfumato.storage.state_directory import git
 
-Say = Callable[[str], None]
-
 
 def ledgers(folder: Path) -> list[dict]:
     """The project's ledger.json, of any version: the file at hand, and as it was last committed."""
@@ -39,7 +37,7 @@ def seen_in_ledgers(dataset_id: str, folder: Path = Path()) -> set[str]:
     return {name for content in ledgers(folder) for name in seen_of(content, dataset_id)}
 
 
-def write_ledger(folder: Path, state: Path, out: Path, say: Say) -> tuple[dict, float]:
+def write_ledger(folder: Path, state: Path, out: Path, say: Callable[[str], None]) -> tuple[dict, float]:
     """Compose, check and write the ledger of the release and all queries. Returns it and ε. Raises LedgerError."""
     budget = read_budget(folder / PLAN / "budget.json")
     artifacts = [read_artifact(folder / ARTIFACTS / stage, stage) for stage in ("synthesize", *QUERIES)]
@@ -100,7 +98,7 @@ def save_ledger(ledger: dict, artifacts: Sequence[Artifact], folder: Path, state
     return spent
 
 
-def adopt_charges(folder: Path, state: Path, say: Say) -> tuple[Odometer, int, int]:
+def adopt_charges(folder: Path, state: Path, say: Callable[[str], None]) -> tuple[Odometer, int, int]:
     """Replace a lost journal. Returns the odometer, and how many charges are new and old entries unreadable."""
     odometer = Odometer(state, read_card(folder / CARD_PATH).dataset_id)
     mine = odometer.dataset_id

@@ -30,11 +30,10 @@ LINEAGE = "lineage.json"  # beside the resolved files: what decides whether each
 class Resolved:
     """What the resolved file of any stage holds. shape: (C, H, W) of the images.
 
-    about: the owner's words on the release, for the stage that makes it; prepared: how pictures were cut and shown,
-    where not as by default, and accountant: by which ε is stated, both for cards: no digest depends on them.
-    revision: of the stage, when the plan was made; again: how often the owner asked to pay again.
-
-    A plan that reads only the public set names no sensitive set: its dataset id, classes and size hint are empty.
+    about: the owner's words, for the release; prepared, accountant: how pictures were cut and shown, where not as by
+    default, and by which ε is stated: for cards, no digest depends on them; again: how often the owner asked to pay
+    again. A plan that reads only the public set names no sensitive set: its dataset id, classes and size hint are
+    empty.
     """
 
     stage: str

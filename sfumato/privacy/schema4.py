@@ -1,7 +1,4 @@
-"""Plans of schema 4 (version 0.2), which held every default and a digest of the code.
-
-Their releases stay known: `as_now` reads such a plan, and `as_then` gives the content whose digest its records hold.
-"""
+"""Plans of schema 4 (version 0.2), with every default and a digest of the code. Their releases stay known."""
 
 import functools
 from collections.abc import Mapping
@@ -23,11 +20,7 @@ def table() -> dict[str, Any]:
 
 
 def as_now(content: Mapping[str, Any], extra: Literal["forbid", "ignore"] = "forbid") -> dict[str, Any]:
-    """A resolved file in today's form: its revision, and its settings as far as they are not the defaults.
-
-    extra: what becomes of settings that are gone since and had another value. Raises ValueError for those that are
-    forbidden.
-    """
+    """A resolved file in today's form. extra: what becomes of settings that are gone since. Raises ValueError."""
     stage = STAGES[content["stage"]]
     now = {"revision": 1, **{key: value for key, value in content.items() if key != "code"}}
     if content.get("settings"):
@@ -41,7 +34,7 @@ def as_now(content: Mapping[str, Any], extra: Literal["forbid", "ignore"] = "for
 
 
 def as_then(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of schema 4 with the same meaning as a resolved file of today."""
+    """The content of schema 4 that means the same as a resolved file of today: the digest of old records is of it."""
     then = {key: value for key, value in content.items() if key not in ("revision", "again")}
     if content["enabled"]:
         then["settings"] = filled(content["settings"], table()["settings"].get(content["stage"], {}))

@@ -36,12 +36,7 @@ def dataset_card(
     apart: Sequence[str] = (),
     mixture: Mapping[str, Any] | None = None,
 ) -> str:
-    """The card as Markdown with YAML front matter, byte-deterministic; epsilon as in `cost_of`.
-
-    per_class: (M,) number of released images of each label; sources: stage -> images it drew; kinds: plain, distorted,
-    blend, public -> number of images; records: every charge behind the release, by id; apart: data sets of several
-    owners, merged, which show different people by declaration; mixture: that of `Varied`.
-    """
+    """The card as Markdown with YAML front matter, byte-deterministic. per_class: (M,) images of each label."""
     drawn = dict(sorted(sources.items()))
     chosen = drawn.pop(PUBLIC_SOURCE, 0)
     count = sum(sources.values())
@@ -93,11 +88,9 @@ def template(name: str, **given: Any) -> Template:
 
 
 def cost_of(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[str] = ()) -> dict[str, Any]:
-    """The cost of all charges behind a release: epsilon at the delta of the plan, or the default one.
+    """The cost of all charges behind a release, for one person: epsilon at the delta of the plan, or the default one.
 
-    It is Rényi's, or the exact one in a project that composes so: as `ledger.json` states it for stages.
-    apart: data sets that show different people by declaration; the cost is that for one person.
-    Returns epsilon, delta, the adjacency that they are for, and the units that are protected.
+    It is by the plan's accountant. Returns epsilon, delta, the adjacency that they are for, and the units protected.
     """
     adjacency = common_adjacency(records.values())
     delta = checked_delta(plan.delta, plan.size_hint)

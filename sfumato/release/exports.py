@@ -81,8 +81,7 @@ def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mar
     folder.mkdir(parents=True, exist_ok=True)
     comment = {"comment": mark.xmp} if mark.everywhere else {}
     for shard, rows in enumerate(shards(image_set)):
-        path = folder / f"train-{shard:05d}.tar"
-        with tarfile.open(path, "w", pax_headers=comment) as file:
+        with tarfile.open(folder / f"train-{shard:05d}.tar", "w", pax_headers=comment) as file:
             for i in rows:
                 label = image_set.labels[i]
                 about: dict[str, Any] = {"kind": str(kinds[i])}
@@ -98,9 +97,8 @@ def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mar
 
 
 def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
-    """Write tables with a row per image: `image`, its PNG's bytes and an empty path, `label`, int64, and `kind`, text.
+    """Write tables with a row per image: `image`, its PNG's bytes and an empty path, `label` or `labels`, and `kind`.
 
-    Several labels are `labels`, the list of those that an image has.
     The schema marks them as Hugging Face's `datasets` does, so that `load_dataset` returns pictures and class names.
     The same set always gives the same bytes. Raises ConfigError without pyarrow.
     """

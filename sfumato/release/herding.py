@@ -1,8 +1,6 @@
-"""Kernel herding: of many drawn images, those whose mean comes nearest to the means that were released.
+"""Kernel herding: of many drawn images, those whose mean comes nearest to the means that were released. It is free.
 
-A generator stops where the noise of a release hides what is left of its faults: a disc of pure colour in one image of
-twenty moves the mean by less than the noise. Such an image is far from the mean, and is left out.
-All of it works on what was released, so it is free.
+A generator stops where noise hides its last faults: a disc of pure colour in one image of twenty, say, is left out.
 Source: Chen, Welling and Smola 2010, for random Fourier features of the kernel.
 """
 
@@ -36,8 +34,7 @@ def draw_herded(
     more = settings.model_copy(update={"count": settings.count * settings.herding})
     images, labels, sources = drawn(settings=more, seed=seed)
     if teacher is not None and settings.relabel:
-        classes = (*map(str, range(teacher.classes)),)
-        pictures = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), classes)
+        pictures = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), (*map(str, range(teacher.classes)),))
         labels = torch.from_numpy(relabelled(teacher, pictures).labels)
     rows = herded(images, labels, means, priors, settings.count)
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
@@ -51,8 +48,7 @@ def herded(images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, 
     A class of prior 0 keeps its first images.
     """
     features = means.features.to(device())
-    random = torch.Generator().manual_seed(features.seed)
-    cells = torch.randperm(features.size, generator=random)[:COMPARED_CELLS]
+    cells = torch.randperm(features.size, generator=torch.Generator().manual_seed(features.seed))[:COMPARED_CELLS]
     ends = labels.bincount(minlength=len(priors)).cumsum(0) * number // len(labels)
     kept = []
     for label, wanted in enumerate(ends.diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()):

@@ -1,7 +1,4 @@
-"""The report for people: what was released, what it cost, and what that means, as one self-contained page.
-
-The public edition reads the release and the ledger only. The owner's edition adds numbers from real images.
-"""
+"""The report for people as one self-contained page. Only the edition for the owner has numbers from real images."""
 
 import base64
 import math
@@ -56,9 +53,8 @@ class Local(NamedTuple):
 
 
 def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
-    """The page as HTML: the public edition, or that of the owner with `local`.
+    """The page as HTML: the public edition, or that of the owner with `local`. Raises what `checked` raises.
 
-    Raises what `checked` raises.
     Guarantee: without `local` the page is a function of the files of `release` and `ledger`, both already released.
     """
     artifact, content, spent = checked(release, ledger)

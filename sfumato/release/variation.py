@@ -1,8 +1,4 @@
-"""Variants of released images: distorted, blended with a class easily confused; teacher labels.
-
-All of it works on what was released, so it is free. A generator's images cover less than the real ones. The teacher
-labels variants around them, and a classifier then learns there too. The distortions are ours.
-"""
+"""Variants of released images, which are free: distorted, blended with a class easily confused; teacher labels."""
 
 import math
 from collections.abc import Mapping
@@ -47,13 +43,10 @@ def vary(
     seed: int,
     public: np.ndarray | bool = False,
 ) -> Varied:
-    """Change a part of the images by `settings`, and label all by the teacher under `relabel`.
-
-    Classes of the plain images keep the shares that were asked; the others are labelled by the same rule.
+    """Change a part of the images by `settings`, and label all by the teacher under `relabel`, by the shares asked.
 
     images: (N, C, H, W) uint8, in random order; the parts that are varied are replaced in place; labels: (N,) int64,
-    those asked of the models; seed: fixes the variants; the global generator stays as it was; public: (N,) which images
-    are public ones, and of that kind unless they are changed.
+    those asked of the models; seed: fixes the variants; public: (N,) which images are public ones.
     """
     distorted = int(len(images) * settings.distorted)
     blended = int(len(images) * settings.mixed)

@@ -63,7 +63,6 @@ def configure_processor() -> int:
     """Keep freed memory, and use 1, 2, 4, … or all threads: twice as many as long as small convolutions run faster now.
 
     Returns the number. OMP_NUM_THREADS keeps it. On shared cores, two threads were up to 25 times slower than one.
-    Raises ConfigError as `device` does.
     """
     device()
     keep_freed_memory()

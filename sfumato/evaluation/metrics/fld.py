@@ -20,12 +20,12 @@ ROWS_AT_ONCE = 256
 def feature_likelihood(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, float]:
     """`fld` and `generalisation_gap`, in hundredths of a nat per dimension.
 
-    synthetic, train, holdout: (N, D), finite, 4 rows or more each. Features are first brought to mean 0 and variance 1
-    by the moments of the hold-out; features that are constant there are left out.
+    synthetic, train, holdout: (N, D), finite, 4 rows or more each, brought to mean 0 and variance 1 by the moments of
+    the hold-out; features that are constant there are left out.
     `fld`: negative log-likelihood of the hold-out, less that of a baseline whose centres are one half of the training
     features, its widths fitted to the other half. 0 is as good as real images, copies reach thousands.
     `generalisation_gap`: negative log-likelihood of the training set less that of the hold-out; far below 0 when images
-    were memorised. The widths come from expectation-maximisation instead of the authors' 50 steps of Adam.
+    were memorised. Widths come from expectation-maximisation, not the authors' 50 steps of Adam.
     """
     random = np.random.default_rng(0)
     most = 4000  # centres, and half the points they are fitted to: bounds time and memory (0.3 GB)
