@@ -82,8 +82,9 @@ def check_ledger(
 ) -> tuple[float, list[str]]:
     """Compute epsilon again from the records, and list every reason why the ledger does not hold.
 
-    limit: the largest epsilon allowed, beside the ledger's target; delta: by default the ledger's; unit: image or
-    group. Returns (epsilon by the ledger's accountant at `delta`, the reasons).
+    ledger: as `read_ledger` gives it; limit: the largest epsilon allowed, beside the ledger's own target; delta: by
+    default the ledger's; unit: "image" or "group", if the ledger must be of that one. Returns (epsilon by the ledger's
+    accountant at `delta`, the reasons).
     """
     if problems := malformed(ledger):
         return math.inf, problems

@@ -26,8 +26,6 @@ class StageLine:
 
 @dataclass(frozen=True, kw_only=True)
 class OdometerLine(Exact):
-    """A ledger's line for everything ever opened on a dataset."""
-
     dataset_id: str
     charges: int
     epsilon: float
@@ -37,9 +35,7 @@ class OdometerLine(Exact):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
-    """What a ledger takes from the plan."""
-
+class Budget:  # of the plan
     recipe: str
     accountant: str
     delta: Annotated[float, Field(gt=0, lt=1)]
@@ -170,7 +166,10 @@ def ledger_text(ledger: Mapping) -> str:
 
 
 def read_ledger(path: Path) -> dict:
-    """The content of `ledger.json`. Raises BudgetError if the file at `path` is missing or not a whole ledger."""
+    """The content of a ledger.
+
+    path: `ledger.json`. Raises BudgetError if the file is missing or not a whole ledger.
+    """
     write = "run `stage ledger write` (or `dvc repro`)"
     again = "restore it from git, or run `stage ledger write`"
     broken = f"{path} is truncated or not JSON"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 DEEPEST = 50  # levels of nested lists and mappings
 TWO_READINGS = re.compile(r"[-+]?0[0-9b_].*|.*[_:].*")  # octal, 1_000, 1:30, 0b1: text or other numbers to YAML 1.2
@@ -22,6 +23,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a dataset: it also n
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 T = TypeVar("T")
+adapter: Any = functools.cache(TypeAdapter)
 
 
 class Exact:
@@ -144,23 +146,14 @@ def parse_yaml(text: str) -> Any:
 
 def validated(kind: type[T], content: Any) -> T:
     """`content` as `kind`, without coercion but list → tuple. Raises ValueError, which names the first wrong entry."""
-    from pydantic import ValidationError
-
     try:
-        return adapter(kind).validate_json(json.dumps(content, allow_nan=False), strict=True)  # type: ignore
+        return adapter(kind).validate_json(json.dumps(content, allow_nan=False), strict=True)
     except TypeError as error:  # YAML has dates and sets
         raise ValueError(str(error)) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
         raise ValueError(f"{place}: {first['msg']}, found {str(first['input'])[:60]!r}") from error
-
-
-@functools.cache
-def adapter(kind: Any) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
 
 
 def dataset_name(name: str) -> str:
