@@ -88,9 +88,8 @@ def pooled_convolutions(channels: int, height: int, width: int) -> Body:
 def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
     """Stages of two 3×3 convolutions, batch norms and a pooling, then a dense layer.
 
-    There are 1 to 4 stages; another one follows while the shorter side has 7 pixels or more. Grey images of 16 pixels a
-    side and more start at half resolution: 8×8 has 1 stage, 28×28 grey 2, 32×32 colour 3. Larger images first go
-    through strided convolutions of few channels, down to CNN_SIDE pixels a side.
+    There are 1 to 4: another one while the shorter side has 7 pixels or more. Grey images of 16 pixels a side and more
+    start at half resolution. Larger images first go through strided convolutions, down to CNN_SIDE pixels a side.
     """
     layers: list[nn.Module] = []
     side = min(height, width)

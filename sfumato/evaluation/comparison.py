@@ -155,9 +155,8 @@ def find_evaluation(state: Path, release: str, ledger: str) -> dict | None:
 def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     """The runs as a table, by recipe and then ε, and a warning for each kind of difference.
 
-    Accuracies are in [0, 1], NaN for a classifier that did not score a run. "differs" holds the marks of a run:
-    "hold-out", "extractor", … if its entry is missing or differs from the commonest one (the first of equally common
-    ones), "ledger" if the ledger does not hold.
+    Accuracies are in [0, 1], NaN for a classifier that did not score a run. "differs" holds the marks of a run: entries
+    that are missing or differ from the commonest (the first of equally common ones), "ledger" if that does not hold.
     """
     runs = pd.DataFrame(rows)
     warnings = [f"{row['run']}: its ledger does not hold: {problem}" for row in rows for problem in row["problems"]]

@@ -34,8 +34,8 @@ class Extractor:
     """A feature space.
 
     embed: (B, C, H, W) float32 in [0, 1] on `device` -> (B, dimension); digest: sha256 of the weights and of how images
-    are fed to them; head: of Inception, (classes, dimension) weights from features to logits. Only in its space are
-    distances called FID and KID.
+    are fed to them; head: of Inception, (classes, dimension) weights. Only in its space are distances called FID and
+    KID.
     """
 
     name: str
@@ -90,8 +90,7 @@ def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) 
 def embedded_extractor(public: ImageSet, name: str) -> Extractor:
     """`cnn-<name>-128`: the input of the last layer of a small CNN, trained to tell the classes of `public` apart.
 
-    It uses no sensitive image, so it is comparable across recipes; across machines if their arithmetic agrees (equal
-    `digest`). By a fixed seed it is deterministic on one machine. Features have a root mean square of 1 on `public`.
+    It uses no sensitive image, so it is comparable across recipes, and across machines of equal `digest`.
     """
     schedule = schedule_of("cnn", len(public), EPOCHS)
     network = fit("cnn", public.images, public.labels, len(public.classes), schedule, seed=0)
@@ -123,8 +122,7 @@ def own_extractor(settings: OwnNetwork, shape: Shape) -> Extractor:
 def inception_extractor(path: Path | None = None) -> Extractor:
     """The 2048 pooled features of pytorch-fid's Inception, images resized to 299×299 as there.
 
-    path: its weights file; None: that of torch.hub, downloaded if it is missing. Raises DataError for any other file:
-    no distance would be an FID.
+    path: its weights file; None: that of torch.hub, downloaded if missing. Raises DataError for any other file.
     """
     from pytorch_fid import inception
 

@@ -139,10 +139,7 @@ def open_charge(
 
 
 def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None) -> WorkerCharge:
-    """This process's part of the first one's charge, which `share` describes, once its journal line is on disk.
-
-    Raises RefusedElsewhereError without a charge; BudgetError: a journal without it, that of another machine, say.
-    """
+    """This process's part of the charge of the first one. Raises RefusedElsewhereError without one, BudgetError."""
     if share is None:
         raise RefusedElsewhereError(f"{work.stage}: the first process opened no charge")
     record = share["record"]

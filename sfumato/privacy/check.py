@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -199,15 +200,11 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
 def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
     """What is wrong with artifacts on disk: bytes, names, records. Each holds its own and those of all its inputs."""
     folder = project / ARTIFACTS
-    lock = project / LOCK
     paths = {path.parent for path in folder.glob("*/privacy.json")}
     if not paths:
         return [f"{folder} holds no artifact to verify (`dvc checkout`, `dvc pull`)"]
-    if lock.exists():
-        try:
-            outs = [Path(name) for name in lock_outs(lock)]
-        except (OSError, ValueError):
-            return []  # `lock_problems` says so
+    with suppress(OSError, ValueError):  # there is no lock, or `lock_problems` says what is wrong with it
+        outs = map(Path, lock_outs(project / LOCK))
         # DVC keeps the entries of stages that an earlier version had
         paths |= {project / path for path in outs if path.parent == ARTIFACTS and path.name in STAGES}
     if (project / PUBLIC / "privacy.json").is_file():

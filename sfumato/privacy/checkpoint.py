@@ -47,10 +47,7 @@ def load_checkpoint(run: Path, uses: int, digest: str | None) -> tuple[dict[str,
 def resume(
     open_charge: Callable[[], Charge], stage: str, say: Callable[[str], None], unit: str = "step"
 ) -> tuple[Charge, dict[str, Tensor] | None, list[dict]]:
-    """A charge, the state after its last durable release, None before the first, and its public log.
-
-    A run that a kill left open goes on. One that has lost its checkpoint stays spent, and a new charge is opened.
-    """
+    """A charge, its last durable state, if any, and its public log. A run that lost its checkpoint stays spent."""
     while (charge := open_charge()).used > 0:
         short = charge.run.name[:8]
         saved = load_checkpoint(charge.run, charge.used, charge.checkpoint) if distributed.is_main() else None

@@ -72,11 +72,7 @@ def decide(
     terms: Mapping[str, object],
     noise_source: str = SECRET,
 ) -> Decision:
-    """Decide by the journal and the kept copies. A copy that was changed is found when it is read.
-
-    runs: on these images; prepared: fingerprint of the images, None if it is not looked at; terms: what a
-    record of the work would hold, as far as it is known.
-    """
+    """Decide by journal and kept copies. prepared: fingerprint of the images; terms: what a record would hold."""
     if last := last_for(work, [run for run in runs if run.end == CLOSE]):
         run, same_inputs = last
         problem = restoring_problem(state, work, run, same_inputs)

@@ -123,8 +123,8 @@ def odometer_line(
 ) -> dict:
     """Everything ever opened on a dataset: the union of its journal and of the release's records, aborted charges too.
 
-    journal: its records; head: of the journal, if it is at hand and lacks nothing that is known of it; else None: the
-    line is incomplete. `others` of the line are the mechanisms of charges that the release does not depend on.
+    head: of the journal, if it lacks nothing that is known of it; else None: the line is incomplete. `others` of the
+    line are the mechanisms of charges that the release does not depend on.
     """
     released = {record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id}
     others = sorted((record["event"] for record in journal if record["id"] not in released), key=canonical)

@@ -28,10 +28,10 @@ from sfumato.storage.files import replace_private
 
 @dataclass(frozen=True)
 class Opinion:
-    """What one accountant makes of a composition.
+    """What one accountant makes of a composition. epsilon: None if it cannot express it.
 
-    epsilon: None if it cannot express it; kind: the accountant that it is compared with; ours: the bound of that
-    kind by the ledger's own code; error: the most by which `epsilon` exceeds the true value of its kind.
+    kind: the accountant that it is compared with; ours: the bound of that kind by our own code; error: the most by
+    which `epsilon` exceeds the true value of its kind.
     """
 
     epsilon: float | None

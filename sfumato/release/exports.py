@@ -139,8 +139,7 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
 def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
     """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv`, a row each: file_name, label, class, kind.
 
-    Readers that number the folders by sorted names, as torchvision's ImageFolder does, find the same labels if each
-    class has an image. Images with several labels lie in one folder, and the table has a column for each label.
+    Sorted names of folders have the labels in order, as for torchvision. Images with several labels lie in one folder.
     """
     classes = image_set.classes
     folders = folder_names(classes)

@@ -88,11 +88,8 @@ def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
     artifact = read_artifact(release, "synthesize")
     content = read_ledger(ledger)
     spent, problems = check_ledger(content)
-    problems += [
-        f"it lacks charge {key[:8]} of {release}"
-        for key, record in artifact.records.items()
-        if by_id(content).get(key) != record
-    ]
+    lacking = [key for key, record in artifact.records.items() if by_id(content).get(key) != record]
+    problems += [f"it lacks charge {key[:8]} of {release}" for key in lacking]
     if problems:
         remedy = "Run `stage ledger write`, or restore it from git"
         raise BudgetError(f"{ledger} does not hold: {'; '.join(problems)}. {remedy}")

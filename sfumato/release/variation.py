@@ -136,8 +136,7 @@ def texture(number: int, height: int, width: int, random: torch.Generator) -> Te
 def blend_partners(probabilities: Tensor, end: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
     """For each image from place `end` on: its weight in a blend, and an earlier image of a class it is confused with.
 
-    probabilities: (N, classes). The second class is drawn by the teacher's probability for it; if no earlier image is
-    of that class, any is taken. Returns ((B,) float32, (B,) int64).
+    probabilities: (N, classes), by which the second class is drawn; any image, if none is of it. Returns (B,) of each.
     """
     classes = probabilities[:end].argmax(dim=1)
     blended = probabilities[end:]

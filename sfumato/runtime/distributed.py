@@ -23,10 +23,7 @@ R = TypeVar("R")
 
 
 def join() -> None:
-    """Join the processes that `torchrun` started with this one, if it did.
-
-    Raises ConfigError in the first process of a host with fewer GPUs than processes; the others end, and say nothing.
-    """
+    """Join the processes of `torchrun`, if it started this one. Raises ConfigError for fewer GPUs than processes."""
     if not launched() or dist.is_initialized():
         return
     gpus = compute.device().type == "cuda"

@@ -110,12 +110,8 @@ def changed_files(path: Path, files: dict[str, str]) -> list[str]:
     present = {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()} - {PRIVACY}
     problems = [f"{name} is missing" for name in sorted(files.keys() - present)]
     problems += [f"{name} is not among the files that {PRIVACY} lists" for name in sorted(present - files.keys())]
-    problems += [
-        f"{name} no longer has the bytes that {PRIVACY} lists"
-        for name in sorted(files.keys() & present)
-        if digest_of_file(path / name) != files[name]
-    ]
-    return problems
+    changed = [name for name in sorted(files.keys() & present) if digest_of_file(path / name) != files[name]]
+    return problems + [f"{name} no longer has the bytes that {PRIVACY} lists" for name in changed]
 
 
 def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[str, dict]:
@@ -146,20 +142,16 @@ def writing(
 ) -> Iterator[Path]:
     """A fresh directory that becomes `out`, with its `privacy.json`, when the block ends well; else nothing is left.
 
-    An artifact of the same stage at `out` is replaced; anything else there raises ConfigError.
-    apart: data sets that the inputs are of, if they are merged here; by default what the inputs declare.
+    Only an artifact of the same stage is replaced, else ConfigError. apart: data sets that are merged here.
     """
     check_out(out, stage)
     with replacing_directory(out) as directory:
         yield directory
+        written = sorted(file for file in directory.rglob("*") if file.is_file())
         content = empty_content(stage) | {
             "enabled": True,
             "local": local or any(artifact.local for artifact in inputs),
-            "files": {
-                p.relative_to(directory).as_posix(): digest_of_file(p)
-                for p in sorted(directory.rglob("*"))
-                if p.is_file()
-            },
+            "files": {file.relative_to(directory).as_posix(): digest_of_file(file) for file in written},
             "records": merge_records(inputs, records),
         }
         if apart := apart or declared_apart(inputs):

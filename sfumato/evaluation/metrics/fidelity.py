@@ -16,9 +16,9 @@ from sfumato.settings.evaluate import Evaluate
 class Metric(NamedTuple):
     """One metric.
 
-    meaning: its line in docs/reference.md, which is written from here; measure: gives its numbers from a part of what
-    `fidelity` takes, by name; without it `evaluate_folder` has them from images; needs: its extractor, any if empty;
-    yardstick: also measured of blurred real images.
+    meaning: its line in docs/reference.md; measure: gives its numbers from a part of what `fidelity` takes; without it
+    `evaluate_folder` has them from images; needs: its extractor, any if empty; yardstick: also measured of blurred
+    ones.
     """
 
     meaning: str
@@ -91,11 +91,10 @@ def fidelity(
     metrics: Collection[str],
     warn: Callable[[str], None],
 ) -> dict:
-    """The metrics of the set called `name`.
+    """The metrics of the set called `name`: {"space", "reference", "images", "reference_images", "frechet", "mmd", …}.
 
     compared, reference: (N, D) and (M, D) features, of the set and of the hold-out; novel: (features to test for
     copies, training, hold-out); metrics: some of METRICS; warn: called with what limits a number.
-    Returns {"space", "reference", "images", "reference_images", "frechet", "mmd", "mmd_std", "precision", …}.
     """
     numbers: dict[str, Any] = {}
     for key, metric in METRICS.items():
