@@ -19,10 +19,7 @@ def asked() -> bool:
 
 
 def again() -> int:
-    """Rerun this command in many processes. Returns its exit code.
-
-    The first process leaves its exit code in the shared state directory, since `torchrun` turns every one into 1.
-    """
+    """Rerun this command in many processes. Returns the exit code of the first: `torchrun` turns every one into 1."""
     launcher = f"{LAUNCH}={os.environ[LAUNCH]!r}"
     if EXIT_CODE in os.environ:
         raise ConfigError(f"{launcher} starts no group of processes: name `torchrun` and its options")

@@ -1,7 +1,4 @@
-"""Runs side by side: the cost of each from its ledger, and the utility of its release. The table is local.
-
-A run is a folder, or a row of `dvc exp show --json` whose numbers `stage evaluate` kept in the state directory.
-"""
+"""Runs side by side: the cost of each from its ledger, and the local numbers of its release from `stage evaluate`."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -36,8 +36,7 @@ def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) ->
 def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedule: Schedule, seed: int) -> Classifier:
     """Train classifier `name`, one of CLASSIFIERS. Returns it after its last step, in evaluation mode.
 
-    images: (N, H, W, C) uint8; labels: (N,) integers below `classes`, or (N, classes) of 0 and 1; seed: fixes
-    initialisation, order, augmentation and dropout; the global generator does not change.
+    images: (N, H, W, C) uint8; labels: (N,), or (N, classes) of 0 and 1; seed: the global generator does not change.
     """
     device = compute.device().type
     with torch.random.fork_rng():
@@ -144,8 +143,7 @@ def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = 
 def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> list[float]:
     """[low, high] of an accuracy at 95 %, over 1000 resamples of the hold-out.
 
-    right: (N,) share of the classifiers that are right; groups: (N,), equal for images of one person, who is drawn with
-    all of them; None if each image stands for itself.
+    right: (N,) share of the classifiers that are right; groups: (N,), equal for images of one person, drawn together.
     """
     units = np.arange(len(right)) if groups is None else np.unique(groups, return_inverse=True)[1]
     sums = np.bincount(units, right)

@@ -88,10 +88,7 @@ def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) 
 
 
 def embedded_extractor(public: ImageSet, name: str) -> Extractor:
-    """`cnn-<name>-128`: the input of the last layer of a small CNN, trained to tell the classes of `public` apart.
-
-    It uses no sensitive image, so it is comparable across recipes, and across machines of equal `digest`.
-    """
+    """`cnn-<name>-128`: the input of the last layer of a CNN that has learned the classes of `public` images."""
     schedule = schedule_of("cnn", len(public), EPOCHS)
     network = fit("cnn", public.images, public.labels, len(public.classes), schedule, seed=0)
     digest = hashlib.sha256(b"embedded")
@@ -120,10 +117,7 @@ def own_extractor(settings: OwnNetwork, shape: Shape) -> Extractor:
 
 
 def inception_extractor(path: Path | None = None) -> Extractor:
-    """The 2048 pooled features of pytorch-fid's Inception, images resized to 299×299 as there.
-
-    path: its weights file; None: that of torch.hub, downloaded if missing. Raises DataError for any other file.
-    """
+    """The pooled features of pytorch-fid's Inception. path: its weights, or else torch.hub's. Raises DataError."""
     from pytorch_fid import inception
 
     if path is None:

@@ -242,9 +242,8 @@ def refuse_kept(odometer: Odometer, kept: Path, run: Run, work: ChargeRequest) -
 
 
 def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = False) -> tuple[ImageSet, ImageSet]:
-    """The sensitive and the hold-out images, for work outside the guarantee.
+    """The sensitive and the hold-out images, for work outside the guarantee. What is made with them must be local.
 
-    The call is journalled. Whatever is made with them must be marked local.
     everywhere: in all processes; the first journals it before another reads the images: a collective call.
     """
     sensitive = load_prepared(state, card, SENSITIVE)
@@ -264,10 +263,10 @@ def ensure_latents(
     load: Callable[[], Encode],
     progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]],
 ) -> str:
-    """The key of the latents of the images, encoded now if they do not exist.
+    """The key of the latents of the images, encoded now if they do not exist: local work, journalled, kept private.
 
-    Local work outside the guarantee: it is journalled, kept in the state directory, and shows only how many parts of
-    100 are done. encoder: a digest of all that decides a latent; purpose: for the journal; load: gives what encodes.
+    It shows only how many parts of 100 are done. encoder: a digest of all that decides a latent; load: gives what
+    encodes.
     """
     key = latents_key(card, encoder)
     if distributed.is_main() and not have_latents(state, card, key):

@@ -44,8 +44,7 @@ def draw_herded(
 def herded(images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, number: int) -> Tensor:
     """The rows of the images to keep, (number,) int64, class by class: of each class the same part, within one image.
 
-    images: (N, C, H, W) uint8; labels: (N,) int64; means: of `frequency`; priors: (classes,) public label shares.
-    A class of prior 0 keeps its first images.
+    images: (N, C, H, W) uint8; labels: (N,) int64; means: of `frequency`; priors: (classes,), 0 keeps first images.
     """
     features = means.features.to(device())
     cells = torch.randperm(features.size, generator=torch.Generator().manual_seed(features.seed))[:COMPARED_CELLS]
@@ -77,10 +76,7 @@ def rows_of(features: FourierFeatures, images: Tensor, cells: Tensor) -> Tensor:
 
 
 def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
-    """Places of `number` of the rows, (N, d) of one norm, whose mean comes near to the target, (d,): (number,) int64.
-
-    Each is the one that, beside those before it, brings the mean nearest; less the farthest tenth if enough are left.
-    """
+    """(number,) places of rows, (N, d) of one norm, chosen one by one: their mean comes near to the target, (d,)."""
     towards = rows @ target
     beside = torch.zeros_like(towards)  # products with the sum of those chosen
     left_out = min(int(0.1 * len(rows)), len(rows) - number)

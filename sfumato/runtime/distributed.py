@@ -69,8 +69,7 @@ def broadcast_object(value: T) -> T:
 def agree(tensors: Iterable[Tensor], *plain: object) -> None:
     """Give tensors the values that they have in the first process, in place, and compare all, and `plain`.
 
-    What each process computed for itself may differ in the last bits, and a choice made by timing in more than that.
-    plain: what is compared only. Raises ConfigError in all processes where one holds something else.
+    What each process computed may differ in the last bits. Raises ConfigError in all where one holds something else.
     """
     if world_size() > 1:
         tensors = [*tensors]

@@ -68,8 +68,7 @@ class Room(TorchFunctionMode):
 def load_network(directory: Path, build: Callable[..., N], stage: str, weights: str = WEIGHTS) -> N:
     """The network that `save_network` wrote. build: makes it from its arguments; stage: the one that writes it.
 
-    Raises DataError if files are missing or do not fit together. Whatever CONFIG says, no more memory is taken than the
-    files could fill, and 2²⁷ numbers beside them, such as for fixed filters.
+    Raises DataError if files do not fit together. No more memory is taken than they could fill, and 2²⁷ numbers.
     """
     for name in (CONFIG, weights):
         if not (directory / name).is_file():
