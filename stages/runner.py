@@ -1,4 +1,4 @@
-"""What every stage does. Its function takes a `StageRun`, or a `QueryRun` if it spends, and its settings."""
+"""What every stage does; its function takes a `StageRun`, or a `QueryRun` if it spends, and its settings."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def teacher(run: QueryRun, settings: Teacher) -> None:
     charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)
     offsets = None
     if plan.several:
-        offsets = run.counts.priors.clamp(0.001, 0.999).logit()
+        offsets = run.counts.priors.clamp(0.001, 0.999).logit()  # a noisy share may be 0
     with progress("teacher", clock=False) as report:
         weights = query_teacher(charge, settings, len(plan.classes), size, covariance, report, offsets)
     with run.releasing(charge) as directory:
