@@ -50,6 +50,8 @@ class Resolved:
     prepared: dict[str, Any] = field(default_factory=dict)
     accountant: Literal["rdp", "exact"] = "rdp"
     labels: Literal["one", "several"] = "one"
+    unit: Literal["image", "group"] = IMAGE  # what the charge of a query protects
+    group_cap: Positive = 1  # and how groups count, as for a `Charge`
 
     @property
     def several(self) -> bool:
@@ -78,8 +80,6 @@ class QueryPlan(StagePlan[S]):
     """A query that is switched on. Only the charge reads `mechanism`: no query reads a noise multiplier."""
 
     mechanism: Mechanism
-    unit: str = IMAGE
-    group_cap: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +101,6 @@ class ResolvedFile(Resolved, Exact):
     settings: dict[str, Any]
     model: dict[str, Any] | None = None
     mechanism: dict[str, Any] = field(default_factory=dict)
-    unit: Literal["image", "group"] = IMAGE
-    group_cap: Positive = 1
 
 
 def read_lineage(folder: Path, stage: str) -> Lineage:
@@ -138,9 +136,9 @@ def read_stage_plan(path: Path, stage: str, extra: Literal["forbid", "ignore"] =
             "digest": settings_digest(content),
             "model": None if file.model is None else Model.model_validate(file.model),
         }
-        mechanism, unit, cap = (fields.pop(name) for name in ("mechanism", "unit", "group_cap"))
+        mechanism = fields.pop("mechanism")
         if STAGES[stage].kind is Kind.QUERY and file.enabled:
             from sfumato.privacy.events import Mechanism  # slow to import: only for a query
 
-            return QueryPlan(**fields, unit=unit, group_cap=cap, mechanism=Mechanism(**mechanism))
+            return QueryPlan(**fields, mechanism=Mechanism(**mechanism))
         return StagePlan(**fields)
