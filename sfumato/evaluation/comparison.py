@@ -120,7 +120,7 @@ def identity(
     extractor: Extractor | None,
     release: Path,
 ) -> dict[str, str]:
-    """Equal entries, comparable numbers. Digests of real images are keyed: without the key they reveal nothing."""
+    """What numbers belong to: equal entries are comparable. Digests of real images are keyed: they reveal nothing."""
     settings = plan.settings
     amount = f"{settings.epochs} epochs"
     if settings.steps:

@@ -139,7 +139,7 @@ def open_charge(
 
 
 def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None) -> WorkerCharge:
-    """This process's part of the charge of the first one. Raises RefusedElsewhereError without one, BudgetError."""
+    """This process's part of the first one's charge. Raises RefusedElsewhereError; BudgetError: not journalled here."""
     if share is None:
         raise RefusedElsewhereError(f"{work.stage}: the first process opened no charge")
     record = share["record"]
