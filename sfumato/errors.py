@@ -45,7 +45,6 @@ def error_from(content: Mapping[str, Any]) -> SfumatoError:
 
 
 def public(error: SfumatoError) -> SfumatoError:
-    """The same error, marked as public."""
     error.public = True
     return error
 

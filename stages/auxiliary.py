@@ -1,7 +1,5 @@
 """`stage auxiliary`: the one-step generator that a release of features teaches."""
 
-from torch import Tensor
-
 from sfumato.data.store import load_public
 from sfumato.generators.gaussian import DETAILS, fit_gaussians
 from sfumato.generators.one_step import Match, OneStep, fit_generator, new_generator, save_drawing
@@ -15,22 +13,19 @@ from stages.screen import progress
 def auxiliary(run: StageRun, settings: Auxiliary) -> None:
     plan = run.plan
     priors = run.counts.priors
+    means = load_means(settings.target, run.path(settings.target), plan=plan)
+    generator: OneStep
     if settings.target == "covariance":
         details = None
         if settings.details:
             details = load_public(run.path("public"), plan.shape).some(DETAILS, plan.seed)
-        generator: OneStep = fit_gaussians(load_means("covariance", run.path("covariance"), plan=plan), priors, details)
+        generator = fit_gaussians(means, priors, details)
     else:
-        generator = fitted(run, settings, priors)
+        match = Match(means.table.to(device()), means.features)
+        sizes = len(plan.classes), settings.latent, settings.width
+        untrained = new_generator(plan.shape, *sizes, plan.seed, plan.several)
+        with progress("auxiliary") as report:
+            rows = run.counts.row_means
+            generator = fit_generator(untrained, [match], settings, priors, plan.seed, report, row_means=rows)
     with run.writing() as directory:
         save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 1, directory)
-
-
-def fitted(run: StageRun, settings: Auxiliary, priors: Tensor) -> OneStep:
-    plan = run.plan
-    means = load_means(settings.target, run.path(settings.target), plan=plan)
-    match = Match(means.table.to(device()), means.features)
-    sizes = len(plan.classes), settings.latent, settings.width
-    generator = new_generator(plan.shape, *sizes, plan.seed, plan.several)
-    with progress("auxiliary") as report:
-        return fit_generator(generator, [match], settings, priors, plan.seed, report, row_means=run.counts.row_means)

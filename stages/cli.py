@@ -30,10 +30,8 @@ from stages.screen import hold_back, named, say, wrapped
 from stages.serve import serve
 from stages.state import state_dir
 
-INTERRUPTED = 130  # exit code after Ctrl-C
 STOPPED = "stopped. Run the same again: a query goes on and is not charged twice, anything else starts again"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
 
 app = typer.Typer(
     name="stage",
@@ -60,7 +58,7 @@ def main() -> None:
     try:
         app(prog_name="stage")
     except SystemExit as ended:
-        if ended.code == INTERRUPTED:  # by Typer
+        if ended.code == 130:  # Typer's after Ctrl-C
             say(STOPPED)
         leave(ended.code)  # type: ignore[arg-type]  # Typer gives a number
     except BrokenPipeError:  # `stage … | head`: whoever read has seen enough
@@ -68,7 +66,7 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         say(STOPPED)
-        sys.exit(INTERRUPTED)
+        sys.exit(130)
     except Exception as error:
         reason = str(error) if isinstance(error, SfumatoError) else beyond_the_machine(error)
         public = getattr(error, "public", getattr(error, "errno", None) in FULL)
@@ -118,7 +116,8 @@ def beyond_the_machine(error: BaseException) -> str | None:
     if "home directory" in str(error):  # Path.expanduser, which has no type of its own either
         return "a path begins with ~ and the name of a user who is not here: write the whole path"
     # PyTorch has no type of its own for the memory of the processor
-    if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+    lacking = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
+    if isinstance(error, MemoryError) or any(words in str(error) for words in lacking):
         return (
             "the memory of this machine does not suffice. Take fewer or smaller images, a smaller model or batch, or "
             "SFUMATO_MICROBATCH=1; or a machine with more"

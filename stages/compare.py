@@ -14,14 +14,12 @@ from stages.screen import show_local
 from stages.state import EVALUATION, check_local, state_dir
 
 EXPERIMENTS = "dvc exp show --json"
-DVC_HELP = "Also the experiments of this repository, as `dvc exp show` lists them."
-CLASSIFIER_HELP = "Which accuracy to plot. Default: cnn, or the first that the runs have."
 
 
 def compare(
     runs: Annotated[list[Path] | None, typer.Argument(help="Folders that hold metrics.json and ledger.json.")] = None,
-    dvc: Annotated[bool, typer.Option("--dvc", help=DVC_HELP)] = False,
-    classifier: Annotated[str | None, typer.Option(help=CLASSIFIER_HELP)] = None,
+    dvc: Annotated[bool, typer.Option("--dvc", help="Also the experiments that `dvc exp show` lists here.")] = False,
+    classifier: Annotated[str | None, typer.Option(help="Accuracy to plot. Default: cnn, or the first of all.")] = None,
     out: Annotated[Path, typer.Option(help="Directory for comparison.csv and comparison.png.")] = EVALUATION,
 ) -> None:
     """Local: one table and one plot of many runs, with a warning if they cannot be compared."""

@@ -20,6 +20,7 @@ def doctor() -> None:
     """What is here: device, threads, libraries, data, state, DVC."""
     import torch
 
+    from sfumato.data.store import read_card
     from sfumato.runtime.compute import device
 
     processor = f"CPU, {torch.get_num_threads()} threads"
@@ -38,7 +39,11 @@ def doctor() -> None:
     table.add_row("state directory", f"{state} ({'exists' if state.exists() else 'not there yet'})")
     prepared = sorted(p.parent.name for p in state.glob("data/*/card.json"))
     table.add_row("prepared datasets", ", ".join(prepared) or "none: `stage prepare sensitive`")
-    table.add_row("data card", card_in_words())
+    try:
+        card = read_card(CARD_PATH).dataset_id
+    except DataError as error:
+        card = str(error)
+    table.add_row("data card", card)
     for name, words in queries_in_words().items():
         table.add_row(name, words)
     table.add_row("DVC repository", "yes" if os.path.isdir(".dvc") else "no")
@@ -49,15 +54,6 @@ def doctor() -> None:
     table_console().print(table)
 
 
-def card_in_words() -> str:
-    from sfumato.data.store import read_card
-
-    try:
-        return read_card(CARD_PATH).dataset_id
-    except DataError as error:
-        return str(error)
-
-
 def queries_in_words() -> dict[str, str]:
     """What each query of the plan will do, if there are a plan and prepared images."""
     from sfumato.data.store import read_card
@@ -65,8 +61,7 @@ def queries_in_words() -> dict[str, str]:
 
     words = {}
     try:
-        declared = read_policy().declared_size
-        past = known_past(state_dir(), read_card(CARD_PATH), Path(), declared_size=declared)
+        past = known_past(state_dir(), read_card(CARD_PATH), Path(), declared_size=read_policy().declared_size)
         for plan in filter(lambda plan: plan.enabled, map(load_plan, QUERIES)):
             inputs = [*filter(plan.settings.reads, STAGES[plan.stage].inputs)]
             decision = past.decide(plan.stage, read_lineage(PLAN, plan.stage), plan.digest, inputs)

@@ -1,8 +1,4 @@
-"""DVC's own files that a kill can damage: `dvc.lock`, which it writes in place, and its lock on what runs.
-
-A whole `dvc.lock` is copied before each stage works, and after a ledger was written. One that a kill damaged can then
-be restored; the last stage runs again, and a query restores its release at no cost.
-"""
+"""DVC's files that a kill can damage: `dvc.lock`, of which a whole copy is kept, and its lock on what runs."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +39,6 @@ def damage() -> str | None:
 
 
 def lock_in_words() -> str:
-    """Whether DVC can read `dvc.lock`."""
     if not LOCK.exists():
         return "not there yet"
     wrong = damage()

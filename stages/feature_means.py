@@ -24,10 +24,7 @@ def release_means(
     cache: Mapping[str, Any] | None = None,
     network: PublicNetwork | ProjectedFeatures | None = None,
 ) -> None:
-    """Release the class means of `features` and write what rebuilds them: `about` and `network`, as `save_means` does.
-
-    released: what the record states; cache: what decides the maps, whose cached rows are sampled instead of images.
-    """
+    """Release the class means of `features`, which `about` and `network` rebuild. cache: what decides kept rows."""
     features = features.to(device())
     size = run.counts.total
     latents = None if cache is None else encoded(run, features.vectors, encoder_of(features, cache))

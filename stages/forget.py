@@ -12,8 +12,6 @@ from sfumato.settings.stages import CARD_PATH
 from stages.screen import tell
 from stages.state import EVALUATION, state_dir
 
-ENTRIES = 4  # shown of a folder, of which only some are deleted
-
 
 def forget(
     dataset: Annotated[str | None, typer.Option(help="Dataset id. Default: that of the data card.")] = None,
@@ -51,14 +49,14 @@ def local_files() -> list[Path]:
     return [path for path in (*map(Path, numbers), *tried, CARD_PATH.parent) if path.exists()]
 
 
-def show(title: str, found: Mapping[str, Sequence[Path]]) -> None:
+def show(title: str, kinds: Mapping[str, Sequence[Path]]) -> None:
     """A line for each kind of files. Sizes tell how many images there are, so only a terminal shows them."""
     tell(f"{title}:")
-    for what, paths in found.items():
+    for what, paths in kinds.items():
         every = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
         size = f"{sum(file.stat().st_size for file in every) / 1e6:12,.1f} MB" if sys.stdout.isatty() else ""
         place = Path(os.path.commonpath(paths or [Path("none")]))
         names = sorted(str(path.relative_to(place)) for path in paths if path != place)
-        if len(names) > ENTRIES:
-            names[ENTRIES:] = [f"{len(names) - ENTRIES} more"]
+        if len(names) > 4:
+            names[4:] = [f"{len(names) - 4} more"]
         tell(f"  {what:<32}{size}  {place}{': ' * bool(names)}{', '.join(names)}")

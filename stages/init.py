@@ -21,7 +21,6 @@ from stages.state import state_dir
 if TYPE_CHECKING:
     from sfumato.planning.create import Owner, Proposed
 
-OFFICER = ("controller", "purpose", "legal_basis", "recipients", "retention")  # of `release`, which the pages show
 HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # by parameter
 
 
@@ -91,10 +90,11 @@ def officers_words(owner: Owner) -> dict[str, Any]:
     """The section `release` in the words of a data protection officer: on a terminal only, and one Enter skips it."""
     from sfumato.release.card import WORDS
 
-    question = f"Say for the pages: {', '.join(WORDS['about'][key] for key in OFFICER)}? (or later, in params.yaml)"
+    keys = ("controller", "purpose", "legal_basis", "recipients", "retention")
+    question = f"Say for the pages: {', '.join(WORDS['about'][key] for key in keys)}? (or later, in params.yaml)"
     if owner.ask is None or not sys.stdin.isatty() or not owner.answer(question, False, None):
         return {}
-    texts = {key: typer.prompt(WORDS["about"][key], err=True, default="", show_default=False) for key in OFFICER}
+    texts = {key: typer.prompt(WORDS["about"][key], err=True, default="", show_default=False) for key in keys}
     return {"release": {key: text.strip() for key, text in texts.items() if text.strip()}}
 
 

@@ -1,7 +1,4 @@
-"""One stage in many processes: a command starts itself again under the program that `SFUMATO_LAUNCH` names.
-
-That is `torchrun` with its options, say. `dvc.yaml` and the commands stay as they are.
-"""
+"""One stage in many processes: a command starts itself again under what `SFUMATO_LAUNCH` names, such as `torchrun`."""
 
 import os
 import secrets
@@ -18,15 +15,11 @@ EXIT_CODE = "SFUMATO_EXIT_CODE"  # names the file in which the first process lea
 
 
 def asked() -> bool:
-    """Whether the user wants many processes."""
     return bool(os.environ.get(LAUNCH))
 
 
 def again() -> int:
-    """Run this very command once more, in many processes. Returns its exit code.
-
-    The first process leaves its exit code in the shared state directory, since `torchrun` turns every one into 1.
-    """
+    """Rerun this command in many processes. Returns the exit code of the first: `torchrun` turns every one into 1."""
     launcher = f"{LAUNCH}={os.environ[LAUNCH]!r}"
     if EXIT_CODE in os.environ:
         raise ConfigError(f"{launcher} starts no group of processes: name `torchrun` and its options")

@@ -1,11 +1,10 @@
 """`stage ledger write|check|show|adopt|history`: what the release cost, composed and checked."""
 
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -61,13 +60,14 @@ def check(
     )
     tell(f"ε by accountant: {', '.join(f'{name} {opinion}' for name, opinion in checked.opinions.items())}")
     for name, spent in checked.apart.items():
-        tell(f"ε = {spent:.4f} for whoever is in {name!r} only, by the declaration that the owners' people differ")
+        tell(f"ε = {spent:.4f} for a person in {name!r} only (the owners declare that they share no person)")
 
 
 @app.command()
 def show(ledger: LedgerPath = LEDGER) -> None:
     """The ledger as a table."""
     from sfumato.privacy.check import LedgerError, malformed
+    from sfumato.privacy.events import Mechanism
     from sfumato.privacy.ledger import by_id, read_ledger
     from sfumato.privacy.record import record_problems
 
@@ -84,7 +84,7 @@ def show(ledger: LedgerPath = LEDGER) -> None:
         for i, key in enumerate(row["records"]):
             record = records[key]
             cost = (f"{row['epsilon']:.3f}", f"{row['share']:.1%}") if i == 0 else ("", "")
-            table.add_row(name, key[:8], record["released"], mechanism_text(record["event"]), *cost)
+            table.add_row(name, key[:8], record["released"], str(Mechanism.from_json(record["event"])), *cost)
     table_console().print(table)
     by = ", ".join(f"{name} {value:.4f}" for name, value in content["epsilon"].items())
     odometer = content["odometer"]
@@ -114,6 +114,7 @@ def history(
     """Everything ever opened on the sensitive images, aborted charges too."""
     from sfumato.data.store import read_card
     from sfumato.privacy.accountant import epsilon
+    from sfumato.privacy.events import Mechanism
     from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL_USE, OPEN, Odometer
     from sfumato.privacy.project_ledger import seen_in_ledgers
 
@@ -139,15 +140,17 @@ def history(
         when = utc(entry["time"])
         if not sys.stdout.isatty():
             when = when[:10]  # the date: exact times tell how long a query took, and so how many images it saw
+        charged: list[tuple[dict, str]] = []
         if entry["kind"] == OPEN:
             run = runs[entry["record"]["id"]]  # its record is the newest if it was resumed, which ledgers hold
-            state = ends.get(run.end or "", f"open, {run.uses} uses on disk")
-            table.add_row(when, *record_cells(run.record), state)
+            charged = [(run.record, ends.get(run.end or "", f"open, {run.uses} uses on disk"))]
         elif entry["kind"] == LOCAL_USE and sys.stdout.isatty():  # it follows from when the images changed
             table.add_row(when, "local", "", entry["purpose"], "outside the guarantee")
         elif entry["kind"] == ADOPT:
-            for record in entry["records"]:
-                table.add_row(when, *record_cells(record), "adopted")
+            charged = [(record, "adopted") for record in entry["records"]]
+        for record, state in charged:
+            mechanism = Mechanism.from_json(record["event"])
+            table.add_row(when, record["stage"], record["id"][:8], str(mechanism), state)
     table_console().print(table)
     opened = odometer.events()
     total = f"{charges(len(opened))}, ε = {epsilon(opened, delta, accountant):.4f} together at δ = {delta_text(delta)}"
@@ -156,19 +159,8 @@ def history(
     tell(total)
 
 
-def record_cells(record: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Stage, charge and mechanism of a record."""
-    return record["stage"], record["id"][:8], mechanism_text(record["event"])
-
-
 def utc(seconds: int) -> str:
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
     except (ValueError, OverflowError, OSError):  # of a clock that was far off
         return f"{seconds} s after 1970"
-
-
-def mechanism_text(event: dict) -> str:
-    from sfumato.privacy.events import Mechanism
-
-    return str(Mechanism.from_json(event))

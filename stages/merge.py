@@ -8,12 +8,11 @@ import typer
 from sfumato.settings.stages import ARTIFACTS
 from stages.screen import say, tell
 
-FOLDERS_HELP = "Projects of the owners, or copies of them: artifacts/ with the plan, and data/public if it is used."
 PEOPLE_HELP = "Your confirmation that no person is among the images of two owners; ledger, card and report quote it."
 
 
 def merge(
-    folders: Annotated[list[Path], typer.Argument(help=FOLDERS_HELP)],
+    folders: Annotated[list[Path], typer.Argument(help="Owners' projects or copies: artifacts/, data/public if used.")],
     different_people: Annotated[bool, typer.Option("--different-people", help=PEOPLE_HELP)] = False,
     out: Annotated[Path, typer.Option(help="Folder of the merged project.")] = Path("."),
 ) -> None:

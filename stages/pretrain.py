@@ -20,8 +20,12 @@ from stages.state import state_dir
 def pretrain(run: StageRun, settings: Pretrain) -> None:
     plan = run.plan
     classes = plan.classes
-    if plan.network.directory is not None:
-        return refer_to_public_model(run)
+    if plan.network.directory is not None:  # a public text-to-image model
+        brought = lineage(locate(str(plan.network.directory)), "model", True, state_dir())
+        with run.writing(brought) as directory:
+            reference = save_reference(plan.network, plan.dataset_id, classes, directory, device())
+        where = f"{reference['directory']} has sha256 {reference['sha256']}"
+        return say(f"pretrain: {where}; set model.sha256 to refuse any other model")
     paths = {name: artifact.path for name, artifact in run.inputs.items()}
     sources, extra_classes = training_sets(paths, plan.shape, classes)
     torch.manual_seed(plan.seed)
@@ -37,12 +41,3 @@ def pretrain(run: StageRun, settings: Pretrain) -> None:
             images, _ = sources["central"]
             assert isinstance(images, torch.Tensor)  # as `load_central` gives them
             save_png(directory / "central.png", to_grid(images, len(classes)))
-
-
-def refer_to_public_model(run: StageRun) -> None:
-    """Write a reference to a public text-to-image model: its place, its sha256, the class prompts as embeddings."""
-    plan = run.plan
-    brought = lineage(locate(str(plan.network.directory)), "model", True, state_dir())
-    with run.writing(brought) as directory:
-        found = save_reference(plan.network, plan.dataset_id, plan.classes, directory, device())
-    say(f"pretrain: {found['directory']} has sha256 {found['sha256']}; set model.sha256 to refuse any other model")

@@ -27,17 +27,16 @@ def report(
     if audience not in PAGES:
         raise ConfigError(f"--audience {audience}: give public or owner")
     page = out or PAGES[audience]
-    public = audience == "public"
     release = ARTIFACTS / "synthesize"
-    sharing = "may be shared with the release" if public else "local: not to be shared"
     from sfumato.evaluation.tables import read_local
     from sfumato.planning.forecast import curve
-    from sfumato.release.report import report_page
+    from sfumato.planning.project_files import TRACKED
+    from sfumato.release.report import report_page, summary_lines
     from sfumato.release.statements import write_statements
 
     if page.is_dir():
         raise ConfigError(f"--out {page} is a folder: name the HTML file, such as {page / 'index.html'}")
-    if public:
+    if audience == "public":
         check_out(page.parent, "report")
         text = report_page(release, LEDGER)
         with writing(page.parent, "report", [read_artifact(release, "synthesize")]) as directory:
@@ -45,18 +44,13 @@ def report(
             unsaid = write_statements(release, LEDGER, directory)
         if unsaid:
             say(f"no entry for the Deployments Registry: params.yaml does not say {', '.join(unsaid)}")
-    else:
-        check_local("--out", page)
-        local = read_local(METRICS_FILE, EVALUATION, ARTIFACTS)._replace(curve=curve)
-        write_local(page, report_page(release, LEDGER, local).encode())
-    typer.echo(f"{page}: {sharing}")
-    if not public:  # the last command of `dvc repro`
-        from sfumato.planning.project_files import TRACKED
-        from sfumato.release.report import summary_lines
-
-        verdict = local.verdict or "none: `stage evaluate` gives one"
-        if local.verdict and not sys.stdout.isatty():
-            verdict = f"local, so only a terminal shows it: see {METRICS_FILE} or {page}"
-        tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())  # git adds nothing if one is not
-        for line in summary_lines(release, LEDGER, PAGES["public"].parent, verdict, tracked):
-            tell(line)
+        return typer.echo(f"{page}: may be shared with the release")
+    check_local("--out", page)
+    local = read_local(METRICS_FILE, EVALUATION, ARTIFACTS)._replace(curve=curve)
+    write_local(page, report_page(release, LEDGER, local).encode())
+    typer.echo(f"{page}: local: not to be shared")
+    verdict = local.verdict or "none: `stage evaluate` gives one"
+    if local.verdict and not sys.stdout.isatty():
+        verdict = f"local, so only a terminal shows it: see {METRICS_FILE} or {page}"
+    tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())  # git adds nothing if one is not
+    tell(*summary_lines(release, LEDGER, PAGES["public"].parent, verdict, tracked))  # the end of `dvc repro`

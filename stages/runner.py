@@ -1,7 +1,4 @@
-"""What every stage does: its command line, its plan, the dry run, its inputs, the charge, and writing the result.
-
-The function `<name>` of `stages/<name>.py` takes a `StageRun`, or a `QueryRun` if it spends, and its settings.
-"""
+"""What every stage does; its function takes a `StageRun`, or a `QueryRun` if it spends, and its settings."""
 
 from __future__ import annotations
 
@@ -52,9 +49,6 @@ CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensi
 COPYING = "copying.lock"  # in a run's directory: its release is being copied to an artifact
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
-
-
 def command(stage: Stage) -> Callable[..., None]:
     """The command of a stage."""
 
@@ -67,7 +61,6 @@ def command(stage: Stage) -> Callable[..., None]:
 
 
 def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -> None:
-    """Run one stage on its plan and its inputs in this folder."""
     plan = load_plan(stage.name)
     out = out or ARTIFACTS / stage.name
     places = {name: ARTIFACTS / name for name in stage.inputs} | {"public": PUBLIC}
@@ -88,7 +81,12 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
     if distributed.is_main():
         check_writable(out)  # found before a charge is opened, not after
         keep_copy()
-    inputs = read_inputs(stage, used)
+    inputs = {name: read_artifact(path, name) for name, path in used.items()}
+    for name, artifact in inputs.items():
+        if not artifact.enabled and name not in stage.optional:
+            remedy = f"add {name} to run, and run `stage plan` and `stage {name}`"
+            what = f"{artifact.path} is the empty artifact of a stage that is off"
+            raise ConfigError(f"{stage.name} needs {name}, but {what}: {remedy}")
     if stage.spread and not distributed.launched() and launch.asked():
         raise SystemExit(launch.again())
     ready_processor(stage.name)
@@ -110,7 +108,7 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
 
             save_preview(PREVIEW, load_images(out, plan.classes), stage.name)
             say(f"{stage.name}: first pictures in {PREVIEW}")
-    except TakenOver as reason:
+    except NothingToDo as reason:
         say(f"{stage.name}: {reason}")
     finally:
         distributed.leave()
@@ -130,10 +128,7 @@ def show_standing(name: str, enabled: bool = True) -> None:
 
 
 def standing(name: str) -> str:
-    """How far the pipeline has come when a stage begins.
-
-    The minutes are those expected of the stages before it and of all, ε that of the queries before it: all public.
-    """
+    """How far the pipeline has come when a stage begins: expected minutes, ε of the queries before it; all public."""
     from sfumato.data.store import read_card
     from sfumato.planning.estimate import expected_seconds
     from sfumato.privacy.accountant import epsilon
@@ -146,9 +141,7 @@ def standing(name: str) -> str:
     before = names[: names.index(name)]
     queries: list[Any] = [load_plan(one) for one in before if one in QUERIES]
     events = [query.mechanism.event for query in queries]
-    spent = 0.0
-    if events:
-        spent = epsilon(events, budget["delta"], budget["accountant"], budget["adjacency"])
+    spent = epsilon(events, budget["delta"], budget["accountant"], budget["adjacency"])
     seconds = expected_seconds(params, card.shape, len(card.classes), state_dir())
     passed = sum(seconds[one] or 0.0 for one in before) / 60
     together = sum(seconds[one] or 0.0 for one in names) / 60
@@ -181,17 +174,6 @@ def load_plan(stage: str) -> StagePlan[Any]:
     return read_stage_plan(PLAN / f"{stage}.yaml", stage)
 
 
-def read_inputs(stage: Stage, paths: Mapping[str, Path]) -> dict[str, Artifact]:
-    """Read and verify. Raises ConfigError for the empty artifact of a stage whose images or numbers are needed."""
-    inputs = {name: read_artifact(path, name) for name, path in paths.items()}
-    for name, artifact in inputs.items():
-        if not artifact.enabled and name not in stage.optional:
-            remedy = f"add {name} to run, and run `stage plan` and `stage {name}`"
-            what = f"{artifact.path} is the empty artifact of a stage that is off"
-            raise ConfigError(f"{stage.name} needs {name}, but {what}: {remedy}")
-    return inputs
-
-
 def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None:
     """The answer to --dry-run."""
     if not plan.enabled:
@@ -221,11 +203,8 @@ def memory_line(network: Any, shape: tuple[int, int, int], classes: int, setting
         return f"not known here: {error}"
 
 
-# --- what a stage is given --------------------------------------------------------------------------------------------
-
-
-class TakenOver(Exception):
-    """Nothing is left to do: what a killed run had released was put back."""
+class NothingToDo(Exception):
+    """The stage has nothing to do: a release of an earlier run was restored, or another process does the work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +216,6 @@ class StageRun:
     out: Path
 
     def path(self, name: str) -> Path:
-        """The directory of an input."""
         return self.inputs[name].path
 
     @property
@@ -248,18 +226,15 @@ class StageRun:
         return read_counts(self.inputs["count"], self.plan.size_hint, len(self.plan.classes))
 
     def first_alone(self) -> None:
-        """Raise TakenOver in all processes but the first, which writes."""
+        """Raise NothingToDo in all processes but the first, which writes."""
         from sfumato.runtime import distributed
 
         if not distributed.is_main():
-            raise TakenOver("the first process writes")
+            raise NothingToDo("the first process writes")
 
     @contextmanager
     def writing(self, also: Iterable[Artifact] = ()) -> Iterator[Path]:
-        """A directory that becomes the artifact, with the records of all inputs and of `also`, if the block ends well.
-
-        Of many processes the first one writes; the others' work ends here.
-        """
+        """A directory that becomes the artifact, with the records of inputs and `also`. The first process writes."""
         self.first_alone()
         with writing(self.out, self.plan.stage, [*self.inputs.values(), *also]) as directory:
             yield directory
@@ -272,22 +247,21 @@ class QueryRun(StageRun):
     plan: QueryPlan[Any]
 
     def open_charge(self, released: str, sensitivity: str, max_norm: float, *, latents: str | None = None) -> Charge:
-        """The charge that the plan asks for.
+        """The charge that the plan asks for. max_norm: the largest contribution of one image, or group, in L2.
 
-        released, sensitivity: words for the record; max_norm: the largest contribution of one image, or of one group,
-        in L2. Raises TakenOver if this very work was released and its artifact is gone or does not hold, or if only
-        free work before it was repeated: the copy of its run is restored, at no cost.
+        Raises NothingToDo if this very work was released and its artifact is gone or does not hold, or if only free
+        work before it was repeated: the copy of its run is restored, at no cost.
         """
         from sfumato.data.store import read_card
         from sfumato.privacy import authorize
         from sfumato.privacy.checkpoint import drop_checkpoints
+        from sfumato.privacy.decision import RELEASED
 
         plan = self.plan
         card = read_card(CARD_PATH)
         images = attrgetter("dataset_id", "shape", "classes", "labels")
         if images(card) != images(plan):
             raise ConfigError(f"the plan of {plan.stage} is for another card than {CARD_PATH}: run `stage plan` again")
-        lineage = read_lineage(PLAN, plan.stage)
         request = authorize.ChargeRequest(
             stage=plan.stage,
             settings=plan.digest,
@@ -298,9 +272,7 @@ class QueryRun(StageRun):
             inputs=[digest_of_file(artifact.path / PRIVACY) for artifact in self.inputs.values()],
             rests_on={record for artifact in self.inputs.values() for record in artifact.records},
             revision=plan.revision,
-            plan=lineage.plan,
-            schema4=lineage.schema4,
-            again=lineage.again,
+            **vars(read_lineage(PLAN, plan.stage)),
             latents=latents,
             seen=self.seen(),
             unit=plan.unit,
@@ -309,11 +281,11 @@ class QueryRun(StageRun):
         try:
             return authorize.open_charge(state_dir(), card, request, read_policy())
         except authorize.RefusedElsewhereError as refusal:
-            raise TakenOver(str(refusal)) from None
+            raise NothingToDo(str(refusal)) from None
         except authorize.AlreadyReleasedError as refusal:
             if refusal.note:
                 print(refusal.note, file=sys.stderr)  # and not by `say`: a log must not tell
-            kept = state_dir() / "runs" / refusal.run_id / authorize.RELEASED
+            kept = state_dir() / "runs" / refusal.run_id / RELEASED
             # DVC has removed the artifact: what lies there again, a process put there that a kill of DVC left behind
             present = holds_release(self.out, plan.stage, refusal.record_id, refusal.digest)
             present = present and "DVC_STAGE" not in os.environ
@@ -326,7 +298,7 @@ class QueryRun(StageRun):
             with FileLock(kept.with_name(COPYING)):
                 copy_directory(kept, self.out)
             done = f"already released as {refusal.record_id[:8]}: put back, nothing is charged"
-            raise TakenOver(done) from None
+            raise NothingToDo(done) from None
 
     def latents(self, encoder: str | None, purpose: str, load: Callable[[], Encode]) -> str | None:
         """The key of what a charge draws instead of pixels, made once (`ensure_latents`); None without an encoder."""
@@ -353,8 +325,8 @@ class QueryRun(StageRun):
         The release is written into the private directory of the run, journalled, and only then copied to `out`: an open
         charge has released nothing. The copy stays until a ledger without it is written.
         """
-        from sfumato.privacy.authorize import RELEASED
         from sfumato.privacy.checkpoint import drop_checkpoints
+        from sfumato.privacy.decision import RELEASED
 
         self.first_alone()
         kept = charge.run / RELEASED

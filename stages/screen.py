@@ -24,7 +24,6 @@ from stages.state import state_dir
 
 Report = Callable[[int, int], None]  # done, of how many
 LocalTable = tuple[str, Sequence[str], Iterable[Sequence[str]], str]  # as `sfumato.release.report.Table`
-BEGINNING = re.compile(r"((?:\w+ {2,})?[\s├└─]*).*")  # of a line, before its words
 named: dict[str, IO[str]] = {}  # the streams of what is shown by name, once all else is held back
 
 
@@ -48,7 +47,7 @@ def wrapped(text: str, stream: IO[str]) -> str:
     form = TextWrapper(get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
     lines = []
     for line in text.split("\n"):
-        form.subsequent_indent = " " * len(BEGINNING.sub(r"\1", line))
+        form.subsequent_indent = " " * len(re.sub(r"((?:\w+ {2,})?[\s├└─]*).*", r"\1", line))
         lines.append(form.fill(line))
     return "\n".join(lines)
 

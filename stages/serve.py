@@ -46,10 +46,7 @@ def serve(port: Annotated[int, typer.Option(max=65535, help="Port. Default: a fr
 
 
 class Server(ThreadingHTTPServer):
-    """Answers this machine, and runs `dvc repro` once at a time.
-
-    base: the beginning of all its addresses, which holds the token; problem: the error of the last run.
-    """
+    """Answers this machine, and runs `dvc repro` once at a time. base: of all addresses, with the token."""
 
     def __init__(self, port: int, project: Any) -> None:
         super().__init__(("127.0.0.1", port), Handler)

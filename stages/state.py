@@ -14,7 +14,6 @@ EVALUATION = Path("evaluation")  # numbers from real images, which neither DVC n
 
 
 def read_policy() -> Any:
-    """What the owner allows, beside the plan."""
     from sfumato.privacy.authorize import SpendingPolicy
 
     path = PLAN / "permission.json"

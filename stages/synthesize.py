@@ -65,10 +65,10 @@ def choose(
     made = {WITHOUT: vary(images, labels, alone, teacher, plan.seed)}
     public = load_public(run.path("public"), plan.shape)
     chosen = load_array(run.path("select") / "indices.npy")
-    own = torch.from_numpy(np.array(load_array(run.path("select") / "labels.npy")))
+    chosen_labels = torch.from_numpy(np.array(load_array(run.path("select") / "labels.npy")))
     every = max(1, round(len(images) * ratio / len(chosen)))
     added = torch.from_numpy(public.images[chosen]).permute(0, 3, 1, 2)
-    made[WITH] = beside_public(made[WITHOUT], added, own, every, plan.seed)
+    made[WITH] = beside_public(made[WITHOUT], added, chosen_labels, every, plan.seed)
     images, labels, _ = drawn(settings=alone.model_copy(update={"count": JUDGES}), seed=plan.seed + 1)
     private = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), plan.classes)
     judged = judges(teacher, private, public, plan.seed)

@@ -17,8 +17,6 @@ from stages.runner import QueryRun
 from stages.screen import progress
 from stages.state import state_dir
 
-RAREST = 0.001  # share of images that a label is taken to have, at least, if images have several
-
 
 def teacher(run: QueryRun, settings: Teacher) -> None:
     plan = run.plan
@@ -29,10 +27,10 @@ def teacher(run: QueryRun, settings: Teacher) -> None:
             refuse_private_network(part.network, state_dir())
             names[place] = f"a network of the owner's, declared public, sha256 {part.network.sha256}"
     if settings.fitted_on == "public":
-        known = load_public(run.path("public"), plan.shape)
+        images = load_public(run.path("public"), plan.shape)
     else:
-        known = load_images(run.path("auxiliary"), plan.classes, shape=plan.shape)
-    features, covariance = fit_features(settings, plan.shape, network, known, plan.seed)
+        images = load_images(run.path("auxiliary"), plan.classes, shape=plan.shape)
+    features, covariance = fit_features(settings, plan.shape, network, images, plan.seed)
     distributed.agree(features.state_dict().values())
     latents = encoded(run, features.to(device()), encoder_of(features, features.config()))
     size = run.counts.total * plan.mechanism.sample_rate
@@ -41,7 +39,7 @@ def teacher(run: QueryRun, settings: Teacher) -> None:
     charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)
     offsets = None
     if plan.several:
-        offsets = run.counts.priors.clamp(RAREST, 1 - RAREST).logit()
+        offsets = run.counts.priors.clamp(0.001, 0.999).logit()  # a noisy share may be 0
     with progress("teacher", clock=False) as report:
         weights = query_teacher(charge, settings, len(plan.classes), size, covariance, report, offsets)
     with run.releasing(charge) as directory:

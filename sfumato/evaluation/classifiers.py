@@ -1,8 +1,7 @@
 """The classifiers that score synthetic images: a linear one, a perceptron, three small CNNs and three deep networks.
 
-All take (B, C, H, W) float32 in [0, 1] and return (B, classes) logits; `features` returns the input of the last layer.
-`wrn` (WRN-16-2), `resnet` (ResNet-20) and `resnext` (ResNeXt-20, 4×16d) are small networks of the families that
-DPImageBench scores with.
+All take (B, C, H, W) float32 in [0, 1] and return (B, classes) logits. The deep ones are small networks of the
+families that DPImageBench scores with.
 Sources: Zagoruyko and Komodakis 2016 (wide), He et al. 2016 (plain), Xie et al. 2017 (ResNeXt).
 """
 
@@ -22,10 +21,7 @@ Body = tuple[nn.Module, int]  # images (B, C, H, W) in [-1, 1] -> (B, width), an
 
 @dataclass(frozen=True)
 class Spec:
-    """One classifier.
-
-    body: (channels, height, width) of images -> body; augment: images are shifted a little, and colour ones mirrored.
-    """
+    """body: of (channels, height, width); augment: images are shifted a little, and colour ones mirrored."""
 
     body: Callable[[int, int, int], Body]
     peak_learning_rate: float
@@ -72,7 +68,6 @@ def stem_stride(height: int, width: int) -> int:
 
 
 def perceptron(pixels: int) -> nn.Sequential:
-    """Two dense layers with a dropout between them."""
     first = nn.Flatten(), nn.Linear(pixels, 2 * PENULTIMATE_WIDTH), nn.ReLU(), nn.Dropout(0.2)
     return nn.Sequential(*first, nn.Linear(2 * PENULTIMATE_WIDTH, PENULTIMATE_WIDTH), nn.ReLU())
 
@@ -93,9 +88,8 @@ def pooled_convolutions(channels: int, height: int, width: int) -> Body:
 def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
     """Stages of two 3×3 convolutions, batch norms and a pooling, then a dense layer.
 
-    There are 1 to 4 stages; another one follows while the shorter side has 7 pixels or more. Grey images of 16 pixels a
-    side and more start at half resolution: 8×8 has 1 stage, 28×28 grey 2, 32×32 colour 3. Larger images first go
-    through strided convolutions of few channels, down to CNN_SIDE pixels a side.
+    There are 1 to 4: another one while the shorter side has 7 pixels or more. Grey images of 16 pixels a side and more
+    start at half resolution. Larger images first go through strided convolutions, down to CNN_SIDE pixels a side.
     """
     layers: list[nn.Module] = []
     side = min(height, width)
@@ -144,10 +138,7 @@ class PreActivated(nn.Module):
 
 
 class Residual(nn.Module):
-    """The block of plain networks and ResNeXt: convolutions with batch norms beside a shortcut, then a ReLU.
-
-    sizes: (kernel, output channels, groups) of each convolution; the first 3×3 one takes the stride.
-    """
+    """Convolutions with batch norms beside a shortcut, then a ReLU. sizes: (kernel, outputs, groups) of each."""
 
     def __init__(self, inputs: int, sizes: list[tuple[int, int, int]], stride: int) -> None:
         super().__init__()
@@ -199,7 +190,6 @@ def resnext(channels: int, depth: int, cardinality: int, width: int, stride: int
 
 
 def averaged(*layers: nn.Module) -> nn.Sequential:
-    """The layers, and the mean over all places."""
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 

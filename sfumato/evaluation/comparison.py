@@ -1,8 +1,4 @@
-"""Runs side by side: the cost of each, from its ledger, and the utility of its release, from its local evaluation.
-
-The table is local. A run is a folder with `metrics.json` and `ledger.json`, or a row of `dvc exp show --json`, whose
-numbers from real images are in the state directory: `stage evaluate` keeps a copy there.
-"""
+"""Runs side by side: the cost of each from its ledger, and the local numbers of its release from `stage evaluate`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -41,10 +37,7 @@ DVC_COLUMNS = {  # of `dvc exp show --json`
 
 
 def read_run(folder: Path) -> dict:
-    """The run of a folder that holds `metrics.json` and `ledger.json`, as a row.
-
-    Raises BudgetError if the ledger cannot be read, DataError if the metrics cannot.
-    """
+    """The row of a folder's metrics.json and ledger.json. Raises BudgetError for the second, else DataError."""
     return row_of(str(folder), read_ledger(folder / LEDGER), read_metrics(folder / "metrics.json"))
 
 
@@ -59,10 +52,7 @@ def read_metrics(path: Path) -> dict:
 
 
 def rows_of_experiments(shown: object, state: Path) -> tuple[list[dict], list[str]]:
-    """The runs of what `dvc exp show --json` printed, as rows, and the experiments left out, each with its reason.
-
-    state: the state directory, which holds the local numbers of each release.
-    """
+    """Rows of what `dvc exp show --json` printed, and each experiment left out with its reason."""
     rows: dict[tuple[str, str], dict | None] = {}
     left_out = []
     for name, release, ledger in experiments(shown)[["name", "release", "ledger"]].itertuples(index=False):
@@ -78,10 +68,7 @@ def rows_of_experiments(shown: object, state: Path) -> tuple[list[dict], list[st
 
 
 def experiments(shown: object) -> pd.DataFrame:
-    """The commits, their experiments and the workspace of `dvc exp show --json`: its DVC_COLUMNS.
-
-    The workspace comes last: it repeats one of the others.
-    """
+    """The DVC_COLUMNS of `dvc exp show --json`. The workspace comes last: it repeats one of the others."""
     commits = [row for row in shown if isinstance(row, dict)] if isinstance(shown, list) else []
     groups = [group for row in commits for group in row.get("experiments") or ()]
     rows = [*commits, *(row for group in groups for row in group.get("revs") or ())]
@@ -94,10 +81,7 @@ def experiments(shown: object) -> pd.DataFrame:
 
 
 def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
-    """One run: its cost recomputed from the records, the local numbers, and what these belong to (IDENTITY_COLUMNS).
-
-    "problems" is the list of what is wrong with the ledger.
-    """
+    """One run: its cost recomputed from the records, its numbers, their IDENTITY_COLUMNS, the ledger's "problems"."""
     spent, problems = check_ledger(ledger, delta=ledger["delta"])
     identity = {key: str(value) for key, value in metrics.get("identity", {}).items()}
     versions = set() if problems else {record["data_version"] for record in ledger["records"]}
@@ -121,10 +105,7 @@ def directory_hash(directory: Path) -> str:
 
 
 def keep_evaluation(state: Path, metrics: Mapping) -> Path:
-    """Write the numbers of a release under its hash, mode 0600 in a directory of mode 0700.
-
-    `metrics` names the release in its "identity" and holds the whole "ledger".
-    """
+    """Keep the numbers of a release, with its "identity" and the whole "ledger", private and under its hash."""
     path = state / EVALUATIONS / f"{metrics['identity']['release']}.json"
     replace_private(path, (json.dumps(metrics, indent=1) + "\n").encode())
     return path
@@ -139,10 +120,7 @@ def identity(
     extractor: Extractor | None,
     release: Path,
 ) -> dict[str, str]:
-    """What the numbers of an evaluation belong to: equal entries, comparable numbers.
-
-    version: of the data card; key: of the dataset. Digests of real images are keyed: without it they reveal nothing.
-    """
+    """What numbers belong to: equal entries are comparable. Digests of real images are keyed: they reveal nothing."""
     settings = plan.settings
     amount = f"{settings.epochs} epochs"
     if settings.steps:
@@ -174,9 +152,8 @@ def find_evaluation(state: Path, release: str, ledger: str) -> dict | None:
 def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     """The runs as a table, by recipe and then ε, and a warning for each kind of difference.
 
-    Accuracies are in [0, 1], NaN for a classifier that did not score a run. "differs" holds the marks of a run:
-    "hold-out", "extractor", … if its entry is missing or differs from the commonest one (the first of equally common
-    ones), "ledger" if the ledger does not hold.
+    Accuracies are in [0, 1], NaN for a classifier that did not score a run. "differs" holds the marks of a run: entries
+    that are missing or differ from the commonest (the first of equally common ones), "ledger" if that does not hold.
     """
     runs = pd.DataFrame(rows)
     warnings = [f"{row['run']}: its ledger does not hold: {problem}" for row in rows for problem in row["problems"]]
@@ -198,5 +175,4 @@ def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
 
 
 def classifiers_of(runs: pd.DataFrame) -> list[str]:
-    """Every classifier that scored some run, in the order of first appearance."""
     return [name.removesuffix("_std") for name in runs.columns if name.endswith("_std")]

@@ -1,7 +1,4 @@
-"""A detector: how well a small network tells one set of images from another, and by which of them. All of it is local.
-
-It learns on one half of both sets and is tested on the other, so images that it remembers do not help it.
-"""
+"""A detector: how well a small network tells two sets of images apart, on halves new to it. All of it is local."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,18 +10,13 @@ from sfumato.evaluation.downstream import fit, schedule_of
 from sfumato.evaluation.shift import shifted
 from sfumato.training.supervised import logits
 
-DETECTOR = "cnn"
 STEPS = 200  # of its training
 COMPARED = 10_000  # images of each set, at most
 
 
 @dataclass(frozen=True)
 class Detected:
-    """The half that the detector was tested on.
-
-    accuracy: balanced, 0.5 if it cannot tell the sets apart; images: (N, H, W, C) uint8; drawn: (N,) bool, which are
-    of the first set; scores: (N,) float32, high for those that it takes for the first set.
-    """
+    """accuracy: balanced; images: (N, H, W, C) uint8; drawn: (N,) bool, of the first set; scores: (N,), high for it."""
 
     accuracy: float
     images: np.ndarray
@@ -32,12 +24,9 @@ class Detected:
     scores: np.ndarray
 
 
-def detect(drawn: ImageSet, real: ImageSet, seed: int = 0) -> Detected | None:
-    """How well a small network tells `drawn` from `real`. None for fewer than 4 pairs.
-
-    Both sets give equally many images of each class, as `strata` has them: their shares say nothing about likeness.
-    """
-    random = np.random.default_rng(seed)
+def detect(drawn: ImageSet, real: ImageSet) -> Detected | None:
+    """How well a network tells the sets apart by equally many images of each class. None for fewer than 4 pairs."""
+    random = np.random.default_rng(0)
     classes = len(real.classes) if real.labels.ndim == 1 else 1
     pairs = []
     for label in range(classes):
@@ -50,7 +39,7 @@ def detect(drawn: ImageSet, real: ImageSet, seed: int = 0) -> Detected | None:
     half = len(first) // 2
     learned = np.concatenate([drawn.images[first[:half]], real.images[second[:half]]])
     tested = np.concatenate([drawn.images[first[half:]], real.images[second[half:]]])
-    network = fit(DETECTOR, learned, np.repeat([0, 1], half), 2, schedule_of(DETECTOR, half, 1, STEPS), seed)
+    network = fit("cnn", learned, np.repeat([0, 1], half), 2, schedule_of("cnn", half, 1, STEPS), 0)
     margin = logits(network, tested) @ np.array([1, -1], dtype=np.float32)
     is_drawn = np.arange(len(tested)) < len(first) - half
     accuracy = ((margin[is_drawn] > 0).mean() + (margin[~is_drawn] <= 0).mean()) / 2

@@ -26,8 +26,7 @@ MOST_REAL = 20_000  # images of each real set: more cost minutes, and the share 
 def disclosure(generated: ImageSet | None, train: ImageSet, holdout: ImageSet, extractor: Extractor) -> dict:
     """What `compare_nearness` returns. generated: the released images that are not public; None if there are none.
 
-    All images of a person are one unit, as near as the nearest; so are equal images. Of a large set some are looked at,
-    which chance draws: the law of the count is the same.
+    Images of a person are one unit, as near as the nearest; so are equal ones. Of a large set, chance draws some.
     """
     if generated is None:
         return {"sentence": "not tested, because the released images are public: none is made of a training image."}

@@ -1,7 +1,4 @@
-"""Downstream accuracy: train a classifier on one set, score it on another.
-
-The model is that of the last epoch: the scored images decide nothing.
-"""
+"""Downstream accuracy: train a classifier on one set, score it on another. The scored images decide nothing."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,15 +18,11 @@ MIN_STEPS = 600  # least gradient steps: a small set gets more passes
 Cells = np.ndarray | None  # of each image, or none
 FEWEST_OF_A_GROUP = 10  # images of a group, below which it is merged with OTHERS
 OTHERS = "others"
-RESAMPLES = 1000  # of the hold-out, for an interval
 BINS = 15  # of confidence, for calibration
 
 
 def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) -> Schedule:
-    """The schedule of classifier `name` on `count` images: `epochs` passes, or exactly `steps` gradient steps if given.
-
-    Without `steps`, there are at least MIN_STEPS.
-    """
+    """The schedule for `count` images: exactly `steps` gradient steps, or `epochs` passes and MIN_STEPS at least."""
     spec = CLASSIFIERS[name]
     return Schedule(
         steps=steps or max(epochs * math.ceil(count / Schedule.batch), MIN_STEPS),
@@ -42,8 +35,7 @@ def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) ->
 def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedule: Schedule, seed: int) -> Classifier:
     """Train classifier `name`, one of CLASSIFIERS. Returns it after its last step, in evaluation mode.
 
-    images: (N, H, W, C) uint8; labels: (N,) integers below `classes`, or (N, classes) of 0 and 1; seed: fixes
-    initialisation, order, augmentation and dropout; the global generator does not change.
+    images: (N, H, W, C) uint8; labels: (N,), or (N, classes) of 0 and 1; seed: the global generator does not change.
     """
     device = compute.device().type
     with torch.random.fork_rng():
@@ -54,10 +46,7 @@ def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedul
 
 
 def shuffled_batches(images: np.ndarray, labels: np.ndarray, size: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless batches in a new order in each pass, by the global generator. A last batch of one image is left out.
-
-    Batch norm cannot train on one image: a set of one image gives batches of two copies.
-    """
+    """Endless batches in a new order each pass, by the global generator; of two images or more, for batch norm."""
     targets = torch.from_numpy(np.array(labels, dtype=np.int64))
     while True:
         order = torch.randperm(len(images))
@@ -110,10 +99,7 @@ def scored_by(scores: Callable[[ImageSet], np.ndarray], holdout: ImageSet, moved
 
 
 def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Expected calibration error of (N, classes) logits: |confidence − accuracy| of each bin, mean over the images.
-
-    Source: Guo et al. 2017, Eq. 3.
-    """
+    """Expected calibration error of (N, classes) logits, by BINS of confidence. Source: Guo et al. 2017, Eq. 3."""
     confidence = softmax(scores.astype(np.float64), axis=1).max(axis=1)
     excess = confidence - (scores.argmax(axis=1) == labels)
     bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
@@ -121,10 +107,7 @@ def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def auroc(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:
-    """The area under the ROC curve of each label: how often an image that has it scores above one that has not.
-
-    scores, labels: (N, classes). None for a label that all images have, or none.
-    """
+    """AUROC of each label by (N, classes) scores and labels. None for a label that all images have, or none."""
     from sklearn.metrics import roc_auc_score
 
     columns = zip(labels.T, scores.T, strict=True)
@@ -139,10 +122,9 @@ def mean_of(by_label: Sequence[float | None]) -> float:
 def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = None, compared: Cells = None) -> dict:
     """The accuracies of classifiers of several seeds, as shares in [0, 1]. groups: as `bootstrap_interval` takes them.
 
-    compared: (N,) text, of each image, by which "by_column" parts them.
-    Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted": {distortion: mean}}, and
-    of single labels "interval" and "calibration". `std` is the sample standard deviation over the seeds, None for a
-    single one. `per_class` leaves out classes not in the hold-out.
+    compared: (N,) text, of each image, by which "by_column" parts them. Returns {"mean", "std", "per_seed",
+    "per_class": [{"class", "mean", "std"}, …], "shifted": {distortion: mean}}, and of single labels "interval" and
+    "calibration". `std` is None for a single seed. `per_class` leaves out classes not in the hold-out.
     """
     per_seed = [one.accuracy for one in scored]
     by_class = zip(classes, zip(*(one.by_class for one in scored), strict=True), strict=True)
@@ -160,36 +142,31 @@ def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = 
 
 
 def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> list[float]:
-    """[low, high] of an accuracy at 95 %, over RESAMPLES of the hold-out.
+    """[low, high] of an accuracy at 95 %, over 1000 resamples of the hold-out.
 
-    right: (N,) share of the classifiers that are right; groups: (N,), equal for images of one person, who is drawn with
-    all of them; None if each image stands for itself.
+    right: (N,) share of the classifiers that are right; groups: (N,), equal for images of one person, drawn together.
     """
     units = np.arange(len(right)) if groups is None else np.unique(groups, return_inverse=True)[1]
     sums = np.bincount(units, right)
     sizes = np.bincount(units)
     random = np.random.default_rng(0)
-    drawn = (random.integers(len(sums), size=len(sums)) for _ in range(RESAMPLES))
+    drawn = (random.integers(len(sums), size=len(sums)) for _ in range(1000))
     return np.quantile([sums[rows].sum() / sizes[rows].sum() for rows in drawn], [0.025, 0.975]).tolist()
 
 
 def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
-    """Accuracy and interval of each value of a column, the gap of best to worst, and how many images are withheld.
-
-    Values of fewer than FEWEST_OF_A_GROUP images are OTHERS, which are withheld if they are too few. right, groups: as
-    `bootstrap_interval` takes them.
-    """
+    """Accuracy and interval of each value of a column, and the gap of best to worst; small groups join OTHERS."""
     values, counts = np.unique(compared, return_counts=True)
     merged = np.where(np.isin(compared, values[counts < FEWEST_OF_A_GROUP]), OTHERS, compared)
     rows = []
     withheld = len(right)
     for value in np.unique(merged):
-        own = merged == value
-        if own.sum() >= FEWEST_OF_A_GROUP:
-            withheld -= int(own.sum())
-            interval = bootstrap_interval(right[own], None if groups is None else groups[own])
-            about = {"group": str(value), "images": int(own.sum())}
-            rows.append(about | {"mean": float(right[own].mean()), "interval": interval})
+        mine = merged == value
+        if mine.sum() >= FEWEST_OF_A_GROUP:
+            withheld -= int(mine.sum())
+            interval = bootstrap_interval(right[mine], None if groups is None else groups[mine])
+            about = {"group": str(value), "images": int(mine.sum())}
+            rows.append(about | {"mean": float(right[mine].mean()), "interval": interval})
     gap = float(np.ptp([row["mean"] for row in rows] or [0.0]))
     return {"groups": rows, "gap": gap, "withheld": withheld}
 

@@ -43,8 +43,8 @@ def evaluate_folder(
 ) -> dict[str, Any] | None:
     """Measure the release in a folder on the real images of `card`, which this opens, as the journal then says.
 
-    A collective call, which ends the group. teacher: its folder, perhaps not there; state: the state directory; out:
-    takes the pictures; progress: told each step. Returns what metrics.json holds, None in processes but the first.
+    A collective call, which ends the group. teacher: its folder, if any; out: takes the pictures; progress: told each
+    step. Returns what metrics.json holds, None in processes but the first.
     """
     synthetic = released_sets(release, plan)
     taught = teacher.exists() and read_artifact(teacher, "teacher").enabled

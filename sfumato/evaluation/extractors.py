@@ -1,8 +1,4 @@
-"""Feature spaces for comparing image sets, behind one interface: images in, features out.
-
-`embedded` needs no download: a small network is trained here on drawn images. `inception` is the space of published
-FIDs. `pixels` needs no network.
-"""
+"""Feature spaces for comparing image sets: images in, features out. `embedded` and `pixels` need no download."""
 
 import hashlib
 from collections.abc import Callable
@@ -29,7 +25,6 @@ from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.training.supervised import apply
 
 INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"  # of pytorch-fid's weights
-SHRUNK_TO = 16  # pixels of a side at most, in the space of pixels
 EPOCHS = 4  # over the drawn images; at least downstream.MIN_STEPS steps
 DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}  # what the embedded feature network is trained on
 
@@ -39,8 +34,8 @@ class Extractor:
     """A feature space.
 
     embed: (B, C, H, W) float32 in [0, 1] on `device` -> (B, dimension); digest: sha256 of the weights and of how images
-    are fed to them; head: of Inception, (classes, dimension) weights from features to logits. Only in its space are
-    distances called FID and KID.
+    are fed to them; head: of Inception, (classes, dimension) weights. Only in its space are distances called FID and
+    KID.
     """
 
     name: str
@@ -70,16 +65,21 @@ def features_of(extractor: Extractor, images: np.ndarray) -> np.ndarray:
 
 
 def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) -> Extractor | None:
-    """The feature space that `config` names, for images of `shape` (C, H, W); None if no fidelity is asked for.
-
-    log: told of a network to be trained. Raises DataError for weights that are missing or not those expected.
-    """
+    """What `config` names; None without fidelity. log: told of training. Raises DataError for wrong weights."""
     if config.fidelity == ():
         return None
     if config.extractor == "inception":
         return inception_extractor(Path(config.weights) if config.weights else None)
-    if config.extractor == "pixels":
-        return pixel_extractor(shape)
+    if config.extractor == "pixels":  # where copies are near, and content is not seen
+        rows, columns = (min(side, 16) for side in shape[1:])
+        name = f"pixels-{rows}x{columns}"
+        return Extractor(
+            name=name,
+            digest=digest_of([name]),
+            dimension=shape[0] * rows * columns,
+            embed=lambda images: F.adaptive_avg_pool2d(images, (rows, columns)).flatten(1),
+            batch=1000,
+        )
     if config.network is not None:
         return own_extractor(config.network, shape)
     source: Literal["glyphs", "procedural"] = "glyphs" if shape[0] == 1 else "procedural"
@@ -88,11 +88,7 @@ def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) 
 
 
 def embedded_extractor(public: ImageSet, name: str) -> Extractor:
-    """`cnn-<name>-128`: the input of the last layer of a small CNN, trained to tell the classes of `public` apart.
-
-    It uses no sensitive image, so it is comparable across recipes; across machines if their arithmetic agrees (equal
-    `digest`). By a fixed seed it is deterministic on one machine. Features have a root mean square of 1 on `public`.
-    """
+    """`cnn-<name>-128`: the input of the last layer of a CNN that has learned the classes of `public` images."""
     schedule = schedule_of("cnn", len(public), EPOCHS)
     network = fit("cnn", public.images, public.labels, len(public.classes), schedule, seed=0)
     digest = hashlib.sha256(b"embedded")
@@ -111,18 +107,6 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
     )
 
 
-def pixel_extractor(shape: Shape) -> Extractor:
-    """`pixels-<rows>x<columns>`: images shrunk to SHRUNK_TO a side at most. Copies are near; content is not seen."""
-    rows, columns = (min(side, SHRUNK_TO) for side in shape[1:])
-    name = f"pixels-{rows}x{columns}"
-
-    def embed(images: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(images, (rows, columns)).flatten(1)
-
-    dimension = shape[0] * rows * columns
-    return Extractor(name=name, digest=digest_of([name]), dimension=dimension, embed=embed, batch=1000)
-
-
 def own_extractor(settings: OwnNetwork, shape: Shape) -> Extractor:
     """`own-<sha256>`: the features of a network of one's own."""
     network = OwnFeatures(settings)
@@ -133,11 +117,7 @@ def own_extractor(settings: OwnNetwork, shape: Shape) -> Extractor:
 
 
 def inception_extractor(path: Path | None = None) -> Extractor:
-    """The 2048 pooled features of pytorch-fid's Inception, images resized to 299×299 as there.
-
-    path: its weights file; None: that of torch.hub, downloaded if it is missing. Raises DataError for any other file:
-    no distance would be an FID.
-    """
+    """The pooled features of pytorch-fid's Inception. path: its weights, or else torch.hub's. Raises DataError."""
     from pytorch_fid import inception
 
     if path is None:

@@ -8,10 +8,6 @@ from sfumato.data.lineage import digests
 from sfumato.runtime import distributed
 from sfumato.training.supervised import apply
 
-COMPARED_SIDE = 16  # pixels
-TRAINING_AT_ONCE = 4096  # pictures
-# of resized copies, nearly all correlate by more than COPY_CORRELATION; of other pictures, three in a thousand at most
-COPY_CORRELATION = 0.9975
 LOOK_ALIKES = 0.01
 
 
@@ -30,24 +26,22 @@ def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[s
 
 
 def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
-    """Which hold-out images have the bytes of a training image, (n,) bool.
-
-    Those that only look like one were resized if they are more than LOOK_ALIKES; a few may be other pictures.
-    """
+    """Which hold-out images are training images, (n,) bool: of equal bytes; or alike, if more than LOOK_ALIKES are."""
     of_training = {*digests(train.images)}
     copied = np.array([value in of_training for value in digests(holdout.images)], dtype=bool)
     alike = copied.copy()
     sought = small(holdout.images)
-    for start in range(0, len(train), TRAINING_AT_ONCE):
-        alike |= (sought @ small(train.images[start : start + TRAINING_AT_ONCE]).T).max(axis=1) > COPY_CORRELATION
+    for start in range(0, len(train), 4096):
+        # nearly all resized copies correlate by more; of other pictures, three in a thousand at most
+        alike |= (sought @ small(train.images[start : start + 4096]).T).max(axis=1) > 0.9975
     return alike if (alike & ~copied).sum() > LOOK_ALIKES * len(holdout) else copied
 
 
 def small(images: np.ndarray) -> np.ndarray:
-    """Small grey versions of (N, H, W, C) uint8, (N, COMPARED_SIDE²) float32, centred, of norm 1; 0 of blank ones."""
+    """Small grey versions of (N, H, W, C) uint8, (N, 256) float32, centred, of norm 1; 0 of blank ones."""
     if not len(images):
-        return np.zeros((0, COMPARED_SIDE**2))
-    grey = apply(lambda part: F.adaptive_avg_pool2d(part.mean(dim=1), COMPARED_SIDE).flatten(1), images, "cpu")
+        return np.zeros((0, 256))
+    grey = apply(lambda part: F.adaptive_avg_pool2d(part.mean(dim=1), 16).flatten(1), images, "cpu")
     centred = grey - grey.mean(axis=1, keepdims=True)
     return np.asarray(centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-3))
 

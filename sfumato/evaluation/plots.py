@@ -17,11 +17,7 @@ from sfumato.storage.files import write_local
 from sfumato.storage.png import to_grid
 
 CAPTION = "local: not for release"
-SYNTHETIC = (37, 99, 168)  # the frame of these images, blue in the title
-REAL = (224, 122, 31)  # orange in the title
-MOST_CLASSES = 20
 PAIRS = 6  # of a class
-ROWS = 3  # of pictures of each kind, of the detector
 COLUMNS = 16
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
 
@@ -31,18 +27,10 @@ def accuracies(values: Mapping) -> dict[str, dict]:
     return {name: row for name, row in values.items() if isinstance(row, dict) and "mean" in row}
 
 
-def scored(metrics: Mapping) -> dict[str, dict]:
-    """The accuracies of every set of images, by the set's name."""
-    sets = {name: accuracies(values) for name, values in metrics.items() if isinstance(values, dict)}
-    return {name: rows for name, rows in sets.items() if rows}
-
-
 def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
-    """Accuracy of one classifier against ε, one line per recipe.
+    """Accuracy of one classifier against ε, one line per recipe; runs that are not comparable hollow, and apart.
 
     A point is the mean of the runs at one target, ± their standard deviation; for a single run, that over its seeds.
-    runs: from `sfumato.evaluation.comparison.compared`; those without that accuracy are left out. A run that is marked
-    as not comparable is drawn hollow, apart from the lines.
     """
     from matplotlib import colormaps
 
@@ -71,14 +59,11 @@ def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
 
 
 def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, path: Path) -> None:
-    """For each class, the synthetic images that come nearest to any training image, each beside that one.
-
-    If anything was copied, this picture shows it. The first MOST_CLASSES classes are shown, with PAIRS images of each.
-    """
+    """Of each class the released images that come nearest to a training image, beside it: copies are seen here."""
     synthetic = subsample(synthetic)
     train = subsample(train, SEARCHED)
     index, distance = nearest(features_of(extractor, synthetic.images), features_of(extractor, train.images))
-    classes = range(min(len(synthetic.classes), MOST_CLASSES))
+    classes = range(min(len(synthetic.classes), 20))
     scale = max(1, round(48 / max(synthetic.images.shape[1:3])))
     blank = framed(np.full_like(synthetic.images[0], 255), scale, (255, 255, 255))
     tiles = []
@@ -87,7 +72,8 @@ def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, 
         of_class = np.flatnonzero(having(synthetic.labels, label))
         closest = of_class[np.argsort(distance[of_class], kind="stable")[:PAIRS]]
         for i in closest:
-            tiles += [framed(synthetic.images[i], scale, SYNTHETIC), framed(train.images[index[i]], scale, REAL)]
+            blue = framed(synthetic.images[i], scale, (37, 99, 168))
+            tiles += [blue, framed(train.images[index[i]], scale, (224, 122, 31))]
         tiles += [blank] * (2 * (PAIRS - len(closest)))
         ends.append(f"{distance[closest[0]]:.3g}" if len(closest) else "")
     canvas = to_grid(np.stack(tiles).transpose(0, 3, 1, 2) / 255, 2 * PAIRS)
@@ -108,10 +94,7 @@ def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, 
 
 
 def plot_detected(detected: Detected, path: Path) -> None:
-    """What the detector goes by: the released images it is surest of, those it takes for real, the surest real ones.
-
-    The clearest come first.
-    """
+    """What the detector goes by, the clearest first: released images, those it takes for real, and real ones."""
     drawn = np.flatnonzero(detected.drawn)
     real = np.flatnonzero(~detected.drawn)
     ranked = drawn[np.argsort(-detected.scores[drawn], kind="stable")]
@@ -120,9 +103,9 @@ def plot_detected(detected: Detected, path: Path) -> None:
         "released, taken for real": ranked[::-1],
         "real, and it shows": real[np.argsort(detected.scores[real], kind="stable")],
     }
-    figure = new_figure(COLUMNS * 0.5 + 0.4, len(parts) * (ROWS * 0.5 + 0.35) + 0.5)
+    figure = new_figure(COLUMNS * 0.5 + 0.4, len(parts) * 1.85 + 0.5)
     for axes, (title, order) in zip(figure.subplots(len(parts), 1), parts.items(), strict=True):
-        grid = to_grid(detected.images[order[: ROWS * COLUMNS]].transpose(0, 3, 1, 2) / 255, COLUMNS)
+        grid = to_grid(detected.images[order[: 3 * COLUMNS]].transpose(0, 3, 1, 2) / 255, COLUMNS)
         axes.imshow(np.broadcast_to(grid, (*grid.shape[:2], 3)), interpolation="nearest")
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_axis_off()
@@ -146,7 +129,6 @@ def new_figure(width: float, height: float):
 
 
 def log_ticks(axes, ticks: Mapping[float, str]) -> None:
-    """A logarithmic x axis with marks only at `ticks`."""
     axes.set_xscale("log")
     axes.set_xticks(list(ticks), list(ticks.values()))
     axes.minorticks_off()

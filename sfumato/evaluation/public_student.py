@@ -1,7 +1,4 @@
-"""A second student: linear on a public network, which whoever receives a release may have, too.
-
-It knows public pictures, so it compares with itself on another set, and never with a student from scratch.
-"""
+"""A second student, linear on a public network: to compare with itself on another set, not with one from scratch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +15,6 @@ from sfumato.evaluation.scores import subsample
 from sfumato.features.efficientnet_lite import imagenet_network
 from sfumato.settings.evaluate import Evaluate
 from sfumato.training.supervised import Schedule, train_supervised
-
-SCHEDULE = Schedule(steps=600, learning_rate=2e-3, weight_decay=1e-2)
 
 
 def public_extractor(settings: Evaluate, shape: Shape, warnings: list[str]) -> Extractor | None:
@@ -53,15 +48,16 @@ def score_student(extractor: Extractor, train: ImageSet, holdout: ImageSet, seed
     mean = learned.mean(dim=0)
     spread = learned.std(dim=0) + 1e-6
     labels = torch.from_numpy(np.array(train.labels, dtype=np.int64))
+    schedule = Schedule(steps=600, learning_rate=2e-3, weight_decay=1e-2)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         while True:
-            for rows in torch.randperm(len(learned)).split(SCHEDULE.batch):
+            for rows in torch.randperm(len(learned)).split(schedule.batch):
                 yield (learned[rows] - mean) / spread, labels[rows]
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = nn.Linear(learned.shape[1], len(train.classes))
-        train_supervised(model, batches(), SCHEDULE)
+        train_supervised(model, batches(), schedule)
     answers = model((scored - mean) / spread).detach().numpy()
     return scored_by(lambda _: answers, holdout, {})

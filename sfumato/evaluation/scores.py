@@ -21,7 +21,6 @@ from sfumato.training.supervised import logits
 
 COMPARED = 10_000  # at most this many images on each side of a distance
 SEARCHED = 30_000  # at most this many training images are searched for copies
-MOVED = 5000  # at most this many hold-out images are shifted
 RELEASE = "release"
 
 
@@ -36,15 +35,12 @@ def evaluate_release(
     """Downstream accuracy and fidelity of each synthetic set, and of the real one as the bound.
 
     A collective call: each process trains a part of the classifiers, and only the first goes on to fidelity. "real"
-    compares real images with other real images: the values to aim for; "blurred" compares blurred real ones. A
-    synthetic set without some class is scored all the same, with a warning.
-
-    synthetic: sets by name ("release", "plain"), of the classes and shape of `train`; fidelity is that
-    of PLAIN instead of RELEASE, if it is there; extractor: None only if `config` asks for no fidelity.
+    compares real images with other real images: the values to aim for; "blurred" compares blurred real ones.
+    synthetic: sets by name ("release", "plain"), of the classes and shape of `train`; fidelity is that of PLAIN, if it
+    is there; extractor: None only if `config` asks for no fidelity. Raises DataError for an empty set or another shape.
     Returns {"scope": "local", "warnings": […], name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}:
-    accuracies on `holdout` in [0, 1], fidelity to it (`sfumato.evaluation.metrics.fidelity`). Of several labels,
-    "measure" is "AUROC", which then stands for accuracy. With a hold-out that is `unusable`, all entries by name are
-    empty, and the last warning says why. Raises DataError if another set is empty or of another shape.
+    accuracies on `holdout` in [0, 1], fidelity to it. Of several labels, "measure" is "AUROC", which then stands for
+    accuracy. With a hold-out that is `unusable`, all entries by name are empty, and the last warning says why.
     """
     for name, image_set in {**synthetic, "real training": train}.items():
         check_fits(name, image_set, train)
@@ -137,20 +133,17 @@ def accuracies(
 
 
 def shifted_sets(holdout: ImageSet) -> dict[str, ImageSet]:
-    """The hold-out, MOVED images of it at most, under each of SHIFTS; none with several labels."""
-    some = subsample(holdout, MOVED)
+    """The hold-out, 5000 images of it at most, under each of SHIFTS; none with several labels."""
+    some = subsample(holdout, 5000)
     names = SHIFTS if holdout.labels.ndim == 1 else ()
     return {name: ImageSet(shifted(name, some.images), some.labels, some.classes) for name in names}
 
 
 def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict:
-    """The baseline of a release: what `aggregate` returns, and its "accuracy" and "balanced_accuracy".
-
-    Of several labels, both are the mean AUROC.
-    """
-    found = scored_by(lambda part: logits(teacher, part.images), holdout, shifted_sets(holdout))
-    shares = {"accuracy": found.accuracy, "balanced_accuracy": mean_of(found.by_class)}
-    return shares | aggregate([found], holdout.classes, holdout.groups, holdout.compared)
+    """What `aggregate` returns of the teacher, with "accuracy" and "balanced_accuracy": AUROC of several labels."""
+    scored = scored_by(lambda part: logits(teacher, part.images), holdout, shifted_sets(holdout))
+    shares = {"accuracy": scored.accuracy, "balanced_accuracy": mean_of(scored.by_class)}
+    return shares | aggregate([scored], holdout.classes, holdout.groups, holdout.compared)
 
 
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:

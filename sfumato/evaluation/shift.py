@@ -1,7 +1,4 @@
-"""Fixed public distortions of images, by which a hold-out shifts: does what a release teaches hold a little beside it?
-
-The same for every data set and chosen beforehand: no number here was fitted to a result.
-"""
+"""Fixed public distortions, by which a hold-out shifts: the same for every data set, and not fitted to any result."""
 
 import math
 from collections.abc import Callable

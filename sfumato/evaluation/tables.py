@@ -9,7 +9,7 @@ import pandas as pd
 
 from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
 from sfumato.evaluation.downstream import FEWEST_OF_A_GROUP
-from sfumato.evaluation.plots import scored
+from sfumato.evaluation.plots import accuracies
 from sfumato.release.card import WORDS
 from sfumato.release.report import Local, Picture, Table, picture
 from sfumato.storage.artifacts import read_artifact
@@ -24,20 +24,21 @@ def csv_of(table: pd.DataFrame, numbers: str = ".4f") -> str:
     return csv_text((dict(zip(forms, row, strict=True)) for row in cells.itertuples(index=False)), forms)
 
 
-def tables_of(found: Mapping) -> Iterator[Table]:
+def tables_of(metrics: Mapping) -> Iterator[Table]:
     """What terminal and page show of metrics.json: accuracy by training set and class, fidelity, verdict."""
-    sets = scored(found)
+    by_set = {name: accuracies(values) for name, values in metrics.items() if isinstance(values, dict)}
+    sets = {name: rows for name, rows in by_set.items() if rows}
     if not sets:  # the hold-out could not judge
         return
-    measure = found.get("measure", "accuracy")  # or AUROC, of several labels
+    measure = metrics.get("measure", "accuracy")  # or AUROC, of several labels
     names = list(next(iter(sets.values())))
     moved = {name: rows[names[-1]]["shifted"] for name, rows in sets.items()}
     judged = {f"{name}: {model}": row for name, rows in sets.items() for model, row in rows.items()}
     note = ""
-    if "teacher" in found:
-        moved["teacher"] = found["teacher"]["shifted"]
-        judged["teacher"] = found["teacher"]
-        note = f"The teacher, a classifier that was released itself, has {per_cent(found['teacher']['accuracy'])} %."
+    if "teacher" in metrics:
+        moved["teacher"] = metrics["teacher"]["shifted"]
+        judged["teacher"] = metrics["teacher"]
+        note = f"The teacher, a classifier that was released itself, has {per_cent(metrics['teacher']['accuracy'])} %."
     rows = ([name, *(percent(values[c]) for c in names)] for name, values in sets.items())
     title = f"{measure[0].upper()}{measure[1:]} on the real hold-out, % (local)"
     yield table_of(title, ["trained on", *names], rows, note)
@@ -63,7 +64,7 @@ def tables_of(found: Mapping) -> Iterator[Table]:
         note += "or withheld if these are too few as well."
         title = "Group by group, % (local)"
         yield table_of(title, ["classifier", "group", "images", measure, heads[1], "best to worst"], rows, note)
-    measured = {name: values for name, values in found.items() if isinstance(values, dict) and "fidelity" in values}
+    measured = {name: values for name, values in metrics.items() if isinstance(values, dict) and "fidelity" in values}
     compared = pd.DataFrame({name: values["fidelity"] for name, values in measured.items()})
     if len(compared.columns):
         first = compared.iloc[:, 0]
@@ -73,13 +74,15 @@ def tables_of(found: Mapping) -> Iterator[Table]:
         rows = ([key.replace("_", " "), *map(number, compared.loc[key], spreads.loc[f"{key}_std"])] for key in keys)
         if keys:  # else only the test for copies was asked for
             yield table_of(title, ["metric", *compared.columns], rows)
-    if "public_student" in found:
-        title = f"A second student, linear on the public network {found['public_student']['network']}, % (local)"
+    if "public_student" in metrics:
+        title = f"A second student, linear on the public network {metrics['public_student']['network']}, % (local)"
         note = "It knows public pictures. Compare these rows with each other, and with nothing above."
-        rows = ([name, percent(row), *reliability(row)] for name, row in found["public_student"]["trained_on"].items())
+        rows = (
+            [name, percent(row), *reliability(row)] for name, row in metrics["public_student"]["trained_on"].items()
+        )
         yield table_of(title, ["trained on", measure, *heads[1:3], f"its {measure}", *heads[4:]], rows, note)
-    balanced = found["verdict"]["balanced_accuracy"]
-    rows = ([name, per_cent(share), per_cent(balanced[name])] for name, share in found["verdict"]["accuracy"].items())
+    balanced = metrics["verdict"]["balanced_accuracy"]
+    rows = ([name, per_cent(share), per_cent(balanced[name])] for name, share in metrics["verdict"]["accuracy"].items())
     yield table_of("What a classifier can do, % (local)", ["what is used", measure, "mean over classes"], rows)
 
 
@@ -88,7 +91,6 @@ def table_of(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], 
 
 
 def comparison_table(runs: pd.DataFrame, classifiers: list[str]) -> Table:
-    """The runs on the screen, a row each."""
     rows = []
     for name, row in zip(short_names(list(runs["run"])), runs.to_dict("records"), strict=True):
         accuracies = [percent({"mean": row[key], "std": row[f"{key}_std"]}) for key in classifiers]
@@ -108,18 +110,15 @@ def short_names(names: list[str]) -> list[str]:
 
 
 def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
-    """What the owner's report shows beyond the release: numbers and plots of `stage evaluate`, noisy pictures.
-
-    It skips what does not exist. Raises DataError if a file exists and cannot be read.
-    """
+    """What `stage evaluate` and noisy pictures add for the owner, if they exist. Raises DataError if unreadable."""
     numbers = Local()
     again = "run `stage evaluate` again"
     causes = (*UNREADABLE, LookupError, RuntimeError)
     with explained(DataError, lambda error: f"{metrics} cannot be read ({error!r}): {again}", causes=causes):
         if metrics.is_file():
-            found = read_json(metrics)
-            warnings = tuple(map(str, found.get("warnings", ())))
-            numbers = Local(found["verdict"]["sentence"], tuple(tables_of(found)), warnings)
+            content = read_json(metrics)
+            warnings = tuple(map(str, content.get("warnings", ())))
+            numbers = Local(content["verdict"]["sentence"], tuple(tables_of(content)), warnings)
     plots = tuple(picture(path, path.stem, "rests on real images") for path in sorted(evaluation.glob("*.png")))
     pictures: list[Picture] = []
     for stage, what in WORDS["pictures"].items():

@@ -1,8 +1,6 @@
-"""The verdict on a release: what a classifier learns from it, between guessing and the real images. All of it is local.
+"""The verdict on a release: what a classifier learns from it, by balanced accuracy. All of it is local.
 
-Measured by balanced accuracy, the mean over the classes: a classifier that always names the largest class has learned
-nothing. The scale is the part of what there is to learn, with the best classifier on each side:
-
+The scale is the part of what there is to learn, with the best classifier on each side:
     learned = (release - chance) / (real - chance)
 """
 
@@ -26,25 +24,24 @@ UNJUDGED = "cannot be judged"
 FEWEST_OF_A_CLASS = 10  # hold-out images of each class, below which nothing is judged
 
 
-def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
-    """The verdict on the release of an evaluation.
+def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
+    """The verdict on the release of an evaluation, which is "unknown" or UNJUDGED if the numbers allow none.
 
-    found: what `evaluate_release` returns, perhaps with "teacher", and the "mixture" of its card; labels: (N,) of the
-    hold-out; classes: of the plan.
-    Returns {"level": one of VERDICT_LEVELS, "unknown" or UNJUDGED, "sentence", "learned": the part, None if unknown,
-    "accuracy" and "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
-    labels of several are (N, classes), and AUROC stands for both accuracies: 1/2 by chance.
-    Without "real", it can only be too hard: perfect accuracy stands for it. Without numbers, a warning says why.
+    metrics: what `evaluate_release` returns, perhaps with "teacher", and the "mixture" of its card; labels: of the
+    hold-out, (N,), or (N, classes): then AUROC stands for both accuracies. Without "real", perfect accuracy stands for
+    it.
+    Returns {"level": of VERDICT_LEVELS, "sentence", "learned": the part, None if unknown, "accuracy" and
+    "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
     """
-    if not accuracies(found["release"]):
+    if not accuracies(metrics["release"]):
         empty: dict[str, Any] = {"level": UNJUDGED, "learned": None, "accuracy": {}, "balanced_accuracy": {}}
-        return empty | {"sentence": f"{UNJUDGED}: {found['warnings'][-1]}."}
+        return empty | {"sentence": f"{UNJUDGED}: {metrics['warnings'][-1]}."}
     present = per_class(labels, classes)
-    rows = guesses(present, labels) | {"release": best(found["release"])}
-    if "teacher" in found:
-        rows["teacher"] = found["teacher"]
-    if accuracies(found.get("real", {})):
-        rows["real"] = best(found["real"])
+    rows = guesses(present, labels) | {"release": best(metrics["release"])}
+    if "teacher" in metrics:
+        rows["teacher"] = metrics["teacher"]
+    if accuracies(metrics.get("real", {})):
+        rows["real"] = best(metrics["real"])
     balanced = {name: row["balanced_accuracy"] for name, row in rows.items()}
     release = balanced["release"]
     chance = balanced["chance"]
@@ -68,12 +65,12 @@ def verdict(found: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     parts = [f"{level}{part}: {sentence}"]
     if level != UNJUDGED and balanced.get("teacher", 0.0) > release + 0.02:
-        parts.append("The teacher is a better classifier: who needs no more than a classifier should take it")
-    if found.get("mixture"):
-        parts.append(f"It was made {found['mixture']['chosen']}, as the students of both mixtures decided")
+        parts.append("The teacher is a better classifier: take it if a classifier is all that you need")
+    if metrics.get("mixture"):
+        parts.append(f"It was made {metrics['mixture']['chosen']}, as the students of both mixtures decided")
     said = ". ".join(parts) + "."
-    if "disclosure" in found:
-        said += f" Copies: {found['disclosure']['sentence']}"
+    if "disclosure" in metrics:
+        said += f" Copies: {metrics['disclosure']['sentence']}"
     accuracy = {name: row["accuracy"] for name, row in rows.items()}
     return {"level": level, "sentence": said, "learned": learned, "accuracy": accuracy, "balanced_accuracy": balanced}
 
@@ -90,15 +87,11 @@ def guesses(present: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, floa
 
 
 def level_of(learned: float) -> str:
-    """The level of a part of what there is to learn."""
     return next(name for name, (least, _) in VERDICT_LEVELS.items() if learned >= least)
 
 
 def auroc_error(having: np.ndarray, count: int) -> float:
-    """Standard error of a mean AUROC of scores that tell nothing, at most: the mean of those of the labels.
-
-    having: how many of `count` images have each label. Source: the variance of the rank-sum statistic.
-    """
+    """Standard error of a mean AUROC by chance, at most. having: images of each label. Source: rank sums."""
     both = having[(having > 0) & (having < count)].astype(float)
     return float(np.sqrt((count + 1) / (12 * both * (count - both))).mean()) if len(both) else math.inf
 

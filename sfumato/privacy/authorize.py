@@ -30,8 +30,7 @@ from sfumato.data.store import (
 from sfumato.errors import BudgetError, ConfigError, DataError, explained
 from sfumato.privacy.accountant import LARGEST_DELTA, epsilon
 from sfumato.privacy.charge import Charge, check_norm
-from sfumato.privacy.decision import RELEASED as RELEASED
-from sfumato.privacy.decision import Decision, Work, decide
+from sfumato.privacy.decision import RELEASED, Decision, Work, decide
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.odometer import CLOSE, LOCAL_USE, OPEN, RESUME, Odometer, Run
@@ -45,19 +44,12 @@ from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import read_kept
 from sfumato.storage.documents import Exact
 
-ONE_IMAGE_EACH = "no two images are of one person, says the owner"  # what a written unit: image claims
-OF_A_GROUP = "; of a group the mean over its images, which is no longer than that of one"
 DAY = 86_400  # seconds: two exact times would tell how long a query took, and so how many images it saw
-VERSIONED = ("sfumato", "torch", "numpy", "dp-accounting", "randomgen")
-TERMS = ("event", "max_norm", "adjacency", "unit", "group_weight")  # of a record: a run that goes on keeps them
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpendingPolicy(Exact):
-    """What the owner allows or declares beyond the plan of a stage. A change of it re-runs nothing.
-
-    one_image_each: the owner declares that no two images are of one person.
-    """
+    """What the owner allows or declares beyond the plan of a stage. A change of it re-runs nothing."""
 
     delta: Annotated[float, Field(gt=0, lt=1)]
     lifetime_epsilon: float | str  # of everything ever opened on the dataset, or "unlimited"
@@ -147,10 +139,7 @@ def open_charge(
 
 
 def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None) -> WorkerCharge:
-    """This process's part of the first one's charge, which `share` describes, once its journal line is on disk.
-
-    Raises RefusedElsewhereError without a charge; BudgetError: a journal without it, that of another machine, say.
-    """
+    """This process's part of the first one's charge. Raises RefusedElsewhereError; BudgetError: not journalled here."""
     if share is None:
         raise RefusedElsewhereError(f"{work.stage}: the first process opened no charge")
     record = share["record"]
@@ -194,27 +183,29 @@ def open_alone(
         check_known(odometer, card, work.seen, permission.lifetime_epsilon != UNLIMITED)
         runs = odometer.charges(card.version)
         record = new_record(card, work, permission, noise.label)
-        decision = decide(state, work, runs, prepared, {key: record.get(key) for key in TERMS}, noise.label)
+        # a run that goes on keeps these
+        terms = {key: record.get(key) for key in ("event", "max_norm", "adjacency", "unit", "group_weight")}
+        decision = decide(state, work, runs, prepared, terms, noise.label)
         refuse_released(decision, work, prepared)
-        if (found := decision.run) is None:
+        if (left_open := decision.run) is None:
             check_lifetime(odometer, {work.stage: work.mechanism}, permission, work.unit)
-        run = state / "runs" / (found.id if found else record["id"])
+        run = state / "runs" / (left_open.id if left_open else record["id"])
         for folder in (run.parent, run):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = f"{work.stage}: run {run.name} is held by another process: wait for it, or stop it"
         with explained(BudgetError, lambda _: held, causes=(Timeout,)):
             stack.enter_context(FileLock(run / "lock", blocking=False))
-        if found is None:
+        if left_open is None:
             odometer.append(OPEN, plan=work.plan, work=work.digests[0], images=prepared, record=record)
         elif decision.problem:
-            withheld = found.drew_others(prepared)  # that the images have changed is private
+            withheld = left_open.drew_others(prepared)  # that the images have changed is private
             raise (DataError if withheld else BudgetError)(decision.problem)
         else:
-            refuse_kept(odometer, run / RELEASED, found, work)
-            record = {**found.record, "id": record["id"]}
-            odometer.append(RESUME, id=run.name, adopts=found.record["id"], record=record)
+            refuse_kept(odometer, run / RELEASED, left_open, work)
+            record = {**left_open.record, "id": record["id"]}
+            odometer.append(RESUME, id=run.name, adopts=left_open.record["id"], record=record)
         lock = stack.pop_all()
-    used, checkpoint = (found.uses, found.checkpoint) if found else (0, None)
+    used, checkpoint = (left_open.uses, left_open.checkpoint) if left_open else (0, None)
     kind = SharedCharge if distributed.world_size() > 1 else Charge
     return kind(
         record,
@@ -251,9 +242,8 @@ def refuse_kept(odometer: Odometer, kept: Path, run: Run, work: ChargeRequest) -
 
 
 def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = False) -> tuple[ImageSet, ImageSet]:
-    """The sensitive and the hold-out images, for work outside the guarantee.
+    """The sensitive and the hold-out images, for work outside the guarantee. What is made with them must be local.
 
-    The call is journalled. Whatever is made with them must be marked local.
     everywhere: in all processes; the first journals it before another reads the images: a collective call.
     """
     sensitive = load_prepared(state, card, SENSITIVE)
@@ -273,10 +263,10 @@ def ensure_latents(
     load: Callable[[], Encode],
     progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]],
 ) -> str:
-    """The key of the latents of the images, encoded now if they do not exist.
+    """The key of the latents of the images, encoded now if they do not exist: local work, journalled, kept private.
 
-    Local work outside the guarantee: it is journalled, kept in the state directory, and shows only how many parts of
-    100 are done. encoder: a digest of all that decides a latent; purpose: for the journal; load: gives what encodes.
+    It shows only how many parts of 100 are done. encoder: a digest of all that decides a latent; load: gives what
+    encodes.
     """
     key = latents_key(card, encoder)
     if distributed.is_main() and not have_latents(state, card, key):
@@ -288,6 +278,7 @@ def ensure_latents(
 
 
 def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, noise_source: str) -> dict:
+    packages = ("sfumato", "torch", "numpy", "dp-accounting", "randomgen")
     record = {
         "id": secrets.token_hex(16),
         "stage": work.stage,
@@ -304,14 +295,16 @@ def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, nois
         "settings": work.settings,
         "revision": work.revision,
         "again": work.again,
-        "versions": {name: installed_version(name) for name in VERSIONED},
+        "versions": {name: installed_version(name) for name in packages},
         "time": int(time.time()) // DAY * DAY,
     }
     if work.unit == GROUP:
-        record["sensitivity"] = work.sensitivity + OF_A_GROUP
+        record["sensitivity"] = (
+            work.sensitivity + "; of a group the mean over its images, which is no longer than that of one"
+        )
         record["group_weight"] = "mean" if work.group_cap == 1 else f"capped at {work.group_cap} images"
     if work.unit == IMAGE and permission.one_image_each:
-        record["claim"] = ONE_IMAGE_EACH
+        record["claim"] = "no two images are of one person, says the owner"
     return record
 
 
@@ -323,10 +316,7 @@ def installed_version(name: str) -> str:
 
 
 def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: bool) -> None:
-    """Raise BudgetError if the journal lacks some of `seen`: it is an older copy, or another one.
-
-    bounded: whether there is a lifetime budget. Without one, any journal will do for a public source.
-    """
+    """Raise BudgetError if the journal lacks some of `seen`. bounded: whether a lifetime budget is kept."""
     missing = {*seen} - odometer.known()
     if missing and (card.source in OF_THE_OWNER or bounded):
         raise BudgetError(
@@ -338,10 +328,7 @@ def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: 
 
 
 def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy, unit: str) -> None:
-    """Raise BudgetError if everything ever opened and `coming`, by stage, exceed the lifetime budget of one `unit`.
-
-    What was spent on another unit has no bound for this one: it counts as infinite.
-    """
+    """Raise BudgetError if all that was opened and `coming`, by stage, exceed the lifetime of one `unit`."""
     limit = permission.lifetime_epsilon
     dataset = odometer.dataset_id
     if isinstance(limit, str):

@@ -1,13 +1,11 @@
-"""The check of a ledger: every reason why it does not hold, found from git without data.
-
-It trusts no stored number: it computes epsilon again from the records' mechanisms and compares.
-"""
+"""The check of a ledger from git, without data. It trusts no stored number: it computes epsilon from the records."""
 
 import hashlib
 import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +34,7 @@ class LedgerError(BudgetError):
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """A ledger that holds.
-
-    epsilon: at `delta`, by the ledger's accountant; opinions: by every accountant; apart: epsilon for a person who is
-    in one data set only, by that set, where owners declare that they share no person.
-    """
+    """A ledger that holds. epsilon: at `delta`; apart: for a person in one data set only, if owners share no person."""
 
     ledger: dict
     epsilon: float
@@ -58,11 +52,7 @@ def verify(
     artifacts: bool = False,
     state: Path | None = None,
 ) -> Verified:
-    """Verify the ledger of a project, which its folder holds beside `dvc.lock`, from its records and without data.
-
-    limit, delta, unit: as `check_ledger` takes them; artifacts: verify the files and their records, too; state: the
-    private state directory, where opinions are kept. Raises LedgerError with every reason why it does not hold.
-    """
+    """Verify the ledger beside `dvc.lock` without data, and its `artifacts`. Raises LedgerError with every reason."""
     for flag, value in (("--epsilon", limit), ("--delta", delta)):
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(f"{flag} {value:g} is not a bound: give a positive number")
@@ -130,20 +120,20 @@ def check_ledger(
         problems.append(f"it sets {', '.join(apart)} apart, of which it lacks records: two data sets or more have some")
         return math.inf, problems
     stored = compose(records, ledger["delta"], apart, accountant)
-    for name, found in stored["epsilon"].items():
+    for name, cost in stored["epsilon"].items():
         said = ledger["epsilon"].get(name, math.nan)
-        if not abs(said - found) <= TOLERANCE * max(1.0, found):
-            problems.append(f"its epsilon ({name}) is {said}, its records come to {found:.6g}")
+        if not abs(said - cost) <= TOLERANCE * max(1.0, cost):
+            problems.append(f"its epsilon ({name}) is {said}, its records come to {cost:.6g}")
     problems += odometer_problems(ledger)
     if listed(ledger["stages"]) != listed(stored["stages"]):
         problems.append("its table of stages does not list the records it holds: one was added or trimmed")
     spent = spent_on_one(records, delta, accountant, stored["adjacency"], apart)
-    for what, bound, found, at in (
+    for what, bound, cost, at in (
         ("its own target", ledger["target"], stored["epsilon"][accountant], ledger["delta"]),
         ("--epsilon", limit, spent, delta),
     ):
-        if bound is not None and not found <= bound:
-            problems.append(f"epsilon={found:.4f} at delta={at:.3g} exceeds {what} {bound:g}")
+        if bound is not None and not cost <= bound:
+            problems.append(f"epsilon={cost:.4f} at delta={at:.3g} exceeds {what} {bound:g}")
     return spent, problems
 
 
@@ -152,17 +142,17 @@ def odometer_problems(ledger: Mapping) -> list[str]:
     said = ledger["odometer"]
     try:
         others = [{"id": None, "event": event} for event in said["others"]]
-        found = odometer_line(
+        line = odometer_line(
             ledger["records"], others, ledger["delta"], said["dataset_id"], said["head"], ledger["accountant"]
         )
     except BudgetError as error:
         return [f"its odometer cannot be read ({error})"]
     problems = [
-        f"its odometer's {key} is {said[key]}, what it lists comes to {found[key]:.6g}"
+        f"its odometer's {key} is {said[key]}, what it lists comes to {line[key]:.6g}"
         for key in ("charges", "epsilon")
-        if not abs(said[key] - found[key]) <= TOLERANCE * max(1.0, found[key])
+        if not abs(said[key] - line[key]) <= TOLERANCE * max(1.0, line[key])
     ]
-    if said["complete"] is not found["complete"] or not (
+    if said["complete"] is not line["complete"] or not (
         said["head"] is None or re.fullmatch("[0-9a-f]{64}", said["head"])
     ):
         problems.append("its odometer is marked as complete without the head of a journal, or that head is not one")
@@ -208,50 +198,43 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
 
 
 def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
-    """What is wrong with the bytes, names and records of the artifacts on disk.
-
-    An artifact holds the records of every input that its plan reads, a query its own too; the ledger holds them all.
-    """
+    """What is wrong with artifacts on disk: bytes, names, records. Each holds its own and those of all its inputs."""
     folder = project / ARTIFACTS
-    lock = project / LOCK
     paths = {path.parent for path in folder.glob("*/privacy.json")}
     if not paths:
         return [f"{folder} holds no artifact to verify (`dvc checkout`, `dvc pull`)"]
-    if lock.exists():
-        try:
-            outs = [Path(name) for name in lock_outs(lock)]
-        except (OSError, ValueError):
-            return []  # `lock_problems` says so
+    with suppress(OSError, ValueError):  # there is no lock, or `lock_problems` says what is wrong with it
+        outs = map(Path, lock_outs(project / LOCK))
         # DVC keeps the entries of stages that an earlier version had
         paths |= {project / path for path in outs if path.parent == ARTIFACTS and path.name in STAGES}
     if (project / PUBLIC / "privacy.json").is_file():
         paths.add(project / PUBLIC)  # an earlier release may be among the public images
     problems = []
-    found = dict[str, Artifact]()
-    known = by_id(ledger)
+    artifacts = dict[str, Artifact]()
+    listed_records = by_id(ledger)
     for path in sorted(paths):
         try:
-            found[path.name] = read_artifact(path, path.name, allow_local=True)
+            artifacts[path.name] = read_artifact(path, path.name, allow_local=True)
         except SfumatoError as error:
             problems.append(str(error))
             continue
-        unknown = [key for key, record in found[path.name].records.items() if known.get(key) != record]
+        unknown = [key for key, record in artifacts[path.name].records.items() if listed_records.get(key) != record]
         problems += [f"{path} depends on charge {key[:8]}, which the ledger does not hold" for key in unknown]
-    if declared_apart(list(found.values())) != tuple(ledger.get("apart", ())):
+    if declared_apart(list(artifacts.values())) != tuple(ledger.get("apart", ())):
         problems.append("it sets data sets apart that its artifacts do not, or they others")
-    for name, artifact in found.items():
+    for name, artifact in artifacts.items():
         if name not in STAGES or not artifact.enabled:
             continue
-        own = {record["stage"] for record in artifact.records.values() if isinstance(record, dict)}
-        if name in QUERIES and name not in own:
+        charged = {record["stage"] for record in artifact.records.values() if isinstance(record, dict)}
+        if name in QUERIES and name not in charged:
             problems.append(f"{artifact.path} holds no record of its own charge: its privacy.json was edited")
         try:
             settings = read_stage_plan(project / PLAN / f"{name}.yaml", name, extra="ignore").settings
         except SfumatoError as error:
             problems.append(str(error))
             continue
-        for other in (other for other in STAGES[name].inputs if other in found and settings.reads(other)):
-            if not found[other].records.keys() <= artifact.records.keys():
+        for other in (other for other in STAGES[name].inputs if other in artifacts and settings.reads(other)):
+            if not artifacts[other].records.keys() <= artifact.records.keys():
                 problems.append(f"{artifact.path} lacks records of {other}, which it was made from: one was trimmed")
     return problems
 
@@ -271,7 +254,6 @@ def empty_artifact_md5(stage: str) -> str:
 
 
 def md5_of(content: bytes) -> str:
-    """DVC's hash of a file."""
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 

@@ -1,7 +1,4 @@
-"""Checkpoints of an iterative query such as DP-SGD. Each names its run and its step.
-
-A checkpoint is on disk before anything that follows from it is shown.
-"""
+"""Checkpoints of an iterative query such as DP-SGD: each is on disk before anything that follows from it is shown."""
 
 import json
 from collections.abc import Callable
@@ -22,10 +19,7 @@ def checkpoint_path(run: Path, uses: int) -> Path:
 
 
 def save_checkpoint(run: Path, uses: int, state: dict[str, Tensor], log: list[dict]) -> str:
-    """Write and flush the state after `uses` releases, and its public log. Returns the sha256 of the file.
-
-    The checkpoint counts only once the charge journals it, with that digest.
-    """
+    """Write and flush the state after `uses` releases and its public log. Returns the sha256, for the journal."""
     with replacing(checkpoint_path(run, uses)) as temporary:
         save_tensors(state, temporary, {"run": run.name, "uses": str(uses), "log": json.dumps(log)})
         sync(temporary)
@@ -35,10 +29,7 @@ def save_checkpoint(run: Path, uses: int, state: dict[str, Tensor], log: list[di
 
 
 def load_checkpoint(run: Path, uses: int, digest: str | None) -> tuple[dict[str, Tensor], list[dict]] | None:
-    """The state and log after `uses` releases of this run.
-
-    None if the file is missing, damaged, of another run or step, or not of this sha256 (None: of an older journal).
-    """
+    """State and log after `uses` releases of this run. None if missing, damaged, of another run, step or sha256."""
     path = checkpoint_path(run, uses)
     try:
         if digest is not None and digest_of_file(path) != digest:
@@ -56,16 +47,13 @@ def load_checkpoint(run: Path, uses: int, digest: str | None) -> tuple[dict[str,
 def resume(
     open_charge: Callable[[], Charge], stage: str, say: Callable[[str], None], unit: str = "step"
 ) -> tuple[Charge, dict[str, Tensor] | None, list[dict]]:
-    """A charge, the state after its last durable release, None before the first, and its public log.
-
-    A run that a kill left open goes on. One that has lost its checkpoint stays spent, and a new charge is opened.
-    """
+    """A charge, its last durable state, if any, and its public log. A run that lost its checkpoint stays spent."""
     while (charge := open_charge()).used > 0:
         short = charge.run.name[:8]
-        found = load_checkpoint(charge.run, charge.used, charge.checkpoint) if distributed.is_main() else None
-        if found := distributed.broadcast_object(found):
+        saved = load_checkpoint(charge.run, charge.used, charge.checkpoint) if distributed.is_main() else None
+        if saved := distributed.broadcast_object(saved):
             say(f"{stage}: resuming run {short} after {unit} {charge.used}: no further charge")
-            return charge, *found
+            return charge, *saved
         lost = f"{stage}: run {short} has lost its checkpoint of {unit} {charge.used}"
         say(f"{lost}: it stays spent, a new charge starts")
         charge.abandon()
@@ -73,10 +61,7 @@ def resume(
 
 
 def make_durable(charge: Charge, state: dict[str, Tensor], log: list[dict]) -> None:
-    """Make the releases so far durable: the state on disk, then the journal, and only then is the last one removed.
-
-    Of many processes, the first one does.
-    """
+    """Write the state, then the journal, and only then remove the last checkpoint: in the first process."""
     if not distributed.is_main():
         return
     digest = save_checkpoint(charge.run, charge.used, state, log)

@@ -1,7 +1,4 @@
-"""What a query will do: put its release back, go on with a charge that a kill left open, or pay for a new one.
-
-The plan, its dry run, `stage doctor` and the charge itself ask `decide`, so none promises what another refuses.
-"""
+"""What a query will do: restore its release, go on after a kill, or pay. Plan, doctor and charge all ask `decide`."""
 
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -59,10 +56,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What a query will do: RESTORE, GO_ON or PAY.
-
-    run: that released it, or is open, with PAY: without its checkpoint; problem: why it is refused, or empty.
-    """
+    """kind: RESTORE, GO_ON or PAY; run: released, or open, with PAY without its checkpoint; problem: a refusal."""
 
     kind: str
     run: Run | None = None
@@ -78,50 +72,37 @@ def decide(
     terms: Mapping[str, object],
     noise_source: str = SECRET,
 ) -> Decision:
-    """Decide by the journal and the kept copies. A copy that was changed is found when it is read.
-
-    runs: on these images; prepared: fingerprint of the images, None if it is not looked at; terms: what a
-    record of the work would hold, as far as it is known.
-    """
-    if found := last_for(work, [run for run in runs if run.end == CLOSE]):
-        run, same_inputs = found
+    """Decide by journal and kept copies. prepared: fingerprint of the images; terms: what a record would hold."""
+    if last := last_for(work, [run for run in runs if run.end == CLOSE]):
+        run, same_inputs = last
         problem = restoring_problem(state, work, run, same_inputs)
         return Decision(kind=RESTORE, run=run, same_inputs=same_inputs, problem=problem)
     left_open = [run for run in runs if run.end is None and run.record["noise_source"] == noise_source]
-    if (found := last_for(work, left_open)) is None:
+    if (last := last_for(work, left_open)) is None:
         return Decision(kind=PAY)
-    run = found[0]
+    run = last[0]
     kind = GO_ON
     home = state / "runs" / run.id
     if (home / RELEASED).exists():  # whole: a kill came before its entry
         kind = RESTORE
     elif run.uses and load_checkpoint(home, run.uses, run.checkpoint) is None:
         kind = PAY
-    return Decision(kind=kind, run=run, problem=resuming_problem(work, *found, prepared, terms))
+    return Decision(kind=kind, run=run, problem=resuming_problem(work, *last, prepared, terms))
 
 
 def last_for(work: Work, runs: Sequence[Run]) -> tuple[Run, bool] | None:
-    """The last of the runs for the same work, or else under the same plan; and whether its inputs are the same.
-
-    If a free stage was re-run, the inputs differ although the plan is the same: that is not charged again.
-    """
+    """The last run for the same work, else under the same plan: paid once; and whether its inputs are the same."""
     for digest in work.digests:
-        if found := [run for run in runs if run.opened.get("work") == digest]:
-            return found[-1], True
+        if same := [run for run in runs if run.opened.get("work") == digest]:
+            return same[-1], True
     for plan in work.plans:
-        if found := [
-            run for run in runs if run.opened.get("plan") == plan and run.record.get("again", 0) >= work.again
-        ]:
-            return found[-1], work.inputs is None
+        if same := [run for run in runs if run.opened.get("plan") == plan and run.record.get("again", 0) >= work.again]:
+            return same[-1], work.inputs is None
     return None
 
 
 def restoring_problem(state: Path, work: Work, run: Run, same_inputs: bool) -> str:
-    """Why a release cannot be put back, or nothing.
-
-    It can beside other inputs that stand on the same charges: only free work was repeated. But what is trained from the
-    weights of another stage needs those very weights.
-    """
+    """Why a release cannot be put back, or nothing: free work before it may be repeated, but not what it trains on."""
     kept = state / "runs" / run.id / RELEASED
     if not os.path.lexists(kept):
         return f"Restore it (`dvc checkout`, `dvc pull`), or pay for it again by {work.pay}"

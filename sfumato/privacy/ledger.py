@@ -16,13 +16,9 @@ from sfumato.settings.stages import QUERIES
 from sfumato.storage.digest import canonical, digest_of
 from sfumato.storage.documents import Exact, read_json, validated
 
-LEDGER_SCHEMA = 5
-
 
 @dataclass(frozen=True, kw_only=True)
 class StageLine:
-    """A ledger's line for one stage."""
-
     epsilon: float
     share: float
     records: tuple[str, ...]
@@ -30,8 +26,6 @@ class StageLine:
 
 @dataclass(frozen=True, kw_only=True)
 class OdometerLine(Exact):
-    """A ledger's line for everything ever opened on a dataset."""
-
     dataset_id: str
     charges: int
     epsilon: float
@@ -41,9 +35,7 @@ class OdometerLine(Exact):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
-    """What a ledger takes from the plan."""
-
+class Budget:  # of the plan
     recipe: str
     accountant: str
     delta: Annotated[float, Field(gt=0, lt=1)]
@@ -83,7 +75,7 @@ def of_one_person(records: Sequence[dict], apart: Sequence[str] = ()) -> dict[st
     """
     if not apart:
         return {"": list(records)}
-    return {own: [r for r in records if r["dataset_id"] == own or r["dataset_id"] not in apart] for own in apart}
+    return {name: [r for r in records if r["dataset_id"] == name or r["dataset_id"] not in apart] for name in apart}
 
 
 def spent_on_one(
@@ -102,7 +94,6 @@ def by_line(accountant: str) -> str:
 def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = (), accountant: str = "rdp") -> dict:
     """The cost of the records: `epsilon` by every accountant; `stages`, each one's own epsilon and share of the RDP.
 
-    accountant: the ledger's, of which `exact` is listed in its own ledgers only.
     With `apart`, each number is the largest over its data sets, and shares are those of the one that costs most.
     Raises BudgetError if they have different privacy units, which cannot be composed.
     """
@@ -118,11 +109,11 @@ def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = (), ac
         "epsilon": {name: spent_on_one(records, delta, name, adjacency, apart) for name in {*BOUNDS, accountant}},
         "stages": {
             name: {
-                "epsilon": spent_on_one(own, delta, by_line(accountant), adjacency, apart),
+                "epsilon": spent_on_one(charged, delta, by_line(accountant), adjacency, apart),
                 "share": shares[name],
-                "records": sorted(record["id"] for record in own),
+                "records": sorted(record["id"] for record in charged),
             }
-            for name, own in by_stage.items()
+            for name, charged in by_stage.items()
         },
     }
 
@@ -132,15 +123,15 @@ def odometer_line(
 ) -> dict:
     """Everything ever opened on a dataset: the union of its journal and of the release's records, aborted charges too.
 
-    journal: its records; head: of the journal, if it is at hand and lacks nothing that is known of it; else None: the
-    line is incomplete. `others` of the line are the mechanisms of charges that the release does not depend on.
+    head: of the journal, if it lacks nothing that is known of it; else None: the line is incomplete. `others` of the
+    line are the mechanisms of charges that the release does not depend on.
     """
-    own = {record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id}
-    others = sorted((record["event"] for record in journal if record["id"] not in own), key=canonical)
-    events = [Mechanism.from_json(event).event for event in (*own.values(), *others)]
+    released = {record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id}
+    others = sorted((record["event"] for record in journal if record["id"] not in released), key=canonical)
+    events = [Mechanism.from_json(event).event for event in (*released.values(), *others)]
     spent = epsilon(events, delta, by_line(accountant))
-    found = {"dataset_id": dataset_id, "charges": len(events), "epsilon": spent, "others": others}
-    return {**found, "complete": head is not None, "head": head}
+    line = {"dataset_id": dataset_id, "charges": len(events), "epsilon": spent, "others": others}
+    return {**line, "complete": head is not None, "head": head}
 
 
 def build_ledger(
@@ -152,18 +143,14 @@ def build_ledger(
     head: str | None = None,
     apart: Sequence[str] = (),
 ) -> dict:
-    """The ledger of a release.
-
-    budget: the plan's; journal, head: as `odometer_line` takes them; dataset_id: whose journal it is; None: the first
-    that the records name; apart: data sets of a merged release, which show different people by declaration.
-    """
+    """The ledger of a release. dataset_id: whose `journal` this is; by default the first that the records name."""
     delta = budget["delta"]
     accountant = budget["accountant"]
     rows = [records[key] for key in sorted(records)]
     if dataset_id is None:
         dataset_id = next((record["dataset_id"] for record in (*rows, *journal)), "")
     ledger = {
-        "schema": LEDGER_SCHEMA,
+        "schema": 5,
         **{key: budget[key] for key in ("recipe", "accountant", "delta", "size_hint", "target")},
         **compose(rows, delta, apart, accountant),
         "records": rows,
@@ -184,17 +171,17 @@ def read_ledger(path: Path) -> dict:
     path: `ledger.json`. Raises BudgetError if the file is missing or not a whole ledger.
     """
     write = "run `stage ledger write` (or `dvc repro`)"
-    broken = f"{path} is truncated or not JSON"
     again = "restore it from git, or run `stage ledger write`"
+    broken = f"{path} is truncated or not JSON"
     missing = f"{path} does not exist: {write}"
     with explained(BudgetError, lambda error: f"{broken} ({error}): {again}", missing=missing):
         ledger = read_json(path)
-    found = {*ledger, "apart"} if isinstance(ledger, dict) else set()
-    if found != KEYS:
-        raise BudgetError(f"{path} is not a ledger: missing {sorted(KEYS - found)}, unknown {sorted(found - KEYS)}")
+    keys = {*ledger, "apart"} if isinstance(ledger, dict) else set()
+    if keys != KEYS:
+        raise BudgetError(f"{path} is not a ledger: missing {sorted(KEYS - keys)}, unknown {sorted(keys - KEYS)}")
     # 4 had digests of code for the revisions
     if ledger["schema"] not in (4, 5) or not isinstance(ledger["records"], list):
-        raise BudgetError(f"{path} has schema {ledger['schema']!r}, this version reads {LEDGER_SCHEMA}: {write}")
+        raise BudgetError(f"{path} has schema {ledger['schema']!r}, this version reads 5: {write}")
     return ledger
 
 

@@ -1,12 +1,10 @@
 """Further opinions on what a ledger cost, by Opacus' accountants: a mistake in one library does not go unseen.
 
-Every accountant gives an upper bound on the same ε, so a larger one is only looser, and the budget is held by the
-ledger's declared accountant. What would refute it is another computation of the same kind that comes out larger by more
-than its own error: then one of the two is wrong, and a check has to fail.
+Every accountant gives an upper bound on the same ε. The declared one is refuted by a computation of the same kind that
+comes out larger by more than its own error: then one of the two is wrong, and a check has to fail.
 - RDP: Opacus' curve, with the same conversion, against ours over the orders that Opacus computes.
 - PLD: Opacus' PRV accountant, an upper bound that is at most twice its `eps_error` above a lower one.
 - exact: the distributions of both libraries against the closed form; and Rényi's bound, which may only be larger.
-Opacus takes seconds to import, so nothing but `stage ledger check` asks for it.
 """
 
 import json
@@ -27,20 +25,13 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import replace_private
 
-AGREEMENT = 0.01  # relative, beyond an opinion's own error
-# Opacus sums long series below order 2, and its binomial coefficients overflow beyond 1024
-OPACUS_ORDERS = (2, 1024)
-LARGEST_GRID = 2**20  # points of a discretized privacy loss: about a second for each mechanism
-GRID_ERROR = 2e-3  # of epsilon by our own distribution
-OPINIONS_ON = {"pld": ("pld",), EXACT: (EXACT, "rdp")}  # that bear on a ledger's accountant; else Rényi's
-
 
 @dataclass(frozen=True)
 class Opinion:
-    """What one accountant makes of a composition.
+    """What one accountant makes of a composition. epsilon: None if it cannot express it.
 
-    epsilon: None if it cannot express it; kind: the accountant that it is compared with; ours: the bound of that
-    kind by the ledger's own code; error: the most by which `epsilon` exceeds the true value of its kind.
+    kind: the accountant that it is compared with; ours: the bound of that kind by our own code; error: the most by
+    which `epsilon` exceeds the true value of its kind.
     """
 
     epsilon: float | None
@@ -50,7 +41,7 @@ class Opinion:
 
     @property
     def disagrees(self) -> bool:
-        return self.epsilon is not None and not self.epsilon - self.error <= (1 + AGREEMENT) * self.ours
+        return self.epsilon is not None and not self.epsilon - self.error <= 1.01 * self.ours
 
     def __str__(self) -> str:
         return "n/a" if self.epsilon is None else f"{self.epsilon:.4f}"
@@ -60,16 +51,17 @@ def all_opinions(records: Sequence[Mapping], delta: float, accountant: str = "rd
     """Epsilon of the records at `delta` by every accountant: our four, then Opacus' two. accountant: the ledger's."""
     parts = [Mechanism.from_json(record["event"]) for record in records]
     adjacency = common_adjacency(records)
-    found = {name: epsilon([part.event for part in parts], delta, name, adjacency) for name in ACCOUNTANTS}
-    own = {name: Opinion(value, name, value) for name, value in found.items()}
+    bounds = {name: epsilon([part.event for part in parts], delta, name, adjacency) for name in ACCOUNTANTS}
+    opinions = {name: Opinion(value, name, value) for name, value in bounds.items()}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # of orders at the end of a list
-        own |= {"Opacus RDP": opacus_rdp(parts, delta), "Opacus PRV": opacus_prv(parts, delta, found["pld"])}
+        opinions |= {"Opacus RDP": opacus_rdp(parts, delta), "Opacus PRV": opacus_prv(parts, delta, bounds["pld"])}
     if accountant == EXACT:
-        own["pld"] = Opinion(found["pld"], EXACT, found[EXACT], GRID_ERROR)
-        own["Opacus PRV"] = replace(own["Opacus PRV"], kind=EXACT, ours=found[EXACT])
-        own[EXACT] = Opinion(found[EXACT], "rdp", found["rdp"], GRID_ERROR)
-    return own
+        error = 2e-3  # of epsilon by our own distribution
+        opinions["pld"] = Opinion(bounds["pld"], EXACT, bounds[EXACT], error)
+        opinions["Opacus PRV"] = replace(opinions["Opacus PRV"], kind=EXACT, ours=bounds[EXACT])
+        opinions[EXACT] = Opinion(bounds[EXACT], "rdp", bounds["rdp"], error)
+    return opinions
 
 
 def kept_opinions(records: Sequence[Mapping], delta: float, accountant: str, state: Path | None) -> dict[str, Opinion]:
@@ -84,15 +76,16 @@ def kept_opinions(records: Sequence[Mapping], delta: float, accountant: str, sta
     file = state / "cache/opinions" / f"{digest_of(about)}.json"
     with suppress(*UNREADABLE):
         return validated(dict[str, Opinion], read_json(file))
-    found = all_opinions(records, delta, accountant)
+    opinions = all_opinions(records, delta, accountant)
     with suppress(OSError, ValueError):  # no room, or a number that JSON has not
-        replace_private(file, json.dumps({name: vars(one) for name, one in found.items()}, allow_nan=False).encode())
-    return found
+        content = {name: vars(opinion) for name, opinion in opinions.items()}
+        replace_private(file, json.dumps(content, allow_nan=False).encode())
+    return opinions
 
 
 def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]:
     """Discrepancies of the declared accountant with independent ones, a sentence each. rdp_classic rests on rdp."""
-    kinds = OPINIONS_ON.get(accountant, ("rdp",))
+    kinds = {"pld": ("pld",), EXACT: (EXACT, "rdp")}.get(accountant, ("rdp",))
     return [
         f"{name} comes to epsilon={opinion}, where {opinion.kind} comes to {opinion.ours:.4f}: one of the two is wrong"
         for name, opinion in opinions.items()
@@ -107,13 +100,13 @@ def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
     theirs = np.full(len(ORDERS), np.inf)
     terms = [{"q": one.sample_rate, "noise_multiplier": one.noise_multiplier, "steps": one.uses} for one in parts]
     for i, order in enumerate(ORDERS):
-        if OPACUS_ORDERS[0] <= order <= OPACUS_ORDERS[1]:
+        if 2 <= order <= 1024:  # its series are long below, and its binomial coefficients overflow beyond
             with suppress(ValueError, OverflowError):  # of a series that its floats cannot hold
                 theirs[i] = sum(compute_rdp(**term, orders=float(order)) for term in terms)
-    known = np.isfinite(theirs)
-    if not known.any():
+    finite = np.isfinite(theirs)
+    if not finite.any():
         return Opinion(None, "rdp", math.inf)
-    curves = (np.where(known, curve, np.inf) for curve in (theirs, rdp_curve(part.event for part in parts)))
+    curves = (np.where(finite, curve, np.inf) for curve in (theirs, rdp_curve(part.event for part in parts)))
     spent, ours = (epsilon_and_order(curve, delta)[0] for curve in curves)
     return Opinion(spent, "rdp", ours)
 
@@ -128,7 +121,8 @@ def opacus_prv(parts: Sequence[Mechanism], delta: float, pld: float) -> Opinion:
     # The accountant's grid spans twice this, in steps of error / sqrt(uses · ln(12 / delta_error) / 2).
     span = epsilon([part.event for part in parts], delta / 4000) + 3
     uses = sum(part.uses for part in parts)
-    coarsest = 2 * span * math.sqrt(uses * math.log(12_000 / delta) / 2) / LARGEST_GRID
+    # 2**20 points: about a second for each mechanism
+    coarsest = 2 * span * math.sqrt(uses * math.log(12_000 / delta) / 2) / 2**20
     error = max(pld / 1000, coarsest)
     if error > 0.1:  # of epsilon: a grid that coarse has no opinion
         return none

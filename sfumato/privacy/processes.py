@@ -41,10 +41,7 @@ class SharedCharge(Charge):
 
 
 class WorkerCharge(SharedCharge):
-    """The part of a charge that falls to another process than the first.
-
-    It sees the images that the first process drew for it, and hands its sum over: no draw, no noise, no journal.
-    """
+    """The part of another process: it sums up images that the first one drew for it: no draw, no noise, no journal."""
 
     def __init__(self, record: dict, images: ImageSet | LatentSet, *, run: Path, used: int) -> None:
         self.record = record

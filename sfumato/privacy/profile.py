@@ -22,7 +22,6 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, Mechanism
 # Fine where e^epsilon · 1 % is below 1; coarse above, up to where the bound says nothing.
 EPSILONS = np.concatenate([np.arange(0, 6, 0.025), np.arange(6, 20.5, 0.5)])
 LOW_ORDERS = tuple(order for order in ORDERS if order <= 2)  # the divergence rises with the order, and is exact at 2
-COARSE_STEP = 5e-3  # step of the privacy loss where a bound is wanted at once
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ON
         return Profile(EPSILONS, np.zeros(len(EPSILONS)), 0.0)
     curve = rdp_curve(events)
     distribution = loss_distribution(tuple(events), adjacency)
-    found = np.array([distribution.get_delta(float(e)) for e in EPSILONS])
-    deltas = np.minimum(deltas_of_rdp(curve), np.where(np.isfinite(found) & (found >= 0), found, 1.0))
+    by_losses = np.array([distribution.get_delta(float(e)) for e in EPSILONS])
+    deltas = np.minimum(deltas_of_rdp(curve), np.where(np.isfinite(by_losses) & (by_losses >= 0), by_losses, 1.0))
     return Profile(EPSILONS, np.minimum.accumulate(deltas), advantage_of_rdp(curve))
 
 
@@ -97,7 +96,7 @@ def best_guess(mechanisms: Iterable[Mechanism], adjacency: str = ADD_OR_REMOVE_O
 @lru_cache(maxsize=512)  # plans of one process often have the same mechanisms
 def cached_guess(mechanisms: tuple[Mechanism, ...], adjacency: str) -> float:
     events = [one.event for one in mechanisms]
-    distribution = PLDAccountant(RELATIONS[adjacency], COARSE_STEP).compose(ComposedDpEvent(events))
+    distribution = PLDAccountant(RELATIONS[adjacency], 5e-3).compose(ComposedDpEvent(events))  # coarse, so at once
     advantage = min(advantage_of_rdp(rdp_curve(events, LOW_ORDERS)), distribution.get_delta(0.0))
     return float((1 + advantage) / 2)
 

@@ -18,8 +18,6 @@ from sfumato.storage.files import replace_file
 from sfumato.storage.journal import REGROUP
 from sfumato.storage.state_directory import git
 
-Say = Callable[[str], None]
-
 
 def ledgers(folder: Path) -> list[dict]:
     """The project's ledger.json, of any version: the file at hand, and as it was last committed."""
@@ -36,21 +34,17 @@ def ledgers(folder: Path) -> list[dict]:
 
 
 def seen_in_ledgers(dataset_id: str, folder: Path = Path()) -> set[str]:
-    """What these ledgers name of the journal of a dataset."""
     return {name for content in ledgers(folder) for name in seen_of(content, dataset_id)}
 
 
-def write_ledger(folder: Path, state: Path, out: Path, say: Say) -> tuple[dict, float]:
-    """Compose the records of the release and of every query, check the ledger, and write it to `out`.
-
-    Returns the ledger and its epsilon. say: shows a note. Raises LedgerError if it would not hold.
-    """
+def write_ledger(folder: Path, state: Path, out: Path, say: Callable[[str], None]) -> tuple[dict, float]:
+    """Compose, check and write the ledger of the release and all queries. Returns it and ε. Raises LedgerError."""
     budget = read_budget(folder / PLAN / "budget.json")
     artifacts = [read_artifact(folder / ARTIFACTS / stage, stage) for stage in ("synthesize", *QUERIES)]
     records = merge_records(artifacts)
     apart = declared_apart(artifacts)
     if apart and not (folder / CARD_PATH).exists():  # what `stage merge` made
-        say(f"note: the journals of {', '.join(apart)} are their owners': what else was ever opened is not known here")
+        say(f"note: {', '.join(apart)} keep their own journals: charges that they opened elsewhere are not known here")
         ledger = build_ledger(budget, records, [], apart=apart)
         return ledger, save_ledger(ledger, artifacts, folder, state, out)
     odometer = Odometer(state, read_card(folder / CARD_PATH).dataset_id)
@@ -104,11 +98,8 @@ def save_ledger(ledger: dict, artifacts: Sequence[Artifact], folder: Path, state
     return spent
 
 
-def adopt_charges(folder: Path, state: Path, say: Say) -> tuple[Odometer, int, int]:
-    """Replace a lost journal: count what can be read of it, and what the project's ledgers and artifacts hold.
-
-    Returns the odometer, how many charges are new, and how many entries of the old journal cannot be read.
-    """
+def adopt_charges(folder: Path, state: Path, say: Callable[[str], None]) -> tuple[Odometer, int, int]:
+    """Replace a lost journal. Returns the odometer, and how many charges are new and old entries unreadable."""
     odometer = Odometer(state, read_card(folder / CARD_PATH).dataset_id)
     mine = odometer.dataset_id
     records = dict[str, dict]()

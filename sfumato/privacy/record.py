@@ -14,14 +14,10 @@ from sfumato.settings.fields import Positive
 from sfumato.settings.stages import QUERIES
 from sfumato.storage.documents import Exact, validated
 
-RECORD_ID = re.compile("[0-9a-f]{32}")  # it also names a directory
-
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Exact):
-    """The form of a record."""
-
-    id: str
+    id: str  # it also names a directory
     stage: str
     dataset_id: DatasetId
     data_version: str
@@ -54,7 +50,7 @@ def is_record(content: object) -> bool:
 
 def record_problems(place: str, record: object) -> list[str]:
     """The reasons not to trust a record, one sentence each. place: its name until its id is known."""
-    if isinstance(record, dict) and not RECORD_ID.fullmatch(str(record.get("id"))):
+    if isinstance(record, dict) and not re.fullmatch("[0-9a-f]{32}", str(record.get("id"))):
         return [f"{place} has no id of 32 hexadecimal digits"]
     try:
         validated(Record, record)

@@ -30,11 +30,10 @@ LINEAGE = "lineage.json"  # beside the resolved files: what decides whether each
 class Resolved:
     """What the resolved file of any stage holds. shape: (C, H, W) of the images.
 
-    about: the owner's words on the release, for the stage that makes it; prepared: how pictures were cut and shown,
-    where not as by default, and accountant: by which ε is stated, both for cards: no digest depends on them.
-    revision: of the stage, when the plan was made; again: how often the owner asked to pay again.
-
-    A plan that reads only the public set names no sensitive set: its dataset id, classes and size hint are empty.
+    about: the owner's words, for the release; prepared, accountant: how pictures were cut and shown, where not as by
+    default, and by which ε is stated: for cards, no digest depends on them; again: how often the owner asked to pay
+    again. A plan that reads only the public set names no sensitive set: its dataset id, classes and size hint are
+    empty.
     """
 
     stage: str
@@ -51,6 +50,8 @@ class Resolved:
     prepared: dict[str, Any] = field(default_factory=dict)
     accountant: Literal["rdp", "exact"] = "rdp"
     labels: Literal["one", "several"] = "one"
+    unit: Literal["image", "group"] = IMAGE  # what the charge of a query protects
+    group_cap: Positive = 1  # and how groups count, as for a `Charge`
 
     @property
     def several(self) -> bool:
@@ -76,14 +77,9 @@ class StagePlan(Resolved, Generic[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class QueryPlan(StagePlan[S]):
-    """A query that is switched on. Only the charge reads `mechanism`: no query reads a noise multiplier.
-
-    unit, group_cap: what the charge protects, and how groups count (`sfumato.privacy.charge.Charge`).
-    """
+    """A query that is switched on. Only the charge reads `mechanism`: no query reads a noise multiplier."""
 
     mechanism: Mechanism
-    unit: str = IMAGE
-    group_cap: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +98,9 @@ class Lineage:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedFile(Resolved, Exact):
-    """The form of a resolved file."""
-
     settings: dict[str, Any]
     model: dict[str, Any] | None = None
     mechanism: dict[str, Any] = field(default_factory=dict)
-    unit: Literal["image", "group"] = IMAGE
-    group_cap: Positive = 1
 
 
 def read_lineage(folder: Path, stage: str) -> Lineage:
@@ -128,10 +120,7 @@ def settings_digest(content: Mapping[str, Any]) -> str:
 
 
 def read_stage_plan(path: Path, stage: str, extra: Literal["forbid", "ignore"] = "forbid") -> StagePlan[Any]:
-    """The plan of `stage`: a QueryPlan for a query that is switched on. Raises ConfigError for any other file.
-
-    extra: as `as_now` takes it: "ignore" reads what was released, and is no plan for a run.
-    """
+    """The plan of `stage`, a QueryPlan if it spends; `extra` as in `as_now`. Raises ConfigError for another file."""
     missing = f"{path} is missing: run `stage plan` first"
     with explained(ConfigError, lambda error: f"{path} cannot be read: {error}", missing=missing):
         content = read_yaml(path)
@@ -147,9 +136,9 @@ def read_stage_plan(path: Path, stage: str, extra: Literal["forbid", "ignore"] =
             "digest": settings_digest(content),
             "model": None if file.model is None else Model.model_validate(file.model),
         }
-        mechanism, unit, cap = (fields.pop(name) for name in ("mechanism", "unit", "group_cap"))
+        mechanism = fields.pop("mechanism")
         if STAGES[stage].kind is Kind.QUERY and file.enabled:
             from sfumato.privacy.events import Mechanism  # slow to import: only for a query
 
-            return QueryPlan(**fields, unit=unit, group_cap=cap, mechanism=Mechanism(**mechanism))
+            return QueryPlan(**fields, mechanism=Mechanism(**mechanism))
         return StagePlan(**fields)

@@ -1,7 +1,4 @@
-"""Plans of schema 4 (version 0.2), which held every default and a digest of the code.
-
-Their releases stay known: `as_now` reads such a plan, and `as_then` gives the content whose digest its records hold.
-"""
+"""Plans of schema 4 (version 0.2), with every default and a digest of the code. Their releases stay known."""
 
 import functools
 from collections.abc import Mapping
@@ -23,37 +20,33 @@ def table() -> dict[str, Any]:
 
 
 def as_now(content: Mapping[str, Any], extra: Literal["forbid", "ignore"] = "forbid") -> dict[str, Any]:
-    """A resolved file in today's form: its revision, and its settings as far as they are not the defaults.
-
-    extra: what becomes of settings that are gone since and had another value. Raises ValueError for those that are
-    forbidden.
-    """
+    """A resolved file in today's form. extra: what becomes of settings that are gone since. Raises ValueError."""
     stage = STAGES[content["stage"]]
-    found = {"revision": 1, **{key: value for key, value in content.items() if key != "code"}}
+    now = {"revision": 1, **{key: value for key, value in content.items() if key != "code"}}
     if content.get("settings"):
         settings = without_removed(stage.settings, content["settings"], table()["settings"].get(stage.name, {}))
         model: BaseModel = stage.settings.model_validate(settings, extra=extra)
-        found["settings"] = model.model_dump(mode="json", exclude_defaults=True)
+        now["settings"] = model.model_dump(mode="json", exclude_defaults=True)
     if content.get("model"):
         model = Model.model_validate(without_removed(Model, content["model"], table()["model"]))
-        found["model"] = model.model_dump(mode="json", exclude_defaults=True)
-    return found
+        now["model"] = model.model_dump(mode="json", exclude_defaults=True)
+    return now
 
 
 def as_then(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of schema 4 with the same meaning as a resolved file of today."""
-    found = {key: value for key, value in content.items() if key not in ("revision", "again")}
+    """The content of schema 4 that means the same as a resolved file of today: the digest of old records is of it."""
+    then = {key: value for key, value in content.items() if key not in ("revision", "again")}
     if content["enabled"]:
-        found["settings"] = filled(content["settings"], table()["settings"].get(content["stage"], {}))
+        then["settings"] = filled(content["settings"], table()["settings"].get(content["stage"], {}))
     if "model" in content:
         kind = "public_model" if "directory" in content["model"] else "model"
-        found["model"] = filled(content["model"], table()[kind])
-    return found
+        then["model"] = filled(content["model"], table()[kind])
+    return then
 
 
 def without_removed(kind: type[BaseModel], values: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
     """`values` less those of settings that are gone since and had their default."""
-    found = {}
+    kept = {}
     for key, value in values.items():
         field = kind.model_fields.get(key)
         if field is None and key in then and value == then[key]:
@@ -64,17 +57,17 @@ def without_removed(kind: type[BaseModel], values: Mapping[str, Any], then: Mapp
                 value = without_removed(nested, value, inner)
             elif isinstance(value, list):
                 value = [without_removed(nested, entry, inner) for entry in value]
-        found[key] = value
-    return found
+        kept[key] = value
+    return kept
 
 
 def filled(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
     """`now`, with the defaults of schema 4 for what it leaves out."""
     models = table()["models"]
-    found = {**then, **now}
+    whole = {**then, **now}
     for key, value in now.items():
         if isinstance(value, dict) and (inner := models.get(value.get("law", key))):
-            found[key] = filled(value, inner)
+            whole[key] = filled(value, inner)
         elif isinstance(value, list) and key in models:
-            found[key] = [filled(entry, models[key]) for entry in value]
-    return found
+            whole[key] = [filled(entry, models[key]) for entry in value]
+    return whole

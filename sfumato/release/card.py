@@ -17,7 +17,6 @@ from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.release import Synthesize
 
 WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
-SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
 PREPARED = {"upright": "by EXIF", "transparent": "over black", "fit": "crop", "range": None, "filter": "lanczos"}
 ASKED_LABELS = "asked.npy"  # of a release with the labels of a teacher
 LABEL_TABLE = "labels.csv"  # of several labels: a column for each, a row for each image, in the order of the arrays
@@ -37,27 +36,18 @@ def dataset_card(
     apart: Sequence[str] = (),
     mixture: Mapping[str, Any] | None = None,
 ) -> str:
-    """The card as Markdown with YAML front matter, byte-deterministic; epsilon as in `cost_of`.
-
-    per_class: (M,) number of released images of each label; sources: stage -> images it drew; kinds: plain, distorted,
-    blend, public -> number of images; records: every charge behind the release, by id; apart: data sets of several
-    owners, merged, which show different people by declaration; mixture: that of `Varied`.
-    """
+    """The card as Markdown with YAML front matter, byte-deterministic. per_class: (M,) images of each label."""
     drawn = dict(sorted(sources.items()))
     chosen = drawn.pop(PUBLIC_SOURCE, 0)
     count = sum(sources.values())
-    channels, height, width = plan.shape
     claims = {record.get("claim", "") for record in records.values()}
     numbers = enumerate(zip(plan.classes, per_class, strict=True))
+    sizes = {1e3: "n<1K", 1e4: "1K<n<10K", 1e5: "10K<n<100K", 1e6: "100K<n<1M", 1e7: "1M<n<10M"}
     return template("card.md", autoescape=False, plain=plain).render(
         **privacy_facts(plan, records, apart),
-        settings=plan.settings,
+        plan=plan,
         count=count,
-        height=height,
-        width=width,
-        channels=channels,
-        size=next((name for bound, name in SIZES if count < bound), "n>10M"),
-        licence=plan.about.get("licence", "other"),
+        size=next((name for bound, name in sizes.items() if count < bound), "n>10M"),
         chosen=chosen,
         drawn=drawn,
         mixture=mixture,
@@ -67,7 +57,6 @@ def dataset_card(
         claim=claims.pop() if len(claims) == 1 else "",
         owners=sorted(apart),
         together=privacy_facts(plan, records)["epsilon"],
-        several=plan.several,
         classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
         about=[(word, plan.about[key]) for key, word in WORDS["about"].items() if key in plan.about],
         prepared=PREPARED | plan.prepared,
@@ -99,11 +88,9 @@ def template(name: str, **given: Any) -> Template:
 
 
 def cost_of(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[str] = ()) -> dict[str, Any]:
-    """The cost of all charges behind a release: epsilon at the delta of the plan, or the default one.
+    """The cost of all charges behind a release, for one person: epsilon at the delta of the plan, or the default one.
 
-    It is Rényi's, or the exact one in a project that composes so: as `ledger.json` states it for stages.
-    apart: data sets that show different people by declaration; the cost is that for one person.
-    Returns epsilon, delta, the adjacency that they are for, and the units that are protected.
+    It is by the plan's accountant. Returns epsilon, delta, the adjacency that they are for, and the units protected.
     """
     adjacency = common_adjacency(records.values())
     delta = checked_delta(plan.delta, plan.size_hint)
@@ -113,7 +100,6 @@ def cost_of(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[s
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     lines += [f"| {' | '.join(plain(cell) if not cell.startswith('`') else cell for cell in row)} |" for row in rows]
     return "\n".join(lines)

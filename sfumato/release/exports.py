@@ -19,18 +19,14 @@ from sfumato.data.tables import check_parquet
 from sfumato.storage.files import FORMULA, csv_text, replace_file
 from sfumato.storage.png import png_bytes, save_png
 
-NPZ = "images.npz"
 PNG = "png"
-METADATA_CSV = "metadata.csv"
 CLASSES = "classes"  # pictures of ten images of each class
 PARQUET = "parquet/train-00000-of-00001.parquet"  # dataset hubs name the parts of a split so
 PARQUET_FILES = "parquet/*.parquet"
-SAMPLES = "webdataset"
 SHARD = 2**30  # bytes of pixels in a Parquet or tar file, at most
 SOURCE_TYPE = "Iptc4xmpExt:DigitalSourceType"
 # Exported files name the origin of their pixels by IPTC's digital source type, as the EU's AI Act, Article 50, asks.
 PUBLIC_SOURCE = "select"  # the source whose images are public ones
-VOCABULARY = "http://cv.iptc.org/newscodes/digitalsourcetype/"
 XMP = Path(__file__).with_name("mark.xmp").read_text(encoding="utf-8").strip("\n")
 ROWS_PER_GROUP = 1000  # in memory at a time here, and read at a time by others
 
@@ -53,29 +49,23 @@ def mark_of(sources: Collection[str]) -> Mark:
     """The mark of images that were drawn by these sources. All files of a mixture have that of a mixture."""
     if set(sources) == {PUBLIC_SOURCE}:
         return Mark(None, "A public image, privately selected and labelled. Not generated.")
+    term = "trainedAlgorithmicMedia"
+    text = "AI-generated image. Drawn by a model that was trained with differential privacy."
     if PUBLIC_SOURCE in sources:
-        return Mark(
-            f"{VOCABULARY}compositeWithTrainedAlgorithmicMedia",
-            "From a set of AI-generated images and of public images, privately selected and labelled.",
-        )
-    return Mark(
-        f"{VOCABULARY}trainedAlgorithmicMedia",
-        "AI-generated image. Drawn by a model that was trained with differential privacy.",
-    )
+        term = "compositeWithTrainedAlgorithmicMedia"
+        text = "From a set of AI-generated images and of public images, privately selected and labelled."
+    return Mark(f"http://cv.iptc.org/newscodes/digitalsourcetype/{term}", text)
 
 
 def save_npz(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
-    """Write one compressed archive: `images` (N, H, W, C) uint8, `labels` (N,) int64, `classes` (M,) strings, `kinds`.
-
-    The mark is its comment. The same set always gives the same bytes.
-    """
+    """Write one archive: `images` (N, H, W, C) uint8, `labels`, `classes` and `kinds`; its comment is the mark."""
     archive = io.BytesIO()
     classes = np.array(image_set.classes, dtype=np.str_)
     np.savez_compressed(archive, images=image_set.images, labels=image_set.labels, classes=classes, kinds=kinds)
     if mark.everywhere:
         with zipfile.ZipFile(archive, "a") as opened:
             opened.comment = mark.xmp.encode()
-    replace_file(directory / NPZ, archive.getvalue())
+    replace_file(directory / "images.npz", archive.getvalue())
 
 
 def shards(image_set: ImageSet) -> list[range]:
@@ -86,15 +76,12 @@ def shards(image_set: ImageSet) -> list[range]:
 
 
 def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
-    """Write tar files as WebDataset has them: of each image `<index>.png`, and `<index>.json` with label, class, kind.
-
-    Several labels are `labels`, the list of the names of those that an image has.
-    """
-    (directory / SAMPLES).mkdir(parents=True, exist_ok=True)
+    """Write tar files: of each image `<index>.png`, and `<index>.json` with label and class, or `labels`, and kind."""
+    folder = directory / "webdataset"
+    folder.mkdir(parents=True, exist_ok=True)
     comment = {"comment": mark.xmp} if mark.everywhere else {}
     for shard, rows in enumerate(shards(image_set)):
-        path = directory / SAMPLES / f"train-{shard:05d}.tar"
-        with tarfile.open(path, "w", pax_headers=comment) as file:
+        with tarfile.open(folder / f"train-{shard:05d}.tar", "w", pax_headers=comment) as file:
             for i in rows:
                 label = image_set.labels[i]
                 about: dict[str, Any] = {"kind": str(kinds[i])}
@@ -110,9 +97,8 @@ def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mar
 
 
 def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
-    """Write tables with a row per image: `image`, its PNG's bytes and an empty path, `label`, int64, and `kind`, text.
+    """Write tables with a row per image: `image`, its PNG's bytes and an empty path, `label` or `labels`, and `kind`.
 
-    Several labels are `labels`, the list of those that an image has.
     The schema marks them as Hugging Face's `datasets` does, so that `load_dataset` returns pictures and class names.
     The same set always gives the same bytes. Raises ConfigError without pyarrow.
     """
@@ -153,8 +139,7 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
 def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
     """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv`, a row each: file_name, label, class, kind.
 
-    Readers that number the folders by sorted names, as torchvision's ImageFolder does, find the same labels if each
-    class has an image. Images with several labels lie in one folder, and the table has a column for each label.
+    Sorted names of folders have the labels in order, as for torchvision. Images with several labels lie in one folder.
     """
     classes = image_set.classes
     folders = folder_names(classes)
@@ -171,7 +156,7 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
             row = {"label": label, "class": classes[label]}
         save_png(directory / PNG / name, image, mark.xmp)
         rows.append(row | {"file_name": name, "kind": str(kinds[i])})
-    replace_file(directory / PNG / METADATA_CSV, csv_text(rows, dict.fromkeys(columns, "")).encode())
+    replace_file(directory / PNG / "metadata.csv", csv_text(rows, dict.fromkeys(columns, "")).encode())
 
 
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:

@@ -1,8 +1,6 @@
-"""Kernel herding: of many drawn images, those whose mean comes nearest to the means that were released.
+"""Kernel herding: of many drawn images, those whose mean comes nearest to the means that were released. It is free.
 
-A generator stops where the noise of a release hides what is left of its faults: a disc of pure colour in one image of
-twenty moves the mean by less than the noise. Such an image is far from the mean, and is left out.
-All of it works on what was released, so it is free.
+A generator stops where noise hides its last faults: a disc of pure colour in one image of twenty, say, is left out.
 Source: Chen, Welling and Smola 2010, for random Fourier features of the kernel.
 """
 
@@ -20,7 +18,6 @@ from sfumato.release.synthesis import Drawn
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
 
-FARTHEST = 0.1  # of the images, those with the least product with the target, are left out
 COMPARED_CELLS = 4000  # of φ that are compared, at most
 TOGETHER = 5000  # images of a class, of which some are kept, at most: more are taken in parts
 
@@ -33,15 +30,11 @@ def draw_herded(
     settings: Synthesize,
     seed: int,
 ) -> Drawn:
-    """What `drawn` gives under the settings and the seed, kept from `settings.herding` times as much, in random order.
-
-    means, priors: as of `herded`; teacher: under `settings.relabel` it labels what is drawn, each class by its share.
-    """
+    """What is kept of `settings.herding` times as many from `drawn`, labelled by `teacher` first under `relabel`."""
     more = settings.model_copy(update={"count": settings.count * settings.herding})
     images, labels, sources = drawn(settings=more, seed=seed)
     if teacher is not None and settings.relabel:
-        classes = (*map(str, range(teacher.classes)),)
-        pictures = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), classes)
+        pictures = ImageSet(images.permute(0, 2, 3, 1).numpy(), labels.numpy(), (*map(str, range(teacher.classes)),))
         labels = torch.from_numpy(relabelled(teacher, pictures).labels)
     rows = herded(images, labels, means, priors, settings.count)
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
@@ -51,12 +44,10 @@ def draw_herded(
 def herded(images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, number: int) -> Tensor:
     """The rows of the images to keep, (number,) int64, class by class: of each class the same part, within one image.
 
-    images: (N, C, H, W) uint8; labels: (N,) int64; means: of `frequency`; priors: (classes,) public label shares.
-    A class of prior 0 keeps its first images.
+    images: (N, C, H, W) uint8; labels: (N,) int64; means: of `frequency`; priors: (classes,), 0 keeps first images.
     """
     features = means.features.to(device())
-    random = torch.Generator().manual_seed(features.seed)
-    cells = torch.randperm(features.size, generator=random)[:COMPARED_CELLS]
+    cells = torch.randperm(features.size, generator=torch.Generator().manual_seed(features.seed))[:COMPARED_CELLS]
     ends = labels.bincount(minlength=len(priors)).cumsum(0) * number // len(labels)
     kept = []
     for label, wanted in enumerate(ends.diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()):
@@ -85,13 +76,10 @@ def rows_of(features: FourierFeatures, images: Tensor, cells: Tensor) -> Tensor:
 
 
 def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
-    """Places of `number` of the rows, (N, d) of one norm, whose mean comes near to the target, (d,): (number,) int64.
-
-    Each is the one that, beside those before it, brings the mean nearest; without the FARTHEST, if enough are left.
-    """
+    """(number,) places of rows, (N, d) of one norm, chosen one by one: their mean comes near to the target, (d,)."""
     towards = rows @ target
     beside = torch.zeros_like(towards)  # products with the sum of those chosen
-    left_out = min(int(FARTHEST * len(rows)), len(rows) - number)
+    left_out = min(int(0.1 * len(rows)), len(rows) - number)
     free = torch.ones_like(towards, dtype=torch.bool)
     free[towards.argsort()[:left_out]] = False
     places = torch.zeros(number, dtype=torch.int64)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from sfumato.release.torch_dataset import ReleaseDataset
 
-NEEDED = ("images.npy", "labels.npy", "card.json")
 KINDS_FILE = "kinds.npy"
 
 
@@ -158,7 +157,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         released = stage == "synthesize" and content["enabled"] and not content["local"]
     if not released:
         raise DataError(f"{folder} is not a release, but what the stage `{stage}` wrote: name that of `synthesize`")
-    for name in NEEDED:
+    for name in ("images.npy", "labels.npy", "card.json"):
         if name not in files or not (folder / name).is_file():
             raise DataError(f"{folder / name} is missing: {fetch}")
     for name, sha256 in files.items():
@@ -166,7 +165,8 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
             raise DataError(f"{folder / name} no longer has the bytes that {file.name} lists: {fetch}")
     with explained(DataError, lambda error: f"{folder} cannot be read ({error!r}): {fetch}"):
         card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
-        images, labels = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in NEEDED[:2])
+        arrays = ("images.npy", "labels.npy")
+        images, labels = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in arrays)
         if KINDS_FILE in files:
             kind = np.load(folder / KINDS_FILE, mmap_mode="r", allow_pickle=False)
         else:  # a release of version 0.2

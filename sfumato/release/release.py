@@ -34,10 +34,7 @@ def save_release(
     plan: StagePlan[Synthesize],
     apart: Sequence[str] = (),
 ) -> None:
-    """Write the released set. Pictures show unchanged images only: by them people judge what a model draws.
-
-    sources: (N,), the stage that drew each; apart: data sets of merged owners, as `cost_of` takes them.
-    """
+    """Write the released set. Pictures show unchanged images only. sources: (N,), the stage that drew each."""
     drawn = dict(sorted(Counter(sources.tolist()).items()))
     released = ImageSet(varied.images.permute(0, 2, 3, 1).numpy(), varied.labels.numpy(), plan.classes)
     mark = replace(mark_of(drawn), everywhere=plan.settings.mark != "pictures")

@@ -1,7 +1,4 @@
-"""The report for people: what was released, what it cost, and what that means, as one self-contained page.
-
-The public edition reads the release and the ledger only. The owner's edition adds numbers from real images.
-"""
+"""The report for people as one self-contained page. Only the edition for the owner has numbers from real images."""
 
 import base64
 import math
@@ -28,13 +25,8 @@ from sfumato.storage.artifacts import PRIVACY, Artifact, read_artifact
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
 
-ACCOUNTANT_NAMES = {"rdp": "Rényi", "rdp_classic": "Rényi, older conversion", "pld": "privacy-loss distribution"}
-STRENGTHS = {"strong": 0.1, "limited": 0.5, "weak": 1.0}  # the largest membership advantage of each
-
 
 class Picture(NamedTuple):
-    """A PNG inside the page."""
-
     title: str
     caption: str
     uri: str
@@ -61,9 +53,8 @@ class Local(NamedTuple):
 
 
 def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
-    """The page as HTML: the public edition, or that of the owner with `local`.
+    """The page as HTML: the public edition, or that of the owner with `local`. Raises what `checked` raises.
 
-    Raises what `checked` raises.
     Guarantee: without `local` the page is a function of the files of `release` and `ledger`, both already released.
     """
     artifact, content, spent = checked(release, ledger)
@@ -93,18 +84,12 @@ def not_covered(grouped: bool) -> list[str]:
 
 
 def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
-    """The release, its ledger, and ε computed again.
-
-    Raises BudgetError if the ledger does not hold, or not for this release, DataError if that is missing or changed.
-    """
+    """The release, its ledger, and ε computed again. Raises BudgetError for the ledger, DataError for the release."""
     artifact = read_artifact(release, "synthesize")
     content = read_ledger(ledger)
     spent, problems = check_ledger(content)
-    problems += [
-        f"it lacks charge {key[:8]} of {release}"
-        for key, record in artifact.records.items()
-        if by_id(content).get(key) != record
-    ]
+    lacking = [key for key, record in artifact.records.items() if by_id(content).get(key) != record]
+    problems += [f"it lacks charge {key[:8]} of {release}" for key in lacking]
     if problems:
         remedy = "Run `stage ledger write`, or restore it from git"
         raise BudgetError(f"{ledger} does not hold: {'; '.join(problems)}. {remedy}")
@@ -156,7 +141,11 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     rows = []
     start = 0.0
     for stage, entry in spending.items():
-        charges = [charge_row(by_id(ledger)[key]) for key in entry["records"]]
+        charges = []
+        for record in map(by_id(ledger).__getitem__, entry["records"]):
+            one = Mechanism.from_json(record["event"])
+            sums = {"sigma": f"{one.noise_multiplier:g}", "rate": f"{one.sample_rate:.4g}", "uses": grouped(one.uses)}
+            charges.append({"released": record["released"], **sums})
         share = 100 * entry["share"]
         tint = 1 + sum(other["share"] > entry["share"] for other in spending.values())
         place = {"start": f"{start:.2f}", "width": f"{share:.2f}", "tint": min(tint, 6)}
@@ -166,6 +155,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     first: dict = next(iter(records), {})
     unit = first.get("unit", UNITS[IMAGE])
     claims = {record.get("claim") for record in records}
+    names = {"rdp": "Rényi", "rdp_classic": "Rényi, older conversion", "pld": "privacy-loss distribution"}
     return {
         "dataset": ", ".join(sorted({record["dataset_id"] for record in records})),
         "unit": PROTECTED[unit],
@@ -180,7 +170,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "anyone": percent_up(delta * ledger["size_hint"]),
         # a larger factor is of no use to a reader: the ceilings on an attacker are
         "factor": bound_text(math.exp(spent), 3) if spent <= math.log(10) else "",
-        "accountant": ACCOUNTANT_NAMES.get(ledger["accountant"], ledger["accountant"]),
+        "accountant": names.get(ledger["accountant"], ledger["accountant"]),
         "accountants": [(name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())],
         "stages": rows,
         "public_images": any(record["stage"] == "histogram" for record in records),
@@ -189,19 +179,14 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
     }
 
 
-def charge_row(record: Mapping) -> dict[str, str]:
-    one = Mechanism.from_json(record["event"])
-    sums = {"sigma": f"{one.noise_multiplier:g}", "rate": f"{one.sample_rate:.4g}", "uses": grouped(one.uses)}
-    return {"released": record["released"], **sums}
-
-
 def what_it_means(ledger: Mapping) -> dict[str, Any]:
     """The two ceilings on an attacker, as percentages rounded up; of several owners, for a person of the worst off."""
     parts = of_one_person(ledger["records"], ledger.get("apart", ())).values()
     profiles = [privacy_profile(map(event_of, part), ledger["adjacency"]) for part in parts]
     advantage = max(map(membership_advantage, profiles))
     hits = max(true_positive_rate(profile, false_positive_rate=0.01) for profile in profiles)
-    strength = next(name for name, most in STRENGTHS.items() if advantage <= most)
+    largest = {"strong": 0.1, "limited": 0.5, "weak": 1.0}  # advantage
+    strength = next(name for name, most in largest.items() if advantage <= most)
     shares = {"guess": (1 + advantage) / 2, "hits": hits, "advantage": advantage}
     return {name: percent_up(share) for name, share in shares.items()} | {"strength": strength}
 
@@ -227,11 +212,7 @@ def day_of(record: Mapping) -> str:
 
 
 def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, tracked: str) -> list[str]:
-    """The last page in the terminal after a run.
-
-    report: folder of the public report; verdict: on the release, or where to find it; tracked: what git tracks.
-    Raises BudgetError if the ledger cannot be read, DataError if the release cannot.
-    """
+    """The last page in the terminal after a run. report: folder of the public one; tracked: what git tracks."""
     artifact = read_artifact(release, "synthesize")
     content = read_ledger(ledger)
     spent, _ = check_ledger(content)
@@ -250,7 +231,6 @@ def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, track
 
 
 def picture(path: Path, title: str, caption: str) -> Picture:
-    """A PNG file for the page."""
     with explained(DataError, lambda error: f"{path} cannot be shown ({error}): run the stage that writes it again"):
         return Picture(title, caption, f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}")
 

@@ -31,8 +31,7 @@ FORMS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_
 def write_statements(release: Path, ledger: Path, directory: Path) -> list[str]:
     """Write the Croissant record and the registry's entry into `directory`. Returns what the owner has not given yet.
 
-    Without a charge nothing is written.
-    Raises what `sfumato.release.report.checked` raises.
+    Without a charge nothing is written. Raises what `sfumato.release.report.checked` raises.
     Guarantee: what is written is a function of the files of `release` and `ledger`, both already released.
     """
     artifact, content, spent = checked(release, ledger)
@@ -50,8 +49,7 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> list[str]:
     record = filled(FORMS["croissant"], facts | {"distribution": [filled(FORMS["file"], one) for one in distribution]})
     if PARQUET in files and LABEL_TABLE not in files:  # its one column of labels
         record["recordSet"].append(filled(FORMS["table"], {"parquet": PARQUET}))
-    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-    (directory / CROISSANT).write_text(text, encoding="utf-8")
+    (directory / CROISSANT).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if missing := [f"release.{key}" for key in ("owner", "owner_type", "purpose", "region") if key not in facts]:
         return missing
     (directory / REGISTRY).write_text(as_yaml(filled(FORMS["registry"], facts)), encoding="utf-8")
@@ -85,8 +83,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
     if cost["declared"]:
         public.append("the number of images, by the owner's declaration")
     gaps = [f"The guarantee does not cover {gap}." for gap in not_covered(cost["grouped"])]
-    facts = about | {key: shown[key] for key in ("images", "kind", "colour", "shape", "in_classes")}
-    facts |= {key: cost[key] for key in ("dataset", "unit", "neighbours")}
+    facts = about | shown | cost
     facts |= {
         "day": day,
         "digest": ledger["digest"],
@@ -124,7 +121,6 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
 
 
 def mechanism_line(record: Mapping) -> str:
-    """A record as one line of a list."""
     one = Mechanism.from_json(record["event"])
     noise = f"noise multiplier {one.noise_multiplier:g}, sample rate {one.sample_rate:.4g}, releases {one.uses}"
     return f"- {record['stage']}: {record['released']}. Gaussian, {noise}; sensitivity {record['sensitivity']}."

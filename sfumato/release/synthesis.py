@@ -22,44 +22,12 @@ from sfumato.training.training_sets import public_training_set
 Drawn = tuple[Tensor, Tensor, np.ndarray]  # images (N, C, H, W) uint8, labels, and the stage that drew each
 
 
-def draw_from(
-    name: str,
-    paths: Mapping[str, Path],
-    count: int,
-    settings: Synthesize,
-    priors: Tensor | None,
-    seed: int,
-    progress: Progress | None = None,
-    shape: Sequence[int] | None = None,
-    guide: Guide | None = None,
-) -> tuple[Iterator[Tensor], Tensor]:
-    """`count` images of one model, by the name of its stage, in parts.
-
-    paths: the artifact of each model; a fine-tuned one saved as adapters needs that of "pretrain" too; priors:
-    (classes,) label shares, None for equal ones; shape: (C, H, W) that images of a public model are resized to; guide:
-    the teacher's part in the diffusion sampler's draws.
-    Returns (parts of N, (B, C, H, W) float32 in [0, 1]; (N,) int64, or (N, classes) uint8 of several labels).
-    """
-    if name == "select":
-        return chosen_images(paths, count, priors, seed, shape)
-    if STAGES[name].gives == "images":
-        return kept_images(paths[name], count, priors, seed, shape)
-    if STAGES[name].gives == "generator":
-        return drawing(load_generator(paths[name]).to(device()), count, priors, seed)
-    start = paths["pretrain"]
-    model = (load_start(start) if name == "pretrain" else load_synthesizer(paths[name], start)).to(device())
-    random = torch.Generator().manual_seed(seed)
-    labels = labels_to_draw(model, count, priors, random)
-    return model.drawing(labels, settings.steps, settings.guidance, random, shape, progress, guide), labels
+# parts of N images, (B, C, H, W) float32 in [0, 1]; labels, (N,) int64, or (N, classes) uint8 of several
+Parts = tuple[Iterator[Tensor], Tensor]
 
 
-def kept_images(
-    directory: Path, count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None = None
-) -> tuple[Iterator[Tensor], Tensor]:
-    """`count` of the images of an artifact, at random; if a class has too few, all of them in turn.
-
-    A class without any, whose noisy count was zero, gives its part to the others.
-    """
+def kept_images(directory: Path, count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None) -> Parts:
+    """`count` images of an artifact at random, all in turn if a class has too few; none of a class that has none."""
     classes = len(priors) if priors is not None else int(load_array(directory / LABELS).max(initial=0)) + 1
     population = load_images(directory, map(str, range(classes)), shape=shape)  # type: ignore[arg-type]
     shares = torch.ones(classes).double() if priors is None else priors.double()
@@ -78,7 +46,7 @@ def kept_images(
 
 def chosen_images(
     paths: Mapping[str, Path], count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None
-) -> tuple[Iterator[Tensor], Tensor]:
+) -> Parts:
     """`count` of the public images that the teacher chose, of each class the surest. Raises DataError for too many."""
     public = load_public(paths["public"], (*shape,))  # type: ignore[misc]
     images, labels, _ = public_training_set(public, paths["select"], None)
@@ -108,9 +76,26 @@ def draw_mixture(
 ) -> Drawn:
     """The release: `settings.count` images, each source's part by weight, shuffled; and the source of each.
 
+    paths: the artifact of each model; a fine-tuned one saved as adapters needs that of "pretrain" too; priors:
+    (classes,) label shares, None for equal ones; shape: (C, H, W) that images of a public model are resized to; guide:
+    the teacher's part in the diffusion sampler's draws.
     Returns ((N, C, H, W) uint8, in a nameless file on the disk of `folder`; labels; names of stages).
     Raises DataError if a model draws pixels that are not finite.
     """
+
+    def drawn_from(name: str, count: int, seed: int) -> Parts:
+        if name == "select":
+            return chosen_images(paths, count, priors, seed, shape)
+        if STAGES[name].gives == "images":
+            return kept_images(paths[name], count, priors, seed, shape)
+        if STAGES[name].gives == "generator":
+            return drawing(load_generator(paths[name]).to(device()), count, priors, seed)
+        start = paths["pretrain"]
+        model = (load_start(start) if name == "pretrain" else load_synthesizer(paths[name], start)).to(device())
+        random = torch.Generator().manual_seed(seed)
+        labels = labels_to_draw(model, count, priors, random)
+        return model.drawing(labels, settings.steps, settings.guidance, random, shape, progress, guide), labels
+
     whole = sum(settings.sources.values())
     numbers: dict[str, int] = {
         name: int(settings.count * weight / whole) for name, weight in sorted(settings.sources.items())
@@ -124,7 +109,7 @@ def draw_mixture(
     for i, (name, number) in enumerate(numbers.items()):
         if not number:
             continue
-        parts, of_source = draw_from(name, paths, number, settings, priors, seed + i, progress, shape, guide)
+        parts, of_source = drawn_from(name, number, seed + i)
         labels.append(of_source)
         for part in parts:
             if not part.isfinite().all():
@@ -141,10 +126,7 @@ def draw_mixture(
 def sorted_examples(
     images: Tensor, labels: Tensor, classes: int, number: int, among: np.ndarray | bool = True
 ) -> Tensor:
-    """The first `number` images, (N, C, H, W) uint8, of each class, class by class, in [0, 1], for a grid.
-
-    Blanks if a class has fewer. among: (N,) bool, of which images.
-    """
+    """(N, C, H, W) uint8 -> the first `number` of each class in [0, 1], or blanks. among: (N,) bool, of which."""
     examples = torch.ones(classes, number, *images.shape[1:])
     for label in range(classes):
         rows = torch.from_numpy(np.flatnonzero(having(labels.numpy(), label) & among)[:number])

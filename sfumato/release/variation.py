@@ -1,8 +1,4 @@
-"""Variants of released images: distorted, blended with a class easily confused; teacher labels.
-
-All of it works on what was released, so it is free. A generator's images cover less than the real ones. The teacher
-labels variants around them, and a classifier then learns there too. The distortions are ours.
-"""
+"""Variants of released images, which are free: distorted, blended with a class easily confused; teacher labels."""
 
 import math
 from collections.abc import Mapping
@@ -19,9 +15,8 @@ from sfumato.features.teacher_network import TeacherNetwork, at_shares, probabil
 from sfumato.settings.release import Synthesize
 
 BLEND = (0.3, 0.7)  # the part of the first image in a blend
-KNOTS = 5  # places a side between which warps bend an image
 KINDS = ("plain", "distorted", "blend", "public")  # of released images
-PLAIN, DISTORTED, BLENDED, FROM_PUBLIC = KINDS
+PLAIN, *_, FROM_PUBLIC = KINDS
 VARIED_BATCH = 500  # images varied at a time, which bounds the memory
 
 
@@ -48,13 +43,10 @@ def vary(
     seed: int,
     public: np.ndarray | bool = False,
 ) -> Varied:
-    """Change a part of the images by `settings`, and label all by the teacher under `relabel`.
-
-    Classes of the plain images keep the shares that were asked; the others are labelled by the same rule.
+    """Change a part of the images by `settings`, and label all by the teacher under `relabel`, by the shares asked.
 
     images: (N, C, H, W) uint8, in random order; the parts that are varied are replaced in place; labels: (N,) int64,
-    those asked of the models; seed: fixes the variants; the global generator stays as it was; public: (N,) which images
-    are public ones, and of that kind unless they are changed.
+    those asked of the models; seed: fixes the variants; public: (N,) which images are public ones.
     """
     distorted = int(len(images) * settings.distorted)
     blended = int(len(images) * settings.mixed)
@@ -71,16 +63,13 @@ def vary(
         vary_parts(images, plain, distorted, at_shares(seen, offsets), random)
         seen = torch.cat([seen[:plain], probabilities_of(teacher, images[plain:])])
         labels = at_shares(seen, offsets).argmax(dim=1)
-    kinds = np.array([PLAIN, DISTORTED, BLENDED]).repeat([plain, distorted, blended])
+    kinds = np.array(KINDS[:3]).repeat([plain, distorted, blended])
     kinds[np.logical_and(kinds == PLAIN, public)] = FROM_PUBLIC
     return Varied(images, labels, kinds, asked)
 
 
 def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, seed: int) -> Varied:
-    """Public images, which keep their labels, among those as drawn.
-
-    images: (B, C, H, W) uint8; labels: (B,) int64; every: of the drawn images and their variants, one in so many stays.
-    """
+    """Public images, (B, C, H, W) uint8, and their labels, (B,), among one in `every` of the drawn and varied ones."""
     kinds = np.concatenate([varied.kinds[::every], np.repeat(FROM_PUBLIC, len(images))])
     drawn = torch.from_numpy(np.flatnonzero((kinds == PLAIN) | (kinds == FROM_PUBLIC)))
     mixed = torch.randperm(len(drawn), generator=torch.Generator().manual_seed(seed))
@@ -113,16 +102,13 @@ def uniform(random: torch.Generator, low: float, high: float, *shape: int) -> Te
 
 
 def distort(images: Tensor, random: torch.Generator) -> Tensor:
-    """Each image warped, woven through with stripes or spots, and under another light; (B, C, H, W) in [0, 1].
-
-    The texture multiplies, so a dark ground stays dark. Only the teacher can label such an image.
-    """
+    """(B, C, H, W) in [0, 1] warped, textured by products, which leave a dark ground dark, and in another light."""
     if not len(images):
         return images
     number, _, height, width = images.shape
     linear = torch.eye(2) + 0.12 * uniform(random, -1, 1, number, 2, 2)  # sides and slants
     affine = torch.cat([linear, 0.06 * uniform(random, -1, 1, number, 2, 1)], dim=2)
-    bent = torch.randn(number, 2, KNOTS, KNOTS, generator=random) * (0.1 * uniform(random, 0, 1, number, 1, 1, 1))
+    bent = torch.randn(number, 2, 5, 5, generator=random) * (0.1 * uniform(random, 0, 1, number, 1, 1, 1))
     field = F.interpolate(bent, (height, width), mode="bicubic", align_corners=True).permute(0, 2, 3, 1)
     grid = F.affine_grid(affine, list(images.shape), align_corners=False) + field
     warped = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
@@ -150,8 +136,7 @@ def texture(number: int, height: int, width: int, random: torch.Generator) -> Te
 def blend_partners(probabilities: Tensor, end: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
     """For each image from place `end` on: its weight in a blend, and an earlier image of a class it is confused with.
 
-    probabilities: (N, classes). The second class is drawn by the teacher's probability for it; if no earlier image is
-    of that class, any is taken. Returns ((B,) float32, (B,) int64).
+    probabilities: (N, classes), by which the second class is drawn; any image, if none is of it. Returns (B,) of each.
     """
     classes = probabilities[:end].argmax(dim=1)
     blended = probabilities[end:]

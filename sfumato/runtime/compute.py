@@ -19,10 +19,7 @@ THREADS = torch.get_num_threads()  # as many as there are cores, or as OMP_NUM_T
 
 
 def device() -> torch.device:
-    """The device of `SFUMATO_DEVICE`; by default `auto`, a GPU if torch can use one.
-
-    Raises ConfigError for `cuda` if torch cannot use one: it does not fall back on the CPU.
-    """
+    """The device of `SFUMATO_DEVICE`, by default a GPU if there is one. Raises ConfigError for `cuda` without."""
     asked = os.environ.get("SFUMATO_DEVICE") or "auto"
     if asked not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"SFUMATO_DEVICE={asked} is not known: expected auto, cpu or cuda")
@@ -66,7 +63,6 @@ def configure_processor() -> int:
     """Keep freed memory, and use 1, 2, 4, … or all threads: twice as many as long as small convolutions run faster now.
 
     Returns the number. OMP_NUM_THREADS keeps it. On shared cores, two threads were up to 25 times slower than one.
-    Raises ConfigError as `device` does.
     """
     device()
     keep_freed_memory()

@@ -20,14 +20,10 @@ from sfumato.runtime import compute
 
 T = TypeVar("T")
 R = TypeVar("R")
-ALIKE = 1e-5  # relative and absolute: what two processors may differ by, and a precision may not
 
 
 def join() -> None:
-    """Join the processes that `torchrun` started with this one, if it did.
-
-    Raises ConfigError in the first process of a host with fewer GPUs than processes; the others end, and say nothing.
-    """
+    """Join the processes of `torchrun`, if it started this one. Raises ConfigError for fewer GPUs than processes."""
     if not launched() or dist.is_initialized():
         return
     gpus = compute.device().type == "cuda"
@@ -44,7 +40,6 @@ def join() -> None:
 
 
 def leave() -> None:
-    """Leave the group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -58,7 +53,6 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Whether this is the first process, or the only one."""
     return rank() == 0
 
 
@@ -75,8 +69,7 @@ def broadcast_object(value: T) -> T:
 def agree(tensors: Iterable[Tensor], *plain: object) -> None:
     """Give tensors the values that they have in the first process, in place, and compare all, and `plain`.
 
-    What each process computed for itself may differ in the last bits, and a choice made by timing in more than that.
-    plain: what is compared only. Raises ConfigError in all processes where one holds something else.
+    What each process computed may differ in the last bits. Raises ConfigError in all where one holds something else.
     """
     if world_size() > 1:
         tensors = [*tensors]
@@ -91,9 +84,10 @@ def agree(tensors: Iterable[Tensor], *plain: object) -> None:
 def check_alike(parts: Sequence[Tensor]) -> None:
     """Raise ConfigError in all processes unless each part is that of the first, up to rounding."""
     if world_size() > 1:
-        own = [part.detach().cpu().double() for part in parts]
-        first = [broadcast(part.clone(memory_format=torch.contiguous_format)) for part in own]
-        _refuse_unless(all(torch.allclose(a, b, ALIKE, ALIKE, equal_nan=True) for a, b in zip(own, first, strict=True)))
+        mine = [part.detach().cpu().double() for part in parts]
+        pairs = [(part, broadcast(part.clone(memory_format=torch.contiguous_format))) for part in mine]
+        # what two processors may differ by, and a precision may not
+        _refuse_unless(all(torch.allclose(a, b, 1e-5, 1e-5, equal_nan=True) for a, b in pairs))
 
 
 def _refuse_unless(same: bool) -> None:
@@ -114,11 +108,11 @@ def reduce_sum(part: Tensor) -> Tensor:
 
 def map_sharded(tasks: Sequence[T], work: Callable[[T], R]) -> list[R]:
     """The result of `work` for each task, in their order: each process does its share, all get all."""
-    own = [work(task) for task in tasks[rank() :: world_size()]]
+    mine = [work(task) for task in tasks[rank() :: world_size()]]
     if world_size() == 1:
-        return own
+        return mine
     parts: list[list[R]] = [[]] * world_size()
-    dist.all_gather_object(parts, own)
+    dist.all_gather_object(parts, mine)
     return [parts[place % world_size()][place // world_size()] for place in range(len(tasks))]
 
 
@@ -142,7 +136,6 @@ def all_reduce(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """This process's share of the rows."""
     return tensor[rank() :: world_size()]
 
 

@@ -13,7 +13,6 @@ from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import replacing_directory
 
 PRIVACY = "privacy.json"
-KEPT = (DataError, OSError)
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,7 @@ class Privacy:
 
 
 def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = False) -> Artifact:
-    """Read an artifact and verify every file against its sha256.
-
-    Raises DataError if it is missing, incomplete, changed, of another stage, or local without `allow_local`.
-    """
+    """Read an artifact, each file by its sha256. Raises DataError if it does not hold, or is local unless allowed."""
     file = path / PRIVACY
     if not file.is_file():
         wanted = {"public": "prepare public"}.get(stage or path.name, stage or path.name)
@@ -65,17 +61,16 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
 
 
 def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
-    """The sha256 of `privacy.json` of the copy of a release in its run: read as any artifact is, and without links.
-
-    digest: what it was, if that is known; pay: how to pay again. Raises DataError for a copy that cannot be put back.
-    """
+    """The sha256 of `privacy.json` in a run's copy of a release, without links. Raises DataError if not as released."""
     cure = f"restore it from a backup, or the artifact by `dvc checkout`; or pay for the release again by {pay}"
-    with explained(DataError, lambda error: f"the kept copy of {stage}: {error}. Two ways on: {cure}", causes=KEPT):
+    why = f"the kept copy of {stage}"
+    causes = (DataError, OSError)
+    with explained(DataError, lambda error: f"{why}: {error}. Two ways on: {cure}", causes=causes):
         refuse_links(path.parent, path)
         read_artifact(path, stage, allow_local=True)
-        if digest not in (None, found := digest_of_file(path / PRIVACY)):
+        if digest not in (None, kept := digest_of_file(path / PRIVACY)):
             raise DataError(f"{path / PRIVACY} is not what was released")
-        return found
+        return kept
 
 
 def refuse_links(*folders: Path) -> None:
@@ -96,10 +91,10 @@ def mended(stage: str) -> str:
 def holds_release(path: Path, stage: str, record_id: str, digest: str | None) -> bool:
     """Whether the whole release of a charge is at `path`. digest: of its `privacy.json`, if that is known."""
     try:
-        known = record_id in read_artifact(path, stage, allow_local=True).records
+        depends = record_id in read_artifact(path, stage, allow_local=True).records
     except DataError:
         return False
-    return known and digest in (None, digest_of_file(path / PRIVACY))
+    return depends and digest in (None, digest_of_file(path / PRIVACY))
 
 
 def own_record(path: Path, record_id: str) -> bool:
@@ -115,12 +110,8 @@ def changed_files(path: Path, files: dict[str, str]) -> list[str]:
     present = {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()} - {PRIVACY}
     problems = [f"{name} is missing" for name in sorted(files.keys() - present)]
     problems += [f"{name} is not among the files that {PRIVACY} lists" for name in sorted(present - files.keys())]
-    problems += [
-        f"{name} no longer has the bytes that {PRIVACY} lists"
-        for name in sorted(files.keys() & present)
-        if digest_of_file(path / name) != files[name]
-    ]
-    return problems
+    changed = [name for name in sorted(files.keys() & present) if digest_of_file(path / name) != files[name]]
+    return problems + [f"{name} no longer has the bytes that {PRIVACY} lists" for name in changed]
 
 
 def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[str, dict]:
@@ -134,10 +125,7 @@ def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[
 
 
 def declared_apart(inputs: Sequence[Artifact]) -> tuple[str, ...]:
-    """The data sets that are declared to show different people: the widest declaration, if it holds all others.
-
-    Two that overlap say nothing of a person who is in both: then there is none, and all costs add up.
-    """
+    """The widest declaration of data sets that show different people; none unless it holds all others: costs add up."""
     widest = max((artifact.apart for artifact in inputs), key=len, default=())
     return widest if all({*artifact.apart} <= {*widest} for artifact in inputs) else ()
 
@@ -154,20 +142,16 @@ def writing(
 ) -> Iterator[Path]:
     """A fresh directory that becomes `out`, with its `privacy.json`, when the block ends well; else nothing is left.
 
-    An artifact of the same stage at `out` is replaced; anything else there raises ConfigError.
-    apart: data sets that the inputs are of, if they are merged here; by default what the inputs declare.
+    Only an artifact of the same stage is replaced, else ConfigError. apart: data sets that are merged here.
     """
     check_out(out, stage)
     with replacing_directory(out) as directory:
         yield directory
+        written = sorted(file for file in directory.rglob("*") if file.is_file())
         content = empty_content(stage) | {
             "enabled": True,
             "local": local or any(artifact.local for artifact in inputs),
-            "files": {
-                p.relative_to(directory).as_posix(): digest_of_file(p)
-                for p in sorted(directory.rglob("*"))
-                if p.is_file()
-            },
+            "files": {file.relative_to(directory).as_posix(): digest_of_file(file) for file in written},
             "records": merge_records(inputs, records),
         }
         if apart := apart or declared_apart(inputs):
@@ -194,8 +178,8 @@ def check_out(out: Path, stage: str) -> None:
     """Raise ConfigError if `out` holds anything but an artifact of `stage`, so that no file of the user is replaced."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    found = None
+    writer = None
     with suppress(OSError, ValueError, AttributeError):
-        found = read_json(out / PRIVACY).get("stage")
-    if found != stage:
+        writer = read_json(out / PRIVACY).get("stage")
+    if writer != stage:
         raise ConfigError(f"--out {out} holds something else than an artifact of `{stage}`: remove it, or name another")

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 DEEPEST = 50  # levels of nested lists and mappings
-LARGEST_INTEGER = 2**63 - 1
-EXPONENT = re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$")  # a number to YAML 1.2 and DVC, not always to YAML 1.1
 TWO_READINGS = re.compile(r"[-+]?0[0-9b_].*|.*[_:].*")  # octal, 1_000, 1:30, 0b1: text or other numbers to YAML 1.2
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a dataset: it also names files
 # control characters, line ends, marks that change the direction of text, unpaired surrogates
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 T = TypeVar("T")
+adapter: Any = functools.cache(TypeAdapter)
 
 
 class Exact:
@@ -33,10 +33,7 @@ class Exact:
 
 
 def read_text(path: Path, largest: int = 256 * 2**20) -> str:
-    """The text of a regular file of at most `largest` bytes of UTF-8. Pipes and devices are refused at once.
-
-    The largest files are JSON: the hashes of the images of a large release.
-    """
+    """The text of a regular file of at most `largest` bytes of UTF-8. Pipes and devices are refused at once."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait; Windows has none
     with os.fdopen(descriptor, "rb") as file:
         about = os.fstat(descriptor)
@@ -64,7 +61,7 @@ def parse_json(text: str, *, infinite: bool = False) -> Any:
         return value
 
     def integer(text: str) -> int | float:
-        return int(text) if len(text) <= 20 and abs(int(text)) <= LARGEST_INTEGER else number(text)
+        return int(text) if len(text) <= 20 and abs(int(text)) < 2**63 else number(text)
 
     try:
         content = json.loads(text, parse_int=integer, parse_float=number, parse_constant=number, object_pairs_hook=once)
@@ -88,7 +85,7 @@ def check_plain(content: Any, level: int = 0) -> None:
     if isinstance(content, str):
         content.encode()
     elif isinstance(content, int):
-        if abs(content) > LARGEST_INTEGER:
+        if abs(content) >= 2**63:
             raise ValueError(f"the number {str(content)[:24]}… is too large")
     elif isinstance(content, (dict, list)):
         if level == DEEPEST:
@@ -108,8 +105,8 @@ class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
         if len(node.value) > 70:
             raise ValueError(f"the number {node.value[:24]}… is too large")
         if TWO_READINGS.fullmatch(node.value):
-            known = "is one number to some programs, and text or another to others"
-            raise ValueError(f"{node.value} {known}: write 8, 1000 or 90, or in quotes '{node.value}'")
+            unsure = "is one number to some programs, and text or another to others"
+            raise ValueError(f"{node.value} {unsure}: write 8, 1000 or 90, or in quotes '{node.value}'")
         return getattr(self, f"construct_yaml_{node.tag.rpartition(':')[2]}")(node)
 
 
@@ -120,7 +117,8 @@ class QuotingYaml(yaml.SafeDumper):
 for kind in ("int", "float"):
     PlainYaml.add_constructor(f"tag:yaml.org,2002:{kind}", PlainYaml.construct_number)
 for form in (PlainYaml, QuotingYaml):
-    form.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, [*"-+0123456789"])
+    exponent = re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$")  # a number to YAML 1.2 and DVC, not always to YAML 1.1
+    form.add_implicit_resolver("tag:yaml.org,2002:float", exponent, [*"-+0123456789"])
 
 
 def read_yaml(path: Path) -> Any:
@@ -147,27 +145,15 @@ def parse_yaml(text: str) -> Any:
 
 
 def validated(kind: type[T], content: Any) -> T:
-    """The content of a file as `kind`, any type that pydantic can check. No coercion except list → tuple.
-
-    Raises ValueError, which names the first entry that is missing, unknown or of another type.
-    """
-    from pydantic import ValidationError
-
+    """`content` as `kind`, without coercion but list → tuple. Raises ValueError, which names the first wrong entry."""
     try:
-        return adapter(kind).validate_json(json.dumps(content, allow_nan=False), strict=True)  # type: ignore
+        return adapter(kind).validate_json(json.dumps(content, allow_nan=False), strict=True)
     except TypeError as error:  # YAML has dates and sets
         raise ValueError(str(error)) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
         raise ValueError(f"{place}: {first['msg']}, found {str(first['input'])[:60]!r}") from error
-
-
-@functools.cache
-def adapter(kind: Any) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
 
 
 def dataset_name(name: str) -> str:

@@ -64,10 +64,7 @@ def write_json(path: Path, content: Any, **options: Any) -> None:
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
-    """CSV with a header. columns: name -> format of its values; a None stays empty.
-
-    A text that a spreadsheet would take for a formula gets a ' before it: it is shown and not computed.
-    """
+    """CSV with a header. columns: name -> format of its values; a None stays empty, and no text is a formula."""
     import pandas as pd
 
     def cell(value: Any, form: str) -> str:

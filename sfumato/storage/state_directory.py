@@ -2,15 +2,16 @@
 
 import functools
 import os
+import subprocess
 from pathlib import Path
+
+from platformdirs import user_state_path
 
 from sfumato.errors import ConfigError
 
 
 def state_dir() -> Path:
     """Where sensitive bytes, keys, journals and checkpoints live: $SFUMATO_STATE, or the user's state directory."""
-    from platformdirs import user_state_path
-
     named = os.environ.get("SFUMATO_STATE")
     path = Path(named or user_state_path("sfumato"))
     if named and not path.is_absolute():
@@ -25,8 +26,6 @@ def state_dir() -> Path:
 
 def git(*words: str) -> tuple[int, str]:
     """Exit code and standard output of git; 127 without git."""
-    import subprocess
-
     try:
         done = subprocess.run(
             ["git", "-c", "safe.directory=*", *words], capture_output=True, errors="replace", check=False, timeout=60

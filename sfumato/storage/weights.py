@@ -17,8 +17,6 @@ from sfumato.storage.files import replacing, write_json
 
 WEIGHTS = "weights.safetensors"
 CONFIG = "config.json"
-SPARE = 2**27  # numbers that a network may take beside those of its files, such as for fixed filters
-MAKERS = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}  # by the sides of a tensor
 N = TypeVar("N", bound=nn.Module)
 
 
@@ -59,7 +57,7 @@ class Room(TorchFunctionMode):
         self.left = left
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in MAKERS:
+        if func in (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn):
             sides = args[0] if args and isinstance(args[0], (list, tuple)) else args
             self.left -= math.prod(sides)
             if self.left < 0:
@@ -70,8 +68,7 @@ class Room(TorchFunctionMode):
 def load_network(directory: Path, build: Callable[..., N], stage: str, weights: str = WEIGHTS) -> N:
     """The network that `save_network` wrote. build: makes it from its arguments; stage: the one that writes it.
 
-    Raises DataError if files are missing or do not fit together. Whatever CONFIG says, no more memory is taken than the
-    files could fill, and SPARE.
+    Raises DataError if files do not fit together. No more memory is taken than they could fill, and 2²⁷ numbers.
     """
     for name in (CONFIG, weights):
         if not (directory / name).is_file():
@@ -81,7 +78,7 @@ def load_network(directory: Path, build: Callable[..., N], stage: str, weights: 
         lambda error: f"{directory}: {CONFIG} and {weights} do not fit together ({error}): run `stage {stage}` again",
         causes=(*UNREADABLE, RuntimeError),
     ):
-        with Room(SPARE + sum(file.stat().st_size for file in directory.iterdir())):
+        with Room(2**27 + sum(file.stat().st_size for file in directory.iterdir())):
             model = build(**read_json(directory / CONFIG))
         model.load_state_dict(load_tensors(directory / weights))
     return model

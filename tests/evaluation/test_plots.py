@@ -29,6 +29,6 @@ def test_a_copied_image_is_shown_first_beside_its_source_and_called_local(tmp_pa
     plot_neighbours(PIXELS, synthetic, real, tmp_path / "neighbours.svg")
     text = (tmp_path / "neighbours.svg").read_text()
     assert "local: not for release" in text and "class 1" in text
-    copy = shown.index((synthetic.images[copied].tobytes(), plots.SYNTHETIC))
-    assert shown[copy + 1] == (real.images[31].tobytes(), plots.REAL)
+    copy = shown.index((synthetic.images[copied].tobytes(), (37, 99, 168)))  # blue
+    assert shown[copy + 1] == (real.images[31].tobytes(), (224, 122, 31))  # orange
     assert copy == 1 + 2 * min(plots.PAIRS, np.count_nonzero(synthetic.labels == 0))  # the first of class 1

@@ -21,7 +21,7 @@ from sfumato.data.store import LatentSet, read_card
 from sfumato.errors import BudgetError
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy import charge as door
-from sfumato.privacy.authorize import ONE_IMAGE_EACH, SpendingPolicy
+from sfumato.privacy.authorize import SpendingPolicy
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import UNITS, Mechanism
 from sfumato.privacy.noise import NoiseSource
@@ -274,7 +274,7 @@ def test_a_record_names_the_unit_and_how_a_group_counts(owner, clinic):
     assert plain["unit"] == "one (image, label)" and not plain.keys() & {"group_weight", "claim"}
     policy = SpendingPolicy(delta=1e-5, lifetime_epsilon="unlimited", one_image_each=True)
     claimed = owner.open(plan="claimed", permission=policy)
-    assert claimed.record["claim"] == ONE_IMAGE_EACH
+    assert claimed.record["claim"] == "no two images are of one person, says the owner"
 
 
 def test_a_charge_for_another_unit_than_was_prepared_is_refused(owner, clinic):

@@ -14,7 +14,7 @@ from sfumato.data.sources import read_source
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, Mechanism
 from sfumato.release.card import dataset_card
-from sfumato.release.exports import METADATA_CSV, NPZ, PNG, folder_names, mark_of, save_npz, save_png_folders
+from sfumato.release.exports import PNG, folder_names, mark_of, save_npz, save_png_folders
 from sfumato.settings.data import Data
 
 MECHANISMS = {
@@ -89,9 +89,9 @@ def test_an_archive_gives_back_pixels_labels_and_classes(release, tmp_path):
     bytes_of = []
     for _ in range(2):
         save_npz(tmp_path, release, PLAIN, MARK)
-        bytes_of.append((tmp_path / NPZ).read_bytes())
+        bytes_of.append((tmp_path / "images.npz").read_bytes())
     assert bytes_of[0] == bytes_of[1]
-    source = read_source(Data(dataset_id="x", source="npz", path=str(tmp_path / NPZ)), tmp_path / "raw")
+    source = read_source(Data(dataset_id="x", source="npz", path=str(tmp_path / "images.npz")), tmp_path / "raw")
     images, labels = zip(*source.train, strict=True)
     assert source.classes == release.classes
     assert np.array_equal(np.stack(images), release.images) and list(labels) == release.labels.tolist()
@@ -101,7 +101,7 @@ def test_folders_of_pngs_load_with_torchvision_and_as_a_source_of_this_program(r
     save_png_folders(tmp_path, release, PLAIN, MARK)
     folder = tmp_path / PNG
     found = ImageFolder(str(folder))
-    rows = {row["file_name"]: row for row in csv.DictReader((folder / METADATA_CSV).open(encoding="utf-8"))}
+    rows = {row["file_name"]: row for row in csv.DictReader((folder / "metadata.csv").open(encoding="utf-8"))}
     assert len(found) == len(release) == len(rows)
     for path, label in found.samples:
         row, index = rows[path.removeprefix(f"{folder}/")], int(path[-10:-4])

@@ -13,16 +13,7 @@ from pyarrow import parquet
 
 from sfumato.data.images import ImageSet
 from sfumato.release import exports
-from sfumato.release.exports import (
-    METADATA_CSV,
-    PARQUET,
-    PNG,
-    SAMPLES,
-    mark_of,
-    save_parquet,
-    save_png_folders,
-    save_webdataset,
-)
+from sfumato.release.exports import PARQUET, PNG, mark_of, save_parquet, save_png_folders, save_webdataset
 from sfumato.storage.files import csv_text
 
 NAMES = ("T-shirt/top", "Bag", "été")
@@ -62,7 +53,7 @@ def test_the_same_release_gives_the_same_bytes(release, tmp_path):
     for name in "ab":
         save_parquet(tmp_path / name, release, KINDS, MARK)
         save_webdataset(tmp_path / name, release, KINDS, MARK)
-    for name in (PARQUET, f"{SAMPLES}/train-00000.tar"):
+    for name in (PARQUET, "webdataset/train-00000.tar"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
@@ -76,7 +67,7 @@ def test_large_releases_are_parted_and_read_as_one(release, tmp_path, monkeypatc
 
     save_webdataset(tmp_path, release, KINDS, MARK)
     found = []
-    for shard in sorted((tmp_path / SAMPLES).iterdir()):
+    for shard in sorted((tmp_path / "webdataset").iterdir()):
         with tarfile.open(shard) as file:
             members = file.getmembers()
             for picture, about in zip(members[::2], members[1::2], strict=True):
@@ -93,7 +84,7 @@ def test_large_releases_are_parted_and_read_as_one(release, tmp_path, monkeypatc
 def test_a_spreadsheet_computes_no_name(tmp_path, name):
     images = ImageSet(np.zeros((2, 4, 4, 1), np.uint8), np.array([0, 1]), (name, "b"))
     save_png_folders(tmp_path, images, np.full(2, "plain"), mark_of(["finetune"]))
-    with (tmp_path / PNG / METADATA_CSV).open(newline="") as file:
+    with (tmp_path / PNG / "metadata.csv").open(newline="") as file:
         heads, *rows = csv.reader(file)
     assert not any(cell.startswith(("=", "+", "-", "@")) for row in (heads, *rows) for cell in row)
     assert all((tmp_path / PNG / row[0]).is_file() for row in rows)

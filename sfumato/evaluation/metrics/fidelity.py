@@ -12,16 +12,13 @@ from sfumato.evaluation.metrics.fld import feature_likelihood
 from sfumato.evaluation.metrics.neighbours import NEIGHBOURS, authenticity, precision_recall
 from sfumato.settings.evaluate import Evaluate
 
-FEWEST_OF_A_KIND = 4  # images of each kind, for the likelihood
-INCEPTION_NAMES = {"frechet": "fid", "mmd": "kid", "mmd_std": "kid_std"}  # of numbers in its space
-
 
 class Metric(NamedTuple):
     """One metric.
 
-    meaning: its line in docs/reference.md, which is written from here; measure: gives its numbers from a part of what
-    `fidelity` takes, by name; without it `evaluate_folder` has them from images; needs: its extractor, any if empty;
-    yardstick: also measured of blurred real images.
+    meaning: its line in docs/reference.md; measure: gives its numbers from a part of what `fidelity` takes; without it
+    `evaluate_folder` has them from images; needs: its extractor, any if empty; yardstick: also measured of blurred
+    ones.
     """
 
     meaning: str
@@ -67,7 +64,7 @@ METRICS = {
     ),
     "fld": Metric(
         "likelihood of the hold-out beside the images; lower is better, 0 is real",
-        lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= FEWEST_OF_A_KIND else {},
+        lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= 4 else {},
     ),
     "authenticity": Metric(
         "share of images that are not nearest copies of a training image; as that of `real` is best",
@@ -94,11 +91,10 @@ def fidelity(
     metrics: Collection[str],
     warn: Callable[[str], None],
 ) -> dict:
-    """The metrics of the set called `name`.
+    """The metrics of the set called `name`: {"space", "reference", "images", "reference_images", "frechet", "mmd", …}.
 
     compared, reference: (N, D) and (M, D) features, of the set and of the hold-out; novel: (features to test for
     copies, training, hold-out); metrics: some of METRICS; warn: called with what limits a number.
-    Returns {"space", "reference", "images", "reference_images", "frechet", "mmd", "mmd_std", "precision", …}.
     """
     numbers: dict[str, Any] = {}
     for key, metric in METRICS.items():
@@ -115,7 +111,7 @@ def fidelity(
     if k < NEIGHBOURS:
         warn(f"{name}: precision and recall take {k} neighbours, not {NEIGHBOURS}: there are only {fewest} images")
     if "fld" in metrics and "fld" not in numbers:
-        warn(f"{name}: no feature likelihood: it needs {FEWEST_OF_A_KIND} images or more of each kind, which differ")
+        warn(f"{name}: no feature likelihood: it needs 4 images or more of each kind, which differ")
     gap = numbers.get("generalisation_gap", 0.0)
     if gap < -20:
         warn(
@@ -128,6 +124,7 @@ def fidelity(
         "images": len(compared),
         "reference_images": len(reference),
     }
-    if extractor.head is not None:
-        numbers = {INCEPTION_NAMES.get(key, key): value for key, value in numbers.items()}
+    if extractor.head is not None:  # Inception's
+        names = {"frechet": "fid", "mmd": "kid", "mmd_std": "kid_std"}
+        numbers = {names.get(key, key): value for key, value in numbers.items()}
     return about | numbers

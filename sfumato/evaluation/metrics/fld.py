@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MOST_CENTRES = 4000  # and half the points they are fitted to, drawn with a fixed seed: bounds time and memory (0.3 GB)
 ROUNDS = 40  # of expectation-maximisation
 SETTLED = 1e-5  # stop when a round brings less log-likelihood per dimension
 MIN_VARIANCE = 1e-4  # of a Gaussian: a hundredth of a feature's standard deviation
@@ -21,18 +20,19 @@ ROWS_AT_ONCE = 256
 def feature_likelihood(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, float]:
     """`fld` and `generalisation_gap`, in hundredths of a nat per dimension.
 
-    synthetic, train, holdout: (N, D), finite, 4 rows or more each. Features are first brought to mean 0 and variance 1
-    by the moments of the hold-out; features that are constant there are left out.
+    synthetic, train, holdout: (N, D), finite, 4 rows or more each, brought to mean 0 and variance 1 by the moments of
+    the hold-out; features that are constant there are left out.
     `fld`: negative log-likelihood of the hold-out, less that of a baseline whose centres are one half of the training
     features, its widths fitted to the other half. 0 is as good as real images, copies reach thousands.
     `generalisation_gap`: negative log-likelihood of the training set less that of the hold-out; far below 0 when images
-    were memorised. The widths come from expectation-maximisation instead of the authors' 50 steps of Adam.
+    were memorised. Widths come from expectation-maximisation, not the authors' 50 steps of Adam.
     """
     random = np.random.default_rng(0)
-    size = min(len(train) // 2, len(synthetic), MOST_CENTRES)  # as many centres for both: more centres look better
+    most = 4000  # centres, and half the points they are fitted to: bounds time and memory (0.3 GB)
+    size = min(len(train) // 2, len(synthetic), most)  # as many centres for both: more centres look better
     centres, fitted, scored = (
-        np.asarray(features[random.permutation(len(features))[:most]], dtype=np.float64)
-        for features, most in ((synthetic, size), (train, 2 * size), (holdout, MOST_CENTRES))
+        np.asarray(features[random.permutation(len(features))[:number]], dtype=np.float64)
+        for features, number in ((synthetic, size), (train, 2 * size), (holdout, most))
     )
     mean, std = scored.mean(axis=0), scored.std(axis=0, ddof=1)
     varied = std > 1e-8 * max(float(std.max()), 1e-300)
