@@ -34,14 +34,17 @@ SIDE, DRAWN, HELD_OUT = 128, 400, 5  # pixels; textures of each kind; one of so 
 
 
 class Known(nn.Module):
-    """A map whose rows are known: "images" hold those of all maps, (B, Σ d, 1, 1), and this one's are a part."""
+    """A map whose rows are known: "images" hold those of all maps, (B, Σ d, 1, 2), and this one's are a part.
+
+    The second column is of the mirror images, so that a flip brings it to the first.
+    """
 
     def __init__(self, columns: slice) -> None:
         super().__init__()
         self.columns = columns
 
     def forward(self, images: Tensor) -> Tensor:
-        return images[:, self.columns].flatten(1)
+        return images[:, self.columns, 0, 0]
 
 
 class InMemory:
@@ -81,8 +84,14 @@ def read_images(folder: str, public: bool) -> tuple[Tensor, Tensor, int]:
 
 
 def made_rows(names: list[str], images: Tensor) -> dict[str, np.ndarray]:
+    """By map: (N, d, 2) float32, of images and of their mirror images."""
     shape = (1, SIDE, SIDE)
-    return {name: rows_alone(map_of(name, shape, None), images.float() / 255).numpy() for name in names}
+    shown = images.float() / 255
+    made = {}
+    for name in names:
+        rows_of = map_of(name, shape, None)
+        made[name] = torch.stack([rows_alone(rows_of, seen) for seen in (shown, shown.flip(3))], dim=2).numpy()
+    return made
 
 
 def kept_rows(arguments: argparse.Namespace, names: list[str]) -> dict[str, np.ndarray]:
@@ -109,12 +118,12 @@ def trained(settings: Teacher, rows: dict[str, np.ndarray], epsilon: float, seed
     names, labels = [part.map for part in settings.maps], torch.from_numpy(rows["labels"])
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     held_out, kept = order[: len(labels) // HELD_OUT], order[len(labels) // HELD_OUT :]
-    private = torch.cat([torch.from_numpy(rows[f"private.{name}"]) for name in names], dim=1)[:, :, None, None]
+    private = torch.cat([torch.from_numpy(rows[f"private.{name}"]) for name in names], dim=1)[:, :, None]
     public = private[held_out]
     if f"public.{names[0]}" in rows:
-        public = torch.cat([torch.from_numpy(rows[f"public.{name}"]) for name in names], dim=1)[:, :, None, None]
+        public = torch.cat([torch.from_numpy(rows[f"public.{name}"]) for name in names], dim=1)[:, :, None]
     edges = np.cumsum([0, *(rows[f"private.{name}"].shape[1] for name in names)])
-    features = ProjectedFeatures(settings.features or settings.feature, (1, SIDE, SIDE), settings.dimension)
+    features = ProjectedFeatures(settings.features or settings.feature, (1, SIDE, SIDE), settings.dimension, flip=settings.flip)
     parts = [Known(slice(int(start), int(end))) for start, end in itertools.pairwise(edges)]
     if len(parts) > 1:
         features.map.maps = nn.ModuleList(parts)
@@ -139,7 +148,7 @@ def main() -> None:
     parser.add_argument("--epsilons", default="1,10")
     parser.add_argument("--seeds", default="0,1")
     parser.add_argument("--constants", default="auxiliary", choices=["public", "auxiliary"])
-    parser.add_argument("--set", action="append", default=[], help="a key of `teacher` and a number, as dimension=128")
+    parser.add_argument("--set", action="append", default=[], help="a key of `teacher` and a number, as dimension=128 or flip=1")
     arguments = parser.parse_args()
     names = arguments.maps.split(",")
     rows = kept_rows(arguments, names)

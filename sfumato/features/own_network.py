@@ -33,7 +33,8 @@ class OwnFeatures(nn.Module):
 
     def __init__(self, settings: OwnNetwork, layers: Sequence[str] = ()) -> None:
         super().__init__()
-        self.settings, self.layers = settings, layers
+        self.settings = settings
+        self.layers = layers
         self.file = Path(settings.path).expanduser()
         fix = "restore it, or name another one with its sha256"
         if not self.file.is_file():
