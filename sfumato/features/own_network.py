@@ -26,7 +26,7 @@ OWN = "own"  # the name of this map in the parameters
 class OwnFeatures(nn.Module):
     """(B, C, H, W) float32 in [0, 1] -> (B, d) float32: what the network makes of images, resized and normalised.
 
-    layers: of which the features are, by their names in torchvision; none: the last one before the logits.
+    layers: whose outputs are the features, by their names in torchvision, or () for the last one before the logits.
     The network is no part of the module's state: its file and sha256 are. Gradients reach the images.
     Raises DataError for a missing or another file, or one without such weights; ConfigError for the architecture.
     """
