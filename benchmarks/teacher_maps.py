@@ -123,7 +123,8 @@ def trained(settings: Teacher, rows: dict[str, np.ndarray], epsilon: float, seed
     if f"public.{names[0]}" in rows:
         public = torch.cat([torch.from_numpy(rows[f"public.{name}"]) for name in names], dim=1)[:, :, None]
     edges = np.cumsum([0, *(rows[f"private.{name}"].shape[1] for name in names)])
-    features = ProjectedFeatures(settings.features or settings.feature, (1, SIDE, SIDE), settings.dimension, flip=settings.flip)
+    about = settings.features or settings.feature, (1, SIDE, SIDE), settings.dimension
+    features = ProjectedFeatures(*about, flip=settings.flip)
     parts = [Known(slice(int(start), int(end))) for start, end in itertools.pairwise(edges)]
     if len(parts) > 1:
         features.map.maps = nn.ModuleList(parts)
@@ -148,7 +149,7 @@ def main() -> None:
     parser.add_argument("--epsilons", default="1,10")
     parser.add_argument("--seeds", default="0,1")
     parser.add_argument("--constants", default="auxiliary", choices=["public", "auxiliary"])
-    parser.add_argument("--set", action="append", default=[], help="a key of `teacher` and a number, as dimension=128 or flip=1")
+    parser.add_argument("--set", action="append", default=[], help="a number of `teacher`: dimension=128, flip=1")
     arguments = parser.parse_args()
     names = arguments.maps.split(",")
     rows = kept_rows(arguments, names)
