@@ -7,6 +7,7 @@ from sfumato.errors import ConfigError, DataError
 from sfumato.features import FEATURES, efficientnet_lite
 from sfumato.features.efficientnet_lite import PACKAGE, efficientnet_lite0, imagenet_network
 from sfumato.features.own_network import OwnFeatures
+from sfumato.queries.feature_means import encoding_alone
 
 
 def test_it_gives_what_the_published_network_gives():
@@ -46,6 +47,13 @@ def test_its_middle_layers_have_384_features_that_a_mean_over_their_places_gives
         rows = FEATURES["imagenet-middle"]((1, 40, 30))(images)
     assert rows.shape == (2, 80 + 112 + 192)
     torch.testing.assert_close(rows, expected)
+
+
+@pytest.mark.parametrize("name", ["imagenet", "imagenet-middle"])
+def test_without_one_image_the_rows_of_the_others_are_the_same_to_the_last_bit(name):
+    encode = encoding_alone(FEATURES[name]((1, 24, 24)), (1, 24, 24), torch.device("cpu"))
+    images = torch.rand(3, 1, 24, 24)
+    assert torch.equal(encode(images)[[0, 2]], encode(images[[0, 2]]))
 
 
 def test_another_file_in_the_place_of_its_weights_is_refused_unread(tmp_path, monkeypatch):
