@@ -170,7 +170,7 @@ def propose_for(
     """The proposals for what was seen and is wanted, and the plan of the chosen one. wanted: of `Known`."""
     # slow to import: pictures that cannot be used are named first
     from sfumato.planning import estimate
-    from sfumato.planning.proposal import Known, proposals, proposed_card, sizes_of
+    from sfumato.planning.proposal import PROPOSALS, Known, proposals, proposed_card, sizes_of
     from sfumato.planning.resolve import make_plan
 
     sides = (asked,) if asked else sizes_of(seen.side, seen.longer, seen.proportion)
@@ -178,6 +178,8 @@ def propose_for(
         wanted["groups"] = seen.groups.model_dump(exclude_defaults=True)
     if public is not None:
         wanted |= {"public": str(public), "public_images": len(list_folder(public, "--public").train)}
+    words = {word for name in seen.classes for word in re.split(r"[\W_]+", name.lower())}
+    wanted["sided"] = not words.isdisjoint(PROPOSALS["sided"])
     known = Known(side=max(sides, key=both_sides), channels=3 if seen.colour else 1, **wanted)
 
     def seconds_of(params: Params) -> dict[str, float | None]:

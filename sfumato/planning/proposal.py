@@ -48,6 +48,7 @@ class Known:
     public: str | None = None  # folder of public images
     public_images: int = 0  # how many it holds
     evaluate: bool = True  # whether the release is judged on real images
+    sided: bool = False  # whether classes may be mirror images of one another, as of a left and a right hand
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,8 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
         most = max(2, int(known.public_images * PROPOSALS["public_part"]))
         drawn["count"] = min(content["synthesize"]["count"], most)
         content = overlaid(content, {"select": {"images": drawn["count"]}})
+    if known.sided and "teacher" in runs:
+        content = overlaid(content, {"teacher": {"flip": False}})
     content = overlaid(content, {"synthesize": drawn})
     if content["synthesize"]["count"] <= PROPOSALS["folders"]:
         content = overlaid(content, {"synthesize": {"export": ["png"]}})

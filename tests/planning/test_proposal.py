@@ -53,6 +53,12 @@ def test_grey_images_keep_recipe_and_size_with_public_images_which_only_join_if_
     assert beside.params.select.by == "teacher" and beside.params.select.images == 880
 
 
+@pytest.mark.parametrize("known", [replace(GREY, side=64), replace(GREY, side=128), COLOUR, CELLS])
+def test_the_teacher_sees_mirror_images_as_one_unless_classes_may_be_mirror_images(known):
+    assert propose(known, seconds).params.teacher.flip
+    assert not propose(replace(known, sided=True), seconds).params.teacher.flip
+
+
 @pytest.mark.parametrize("known", [SMALL, SEVERAL])
 def test_public_images_that_no_recipe_takes_are_refused_not_passed_over(known):
     with pytest.raises(ConfigError, match="with public images"):

@@ -315,6 +315,15 @@ def test_a_size_is_obeyed_or_refused(init, tmp_path):
     init("--size 33 --force", "--size=33 is more than most images have", code=4)
 
 
+def test_hands_that_are_left_and_right_are_not_taken_for_one_another(init, tmp_path):
+    write_shapes(tmp_path / "in", side=32)
+    init()
+    assert own()["teacher"]["flip"]
+    (tmp_path / "in" / "disc").rename(tmp_path / "in" / "left_hand")
+    init("--force")
+    assert not own()["teacher"]["flip"]
+
+
 def test_the_plan_can_be_looked_at_before_the_images_are_prepared(desk, init, project, tmp_path, monkeypatch):
     write_shapes(tmp_path / "in")
     init()
