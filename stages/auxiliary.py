@@ -2,9 +2,8 @@
 
 from sfumato.data.store import load_public
 from sfumato.generators.gaussian import DETAILS, fit_gaussians
-from sfumato.generators.one_step import Match, OneStep, fit_generator, new_generator, save_drawing
+from sfumato.generators.one_step import OneStep, fit_generator, new_generator, save_drawing
 from sfumato.queries.feature_means import load_means
-from sfumato.runtime.compute import device
 from sfumato.settings.training import Auxiliary
 from stages.runner import StageRun
 from stages.screen import progress
@@ -21,11 +20,10 @@ def auxiliary(run: StageRun, settings: Auxiliary) -> None:
             details = load_public(run.path("public"), plan.shape).some(DETAILS, plan.seed)
         generator = fit_gaussians(means, priors, details)
     else:
-        match = Match(means.table.to(device()), means.features)
         sizes = len(plan.classes), settings.latent, settings.width
         untrained = new_generator(plan.shape, *sizes, plan.seed, plan.several)
         with progress("auxiliary") as report:
             rows = run.counts.row_means
-            generator = fit_generator(untrained, [match], settings, priors, plan.seed, report, row_means=rows)
+            generator = fit_generator(untrained, [means], settings, priors, plan.seed, report, row_means=rows)
     with run.writing() as directory:
         save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 1, directory)

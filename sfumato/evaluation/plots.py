@@ -10,7 +10,7 @@ import pandas as pd
 
 from sfumato.data.images import ImageSet, having
 from sfumato.evaluation.detector import Detected
-from sfumato.evaluation.extractors import Extractor, features_of
+from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.neighbours import nearest
 from sfumato.evaluation.scores import SEARCHED, subsample
 from sfumato.storage.files import write_local
@@ -62,7 +62,7 @@ def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, 
     """Of each class the released images that come nearest to a training image, beside it: copies are seen here."""
     synthetic = subsample(synthetic)
     train = subsample(train, SEARCHED)
-    index, distance = nearest(features_of(extractor, synthetic.images), features_of(extractor, train.images))
+    index, distance = nearest(extractor(synthetic.images), extractor(train.images))
     classes = range(min(len(synthetic.classes), 20))
     scale = max(1, round(48 / max(synthetic.images.shape[1:3])))
     blank = framed(np.full_like(synthetic.images[0], 255), scale, (255, 255, 255))
