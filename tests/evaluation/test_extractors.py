@@ -120,7 +120,10 @@ def test_in_small_pictures_a_copy_is_nearest_and_a_shade_moves_each_feature_alik
     extractor = build_extractor(Evaluate(extractor="pixels"), shape, print)
     images = np.random.default_rng(0).integers(0, 200, (6, *shape[1:], shape[0]), dtype=np.uint8)
     features = extractor(images)
-    assert features.shape == (6, shape[0] * min(shape[1], 16) * min(shape[2], 16)) and len(np.unique(features, axis=0)) == 6
+    assert (
+        features.shape == (6, shape[0] * min(shape[1], 16) * min(shape[2], 16))
+        and len(np.unique(features, axis=0)) == 6
+    )
     assert np.array_equal(extractor(images[3:4])[0], features[3])
     assert np.allclose(extractor(images + np.uint8(51)), features + 0.2, atol=1e-6)
 
