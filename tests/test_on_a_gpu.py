@@ -24,7 +24,7 @@ from sfumato.diffusion.sampler import sample
 from sfumato.diffusion.unet import GroupNorm, UNet
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw
 from sfumato.dpsgd.run import Gradients, State, step
-from sfumato.dpsgd.trainable import candidates, choose_trainable
+from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable
 from sfumato.evaluation import downstream
 from sfumato.evaluation.classifiers import CLASSIFIERS
 from sfumato.evaluation.extractors import embedded_extractor
@@ -184,13 +184,15 @@ def state() -> State:
     return State(unet(**ONE_LEVEL), config, public_batch=40.0, autocast=True)
 
 
-@part(DRAWN, "dpsgd/run.py update", "dpsgd/run.py State.tensors")
+@part(DRAWN, "dpsgd/run.py update", "dpsgd/run.py State.tensors", "dpsgd/trainable.py check_trained")
 def dp_sgd_resumed() -> None:
     run = state()
+    before = {name: value.to("cpu", copy=True) for name, value in run.model.state_dict().items()}
     drawn = charge(images())
     step(run, drawn)
     run.load(run.tensors())
     step(run, drawn)
+    check_trained(before, run.model, [name for name, _ in run.model.named_parameters()])
 
 
 @part("queries/saliency.py query_saliency")

@@ -1,15 +1,16 @@
-"""Which weights DP-SGD trains: the candidates, the choice, and what is written of it."""
+"""Which weights DP-SGD trains: the candidates, the choice, and the check afterwards that only those were trained."""
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.dpsgd.lora import add_lora, save_adapter
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError, DataError, SfumatoError
 from sfumato.settings.dpsgd import SALIENT, Finetune, Saliency
 from sfumato.storage.files import write_json
 
@@ -85,6 +86,24 @@ def trained_parameters(model: Denoiser, settings: Finetune | Saliency, seed: int
         ranking = candidates(model) if settings.trainable in SALIENT else None
         trained = choose_trainable(model, settings, ranking, seed)
     return {name: model.get_parameter(name) for name in trained}
+
+
+def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequence[str]) -> None:
+    """Check that training changed every named parameter and left every other bit as it was.
+
+    before: a copy of `model.state_dict()` from just before training. Raises SfumatoError, an internal error: a run must
+    not report a set of weights that it did not train.
+    """
+    internal = "internal error (nothing is written: please report it)"
+    after = model.state_dict()
+    if before.keys() != after.keys() or not set(names) <= after.keys():
+        odd = (before.keys() ^ after.keys()) | (set(names) - after.keys())
+        raise SfumatoError(f"{internal}: {min(odd)} is not in the model both before and after training")
+    same = {name for name, value in after.items() if torch.equal(value.to(before[name].device), before[name])}
+    if idle := [name for name in names if name in same]:
+        raise SfumatoError(f"{internal}: {idle[0]} was to be trained and did not change ({len(idle)} such)")
+    if moved := sorted(after.keys() - same - set(names)):
+        raise SfumatoError(f"{internal}: {moved[0]} was frozen and changed ({len(moved)} such)")
 
 
 def save_trained(model: Denoiser, kind: str, names: Sequence[str], directory: Path, base: Path) -> None:

@@ -16,8 +16,7 @@ from sfumato.training.supervised import Schedule, logits, to_tensor, train_super
 
 MIN_STEPS = 600  # least gradient steps: a small set gets more passes
 Cells = np.ndarray | None  # of each image, or none
-FEWEST_OF_A_GROUP = 10  # images of a group, below which it is merged with OTHERS
-OTHERS = "others"
+FEWEST_OF_A_GROUP = 10  # images of a group, below which it is merged with others
 BINS = 15  # of confidence, for calibration
 
 
@@ -155,9 +154,9 @@ def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> l
 
 
 def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
-    """Accuracy and interval of each value of a column, and the gap of best to worst; small groups join OTHERS."""
+    """Accuracy and interval of each value of a column, and the gap of best to worst; small groups join "others"."""
     values, counts = np.unique(compared, return_counts=True)
-    merged = np.where(np.isin(compared, values[counts < FEWEST_OF_A_GROUP]), OTHERS, compared)
+    merged = np.where(np.isin(compared, values[counts < FEWEST_OF_A_GROUP]), "others", compared)
     rows = []
     withheld = len(right)
     for value in np.unique(merged):

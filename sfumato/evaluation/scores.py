@@ -181,9 +181,6 @@ def subsample_indices(count: int, most: int) -> np.ndarray:
     return np.sort(np.random.default_rng(0).choice(count, most, replace=False))
 
 
-def subsample(image_set: ImageSet, most: int | None = None) -> ImageSet:
-    """The set, or `most` (COMPARED) of it drawn with a fixed seed."""
-    most = most or COMPARED
-    if len(image_set) <= most:
-        return image_set
+def subsample(image_set: ImageSet, most: int = COMPARED) -> ImageSet:
+    """The set, or `most` of it drawn with a fixed seed; without groups."""
     return image_set.take(subsample_indices(len(image_set), most))

@@ -1,5 +1,7 @@
 """The trainable sets: exactly the chosen parameters, under every network's names; any other outcome is caught."""
 
+import math
+
 import pytest
 import torch
 from small_network import CHOSEN, PLACES, QKV, network
@@ -7,8 +9,8 @@ from torch import nn
 
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.run import State, update
-from sfumato.dpsgd.trainable import candidates, choose_trainable, how_many
-from sfumato.errors import ConfigError, DataError
+from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable, how_many
+from sfumato.errors import ConfigError, DataError, SfumatoError
 from sfumato.settings.dpsgd import SALIENT, Finetune
 
 
@@ -75,8 +77,11 @@ def test_exactly_the_chosen_parameters_are_trained(kind):
     run = State(model, settings(kind), public_batch=16.0, autocast=False)
     assert list(run.parameters) == names
     update(run, torch.randn(run.size, generator=torch.Generator().manual_seed(0)))
+    check_trained(before, model, names)  # by any other outcome it raises
     moved = [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
     assert moved == names
+    with pytest.raises(SfumatoError, match="did not change"):
+        check_trained(model.state_dict(), model, names)
 
 
 @pytest.mark.parametrize("kind", SALIENT)
@@ -94,3 +99,33 @@ def test_a_model_without_attention_has_nothing_for_these_sets():
     for kind in ("attention", "attention-lora"):
         with pytest.raises(ConfigError, match=r"model\.attention"):
             choose_trainable(bare, settings(kind), None, 0)
+
+
+def trained(names: list[str]):
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        for name in names:
+            model.get_parameter(name).add_(1)
+    return before, model
+
+
+def test_a_selection_that_was_dropped_and_a_name_outside_the_model_are_caught():
+    before, model = trained(CHOSEN[:4])
+    check_trained(before, model, CHOSEN[:4])
+    with pytest.raises(SfumatoError, match=r"up\.1\.attention\.v\.weight was to be trained and did not change"):
+        check_trained(before, model, CHOSEN)
+    with pytest.raises(SfumatoError, match="attention is not in the model"):
+        check_trained(before, model, [*CHOSEN, "attention"])
+    before.pop("conv_in.weight")
+    with pytest.raises(SfumatoError, match=r"conv_in\.weight is not in the model"):
+        check_trained(before, model, CHOSEN)
+
+
+def test_a_frozen_weight_that_moved_is_caught_to_the_last_bit():
+    before, model = trained(CHOSEN)
+    with torch.no_grad():
+        bias = model.get_parameter("down.0.attention.q.bias")
+        bias[0] = torch.nextafter(bias[0], torch.tensor(math.inf))
+    with pytest.raises(SfumatoError, match=r"down\.0\.attention\.q\.bias was frozen and changed"):
+        check_trained(before, model, CHOSEN)
