@@ -1,7 +1,7 @@
 """`stage auxiliary`: the one-step generator that a release of features teaches."""
 
 from sfumato.data.store import load_public
-from sfumato.generators.gaussian import DETAILS, fit_gaussians
+from sfumato.generators.gaussian import fit_gaussians
 from sfumato.generators.one_step import OneStep, fit_generator, new_generator, save_drawing
 from sfumato.queries.feature_means import load_means
 from sfumato.settings.training import Auxiliary
@@ -17,7 +17,7 @@ def auxiliary(run: StageRun, settings: Auxiliary) -> None:
     if settings.target == "covariance":
         details = None
         if settings.details:
-            details = load_public(run.path("public"), plan.shape).some(DETAILS, plan.seed)
+            details = load_public(run.path("public"), plan.shape).some(5000, plan.seed)
         generator = fit_gaussians(means, priors, details)
     else:
         sizes = len(plan.classes), settings.latent, settings.width

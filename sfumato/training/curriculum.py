@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sfumato.data.images import as_floats, to_device
 from sfumato.diffusion.denoiser import draw_noise_levels
-from sfumato.diffusion.ema import EMA, EMA_DECAY
+from sfumato.diffusion.ema import EMA
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.microbatch import plain_microbatch
 from sfumato.runtime import distributed
@@ -66,7 +66,7 @@ def warm_up(
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    ema = EMA(parameters, EMA_DECAY)
+    ema = EMA(parameters)
     model.train()
     whole = sum(phase.steps for phase in phases)
     most = plain_microbatch(model)
