@@ -77,7 +77,7 @@ def save_release(
     }
     write_json(directory / "card.json", card, ensure_ascii=False)
     counts = per_class(released.labels, len(plan.classes)).tolist()
-    text = dataset_card(plan, counts, drawn, kinds, records, apart, varied.mixture)
+    text = dataset_card(plan, card, counts, records)
     (directory / "README.md").write_text(text, encoding="utf-8")
     (directory / ATTRIBUTES).write_text(UNTOUCHED, encoding="utf-8")
 
