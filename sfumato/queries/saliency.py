@@ -51,7 +51,8 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.Data
 def save_ranking(table: pd.DataFrame, noise_std: float, directory: Path) -> None:
     """Write the table, and the candidates, the most salient first, by either norm."""
     columns = {"matrix": "", "size": "", "raw_norm": ".6g", "debiased": ".6g", "rank": "", "raw_rank": ""}
-    rows = table.assign(matrix=table["name"].str.removesuffix(".weight")).to_dict("records")
+    named = table.assign(matrix=table["name"].str.removesuffix(".weight"))
+    rows = (row._asdict() for row in named.itertuples())
     (directory / "saliency.csv").write_text(csv_text(rows, columns), encoding="utf-8")
     orders = {"debiased": table.sort_values("rank"), "raw": table.sort_values("raw_rank")}
     ranked = {key: [[name] for name in order["name"]] for key, order in orders.items()}
