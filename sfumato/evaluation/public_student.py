@@ -1,15 +1,14 @@
 """A second student, linear on a public network: to compare with itself on another set, not with one from scratch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError
-from sfumato.evaluation.downstream import Scored, aggregate, scored_by
+from sfumato.evaluation.downstream import Scored, aggregate, scored_by, shuffled_batches
 from sfumato.evaluation.extractors import Extractor, own_extractor
 from sfumato.evaluation.scores import subsample
 from sfumato.features.efficientnet_lite import imagenet_network
@@ -47,17 +46,11 @@ def score_student(extractor: Extractor, train: ImageSet, holdout: ImageSet, seed
     learned, scored = (torch.from_numpy(extractor(part.images)) for part in (train, holdout))
     mean = learned.mean(dim=0)
     spread = learned.std(dim=0) + 1e-6
-    labels = torch.from_numpy(np.array(train.labels, dtype=np.int64))
     schedule = Schedule(steps=600, learning_rate=2e-3, weight_decay=1e-2)
-
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        while True:
-            for rows in torch.randperm(len(learned)).split(schedule.batch):
-                yield (learned[rows] - mean) / spread, labels[rows]
-
+    batches = shuffled_batches(lambda rows: (learned[rows] - mean) / spread, train.labels, schedule.batch)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = nn.Linear(learned.shape[1], len(train.classes))
-        train_supervised(model, batches(), schedule)
+        train_supervised(model, batches, schedule)
     answers = model((scored - mean) / spread).detach().numpy()
     return scored_by(lambda _: answers, holdout, {})
