@@ -5,6 +5,7 @@ One Gaussian for all candidates together: their gradients are clipped jointly. N
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -51,8 +52,7 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.Data
 def save_ranking(table: pd.DataFrame, noise_std: float, directory: Path) -> None:
     """Write the table, and the candidates, the most salient first, by either norm."""
     columns = {"matrix": "", "size": "", "raw_norm": ".6g", "debiased": ".6g", "rank": "", "raw_rank": ""}
-    named = table.assign(matrix=table["name"].str.removesuffix(".weight"))
-    rows = (row._asdict() for row in named.itertuples())
+    rows: list[Any] = table.assign(matrix=table["name"].str.removesuffix(".weight")).to_dict("records")
     (directory / "saliency.csv").write_text(csv_text(rows, columns), encoding="utf-8")
     orders = {"debiased": table.sort_values("rank"), "raw": table.sort_values("raw_rank")}
     ranked = {key: [[name] for name in order["name"]] for key, order in orders.items()}
