@@ -364,8 +364,9 @@ def warm_up(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None
 
 
 def generator(found: Found, setting: Setting, shape: tuple[int, int, int]) -> None:
+    from sfumato.features import FeatureMeans
     from sfumato.features.fourier import FourierFeatures
-    from sfumato.generators.one_step import Match, fit_generator, new_generator
+    from sfumato.generators.one_step import fit_generator, new_generator
     from sfumato.settings.queries import FeatureMap
     from sfumato.settings.training import Auxiliary
 
@@ -375,7 +376,7 @@ def generator(found: Found, setting: Setting, shape: tuple[int, int, int]) -> No
     settings = Auxiliary(steps=steps, batch=20 if found.small else 200)
     fresh = new_generator(shape, 10, settings.latent, 8 if found.small else settings.width, 0)
     priors = torch.full((10,), 0.1)
-    took = found.seconds(lambda: fit_generator(fresh, [Match(target, features)], settings, priors, 0), 1)
+    took = found.seconds(lambda: fit_generator(fresh, [FeatureMeans(target, features)], settings, priors, 0), 1)
     found.row("others", f"generator, batches of {settings.batch}", steps / took, "steps/s")
 
 

@@ -284,9 +284,10 @@ def drawing(found: Session) -> None:
 
 def fitting(found: Session) -> None:
     """A generator's fit and a query's features, as the profile of Fashion-MNIST has them: small kernels; votes."""
+    from sfumato.features import FeatureMeans
     from sfumato.features.batch_invariant import place_matters, rows_alone
     from sfumato.features.fourier import FourierFeatures
-    from sfumato.generators.one_step import Match, fit_generator, new_generator
+    from sfumato.generators.one_step import fit_generator, new_generator
     from sfumato.settings.queries import FeatureMap
     from sfumato.settings.training import Auxiliary
 
@@ -303,7 +304,7 @@ def fitting(found: Session) -> None:
             FourierFeatures(shape, maps, size, 0),
             new_generator(shape, 10, config.latent, config.width, 0),
         )
-        match = Match(torch.zeros(features.size, 10, device=found.device), features)
+        match = FeatureMeans(torch.zeros(features.size, 10, device=found.device), features)
         took = found.seconds(partial(fit_generator, generator, [match], config, priors, 0), 1)
         found.row("fitting", f"generator, {side} pixels, batches of {config.batch}", config.steps / took, "steps/s")
         latent = torch.randn(1000, config.latent, device=found.device)

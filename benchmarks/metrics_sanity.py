@@ -46,7 +46,7 @@ from sfumato.evaluation.downstream import (
     schedule_of,
     scored_by,
 )
-from sfumato.evaluation.extractors import Extractor, embedded_extractor, features_of
+from sfumato.evaluation.extractors import Extractor, embedded_extractor
 from sfumato.evaluation.metrics.fidelity import METRICS, chosen_metrics, fidelity
 from sfumato.evaluation.metrics.neighbours import nearest
 from sfumato.evaluation.plots import plot_neighbours
@@ -201,9 +201,9 @@ def seconds_of_measures(sizes: list[int]) -> None:
 
 def jobs(own: ImageSet, train: ImageSet, holdout: ImageSet) -> dict[str, Callable[[], object]]:
     """What is timed, by name."""
-    extractor = Extractor(name="128 pixels", digest="", dimension=128, embed=lambda images: images.flatten(1)[:, :128])
-    compared, reference = (features_of(extractor, part.images[:COMPARED]) for part in (own, holdout))
-    novel = compared, features_of(extractor, train.images[:SEARCHED]), reference
+    extractor = Extractor(name="128 pixels", digest="", embed=lambda images: images.flatten(1)[:, :128])
+    compared, reference = (extractor(part.images[:COMPARED]) for part in (own, holdout))
+    novel = compared, extractor(train.images[:SEARCHED]), reference
     right = own.labels == 0
 
     def metric(name: str) -> Callable[[], object]:
@@ -306,7 +306,7 @@ def main(
     start = time.perf_counter()
     extractor = embedded_extractor(drawn_set("glyphs", (1, 28, 28), 200), "glyphs")
     print(f"{extractor.name} drawn and trained in {time.perf_counter() - start:.0f} s, digest {extractor.digest[:8]}")
-    train_features, holdout_features = features_of(extractor, train.images), features_of(extractor, holdout.images)
+    train_features, holdout_features = extractor(train.images), extractor(holdout.images)
     title = f"{images} images a side, against the hold-out, {extractor.name}"
     numbers: dict[str, dict[str, float]] = {}  # of each set
     beside = Table(
@@ -316,7 +316,7 @@ def main(
     chosen = [name for name in chosen_metrics(Evaluate()) if METRICS[name].measure]
     for name, part in sets_of_known_quality(train, fresh, other, random).items():
         start = time.perf_counter()
-        features = features_of(extractor, part.images)
+        features = extractor(part.images)
         novel = features, train_features, holdout_features
         found = fidelity(name, features, holdout_features, novel, extractor, chosen, print)
         numbers[name] = {key: value for key, value in found.items() if isinstance(value, float)}

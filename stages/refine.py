@@ -1,9 +1,10 @@
 """`stage refine`: the generator, fitted further to the embeddings and to what the teacher sees, which labels it."""
 
+from dataclasses import replace
 from functools import partial
 
 from sfumato.features.teacher_network import load_teacher, relabelled
-from sfumato.generators.one_step import Match, fit_generator, load_generator, save_drawing
+from sfumato.generators.one_step import fit_generator, load_generator, save_drawing
 from sfumato.queries.feature_means import load_means
 from sfumato.runtime.compute import device
 from sfumato.settings.training import Refine
@@ -14,16 +15,15 @@ from stages.screen import progress
 def refine(run: StageRun, settings: Refine) -> None:
     plan = run.plan
     teacher = load_teacher(run.path("teacher")).to(device())
-    means = load_means("frequency", run.path("frequency"), plan=plan)
-    matches = [Match(means.table.to(device()), means.features)]
+    releases = [load_means("frequency", run.path("frequency"), plan=plan)]
     if run.inputs["embedding"].enabled:
         learned = load_means("embedding", run.path("embedding"), teacher.features, plan=plan)
-        matches.append(Match(learned.table.to(device()), learned.features, weight=2.0))  # against 1 for `frequency`
+        releases.append(replace(learned, weight=2.0))  # against 1 for `frequency`
     priors = run.counts.priors
     generator = load_generator(run.path("auxiliary"))
     with progress("refine") as report:
         # agreement: the weight of the teacher's cross-entropy
-        fit_generator(generator, matches, settings, priors, plan.seed + 2, report, teacher=teacher, agreement=0.01)
+        fit_generator(generator, releases, settings, priors, plan.seed + 2, report, teacher=teacher, agreement=0.01)
     with run.writing() as directory:
         label = partial(relabelled, teacher)
         save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 3, directory, label)

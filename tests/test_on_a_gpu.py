@@ -28,12 +28,13 @@ from sfumato.dpsgd.trainable import candidates, check_trained, choose_trainable
 from sfumato.evaluation import downstream
 from sfumato.evaluation.classifiers import CLASSIFIERS
 from sfumato.evaluation.extractors import embedded_extractor
+from sfumato.features import FeatureMeans
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.public_network import build_network
 from sfumato.features.teacher_network import TeacherNetwork, classify, fit_features, guide_by, relabelled
 from sfumato.generators.gaussian import GaussianGenerator
-from sfumato.generators.one_step import Match, fit_generator, new_generator
+from sfumato.generators.one_step import fit_generator, new_generator
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource
@@ -215,7 +216,7 @@ def test_a_step_waits_twice_and_copies_only_the_noise():
 
 
 def fitted(generator: Any, *features: Any, several: bool = False, **more: Any) -> Any:
-    matches = [Match(torch.zeros(each.size, CLASSES + several).to(CUDA), each) for each in features]
+    matches = [FeatureMeans(torch.zeros(each.size, CLASSES + several).to(CUDA), each) for each in features]
     return fit_generator(generator, matches, Auxiliary(steps=2, batch=20), EVEN, 0, **more)
 
 

@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-EMA_DECAY = 0.999  # of the warm-up and of DP-SGD
-
 
 class EMA:
     """Average of a dict of tensors: after step t, average ← d·average + (1 − d)·value.
@@ -15,7 +13,7 @@ class EMA:
     The decay d is min(decay, (1 + t)/(10 + t)): in a short run the average forgets where it started.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], decay: float) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], decay: float = 0.999) -> None:
         self.decay = decay
         self.steps = 0
         self.average = {name: tensor.detach().clone() for name, tensor in tensors.items()}

@@ -18,7 +18,7 @@ from torch.nn.utils import get_total_norm
 
 from sfumato.data.images import to_device
 from sfumato.diffusion.denoiser import Denoiser
-from sfumato.diffusion.ema import EMA, EMA_DECAY
+from sfumato.diffusion.ema import EMA
 from sfumato.dpsgd.clip import unflatten
 from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
 from sfumato.dpsgd.microbatch import choose_microbatch
@@ -46,7 +46,7 @@ class Trained:
         self, parameters: Mapping[str, Tensor], learning_rate: float, betas: tuple[float, float] = (0.9, 0.999)
     ) -> None:
         self.parameters = dict(parameters)
-        self.ema = EMA(self.parameters, EMA_DECAY)
+        self.ema = EMA(self.parameters)
         self.optimiser = torch.optim.Adam(self.parameters.values(), lr=learning_rate, betas=betas)
 
     @property

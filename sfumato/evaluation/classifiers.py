@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from sfumato.features.public_network import MaxAndMean, PooledBlock
 
 PENULTIMATE_WIDTH = 128  # of the layer before the last one of `mlp` and `cnn`
-CNN_SIDE = 32  # side at which the stages of `cnn` begin
 Body = tuple[nn.Module, int]  # images (B, C, H, W) in [-1, 1] -> (B, width), and the width
 
 
@@ -89,14 +88,14 @@ def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
     """Stages of two 3×3 convolutions, batch norms and a pooling, then a dense layer.
 
     There are 1 to 4: another one while the shorter side has 7 pixels or more. Grey images of 16 pixels a side and more
-    start at half resolution. Larger images first go through strided convolutions, down to CNN_SIDE pixels a side.
+    start at half resolution. Larger images first go through strided convolutions, down to 32 pixels a side.
     """
     layers: list[nn.Module] = []
     side = min(height, width)
-    stride = 2 if channels == 1 and 16 <= side <= CNN_SIDE else 1
+    stride = 2 if channels == 1 and 16 <= side <= 32 else 1
     depth = channels
     out = 8
-    while side > CNN_SIDE:
+    while side > 32:
         layers += normed(depth, out, 2)
         side = math.ceil(side / 2)
         depth = out

@@ -13,7 +13,7 @@ from scipy.stats import beta, hypergeom
 
 from sfumato.data.images import ImageSet
 from sfumato.data.lineage import digests
-from sfumato.evaluation.extractors import Extractor, features_of
+from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.neighbours import nearest
 from sfumato.release.report import grouped
 
@@ -31,7 +31,7 @@ def disclosure(generated: ImageSet | None, train: ImageSet, holdout: ImageSet, e
     if generated is None:
         return {"sentence": "not tested, because the released images are public: none is made of a training image."}
     random = np.random.default_rng(0)
-    released = features_of(extractor, generated.images[random.permutation(len(generated))[:MOST_RELEASED]])
+    released = extractor(generated.images[random.permutation(len(generated))[:MOST_RELEASED]])
     nearness = []
     for real in (train, holdout):
         names = np.array([*digests(real.images)]) if real.groups is None else real.groups
@@ -39,7 +39,7 @@ def disclosure(generated: ImageSet | None, train: ImageSet, holdout: ImageSet, e
         drawn = random.permutation(units.max() + 1) < (units.max() + 1) * min(1.0, MOST_REAL / len(real))
         rows = np.flatnonzero(drawn[units])
         least = np.full(len(drawn), np.inf)
-        np.minimum.at(least, units[rows], nearest(features_of(extractor, real.images[rows]), released)[1])
+        np.minimum.at(least, units[rows], nearest(extractor(real.images[rows]), released)[1])
         nearness.append(least[drawn])
     return compare_nearness(nearness[0], nearness[1], "images" if train.groups is None else "persons")
 

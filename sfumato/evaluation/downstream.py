@@ -16,8 +16,7 @@ from sfumato.training.supervised import Schedule, logits, to_tensor, train_super
 
 MIN_STEPS = 600  # least gradient steps: a small set gets more passes
 Cells = np.ndarray | None  # of each image, or none
-FEWEST_OF_A_GROUP = 10  # images of a group, below which it is merged with OTHERS
-OTHERS = "others"
+FEWEST_OF_A_GROUP = 10  # images of a group, below which it is merged with others
 BINS = 15  # of confidence, for calibration
 
 
@@ -41,20 +40,26 @@ def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedul
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = build_classifier(name, (images.shape[3], *images.shape[1:3]), classes).to(device)
-        train_supervised(model, shuffled_batches(images, labels, schedule.batch, device), schedule)
+        batches = shuffled_batches(lambda rows: to_tensor(images[rows.numpy()], device), labels, schedule.batch)
+        train_supervised(model, batches, schedule)
     return model
 
 
-def shuffled_batches(images: np.ndarray, labels: np.ndarray, size: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless batches in a new order each pass, by the global generator; of two images or more, for batch norm."""
+def shuffled_batches(
+    take: Callable[[Tensor], Tensor], labels: np.ndarray, size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless batches in a new order each pass, by the global generator; of two rows or more, for batch norm.
+
+    take: gives what is learned from, by places.
+    """
     targets = torch.from_numpy(np.array(labels, dtype=np.int64))
     while True:
-        order = torch.randperm(len(images))
+        order = torch.randperm(len(targets))
         if len(order) == 1:
             order = order.repeat(2)
         for rows in order.split(size):
             if len(rows) > 1:
-                yield to_tensor(images[rows.numpy()], device), targets[rows]
+                yield take(rows), targets[rows]
 
 
 @dataclass(frozen=True)
@@ -155,9 +160,9 @@ def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> l
 
 
 def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
-    """Accuracy and interval of each value of a column, and the gap of best to worst; small groups join OTHERS."""
+    """Accuracy and interval of each value of a column, and the gap of best to worst; small groups join "others"."""
     values, counts = np.unique(compared, return_counts=True)
-    merged = np.where(np.isin(compared, values[counts < FEWEST_OF_A_GROUP]), OTHERS, compared)
+    merged = np.where(np.isin(compared, values[counts < FEWEST_OF_A_GROUP]), "others", compared)
     rows = []
     withheld = len(right)
     for value in np.unique(merged):

@@ -50,7 +50,7 @@ def evaluate_folder(
     taught = teacher.exists() and read_artifact(teacher, "teacher").enabled
     extractor = build_extractor(plan.settings, plan.shape, progress)  # before anything slow: a file may be missing
     limits: list[str] = []
-    public = public_extractor(plan.settings, plan.shape, limits)
+    public = public_extractor(plan.settings, limits)
     train, holdout = open_local(state, card, "evaluate", everywhere=True)
     holdout, copied = without_copies(holdout, train)
     metrics = evaluate_release(synthetic, train, holdout, plan.settings, extractor, progress)

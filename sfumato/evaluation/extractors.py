@@ -9,8 +9,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from sfumato.data.images import ImageSet, Shape
 from sfumato.data.rendered import drawn_set
@@ -33,35 +32,31 @@ DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}  # what the embedded featu
 class Extractor:
     """A feature space.
 
-    embed: (B, C, H, W) float32 in [0, 1] on `device` -> (B, dimension); digest: sha256 of the weights and of how images
-    are fed to them; head: of Inception, (classes, dimension) weights. Only in its space are distances called FID and
-    KID.
+    embed: (B, C, H, W) float32 in [0, 1] on `device` -> (B, D); digest: sha256 of the weights and of how images are fed
+    to them; head: of Inception, (classes, D) weights. Only in its space are distances called FID and KID.
     """
 
     name: str
     digest: str
-    dimension: int
     embed: Callable[[Tensor], Tensor]
     device: str = "cpu"
     batch: int = 32
     head: np.ndarray | None = None
-    known: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)  # see `features_of`
+    known: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)  # by digest of the images
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        """(N, H, W, C) uint8, C 1 or 3 -> (N, dimension) float32. Raises DataError for features that are not finite."""
-        features = apply(self.embed, images, self.device, self.batch)
-        if not np.isfinite(features).all():
-            raise DataError(f"{self.name} gave features that are not finite: check its weights file.")
-        return features
+        """(N, H, W, C) uint8, C 1 or 3 -> (N, D) float32, computed once in a process, and never written to disk.
 
-
-def features_of(extractor: Extractor, images: np.ndarray) -> np.ndarray:
-    """(N, H, W, C) uint8 -> (N, D) float32, computed once in a process, and never written to disk."""
-    digest = hashlib.sha256(f"{images.dtype} {images.shape} ".encode())
-    digest.update(np.ascontiguousarray(images).data)
-    if (key := digest.hexdigest()) not in extractor.known:
-        extractor.known[key] = extractor(images)
-    return extractor.known[key]
+        Raises DataError for features that are not finite.
+        """
+        digest = hashlib.sha256(f"{images.dtype} {images.shape} ".encode())
+        digest.update(np.ascontiguousarray(images).data)
+        if (key := digest.hexdigest()) not in self.known:
+            features = apply(self.embed, images, self.device, self.batch)
+            if not np.isfinite(features).all():
+                raise DataError(f"{self.name} gave features that are not finite: check its weights file.")
+            self.known[key] = features
+        return self.known[key]
 
 
 def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) -> Extractor | None:
@@ -73,15 +68,10 @@ def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) 
     if config.extractor == "pixels":  # where copies are near, and content is not seen
         rows, columns = (min(side, 16) for side in shape[1:])
         name = f"pixels-{rows}x{columns}"
-        return Extractor(
-            name=name,
-            digest=digest_of([name]),
-            dimension=shape[0] * rows * columns,
-            embed=lambda images: F.adaptive_avg_pool2d(images, (rows, columns)).flatten(1),
-            batch=1000,
-        )
+        pool = nn.Sequential(nn.AdaptiveAvgPool2d((rows, columns)), nn.Flatten())
+        return Extractor(name=name, digest=digest_of([name]), embed=pool, batch=1000)
     if config.network is not None:
-        return own_extractor(config.network, shape)
+        return own_extractor(config.network)
     source: Literal["glyphs", "procedural"] = "glyphs" if shape[0] == 1 else "procedural"
     log(f"feature network on drawn images ({source})")
     return embedded_extractor(drawn_set(source, shape, DRAWN_PER_CLASS[source]), source)
@@ -100,20 +90,16 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
     return Extractor(
         name=f"cnn-{name}-{PENULTIMATE_WIDTH}",
         digest=digest.hexdigest(),
-        dimension=PENULTIMATE_WIDTH,
         embed=lambda images: network.features(images) / unit,
         device=device,
         batch=1000,
     )
 
 
-def own_extractor(settings: OwnNetwork, shape: Shape) -> Extractor:
+def own_extractor(settings: OwnNetwork) -> Extractor:
     """`own-<sha256>`: the features of a network of one's own."""
-    network = OwnFeatures(settings)
-    with torch.no_grad():
-        dimension = network(torch.zeros(1, *shape)).shape[1]
     digest = digest_of({**settings.arguments(), "path": ""})
-    return Extractor(name=f"own-{settings.sha256[:8]}", digest=digest, dimension=dimension, embed=network)
+    return Extractor(name=f"own-{settings.sha256[:8]}", digest=digest, embed=OwnFeatures(settings))
 
 
 def inception_extractor(path: Path | None = None) -> Extractor:
@@ -143,7 +129,6 @@ def inception_extractor(path: Path | None = None) -> Extractor:
     return Extractor(
         name="inception-2015-12-05",
         digest=hashlib.sha256(f"{digest} inception pool3, bilinear 299".encode()).hexdigest(),
-        dimension=2048,
         embed=lambda images: network(images.expand(-1, 3, -1, -1))[0].flatten(1),  # grey is repeated
         device=device,
         head=state["fc.weight"].double().numpy(),

@@ -1,5 +1,7 @@
 """What of a hold-out may judge a release: pictures that are not in training too, and differ. All of it is local."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch.nn.functional as F
 
@@ -16,10 +18,8 @@ def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[s
     copied = distributed.broadcast_object(copies(holdout, train))
     if not copied.any():
         return holdout, []
-    groups = None if holdout.groups is None else holdout.groups[~copied]
-    compared = None if holdout.compared is None else holdout.compared[~copied]
-    left = ImageSet(holdout.images[~copied], holdout.labels[~copied], holdout.classes, groups, compared)
-    return left, [
+    arrays = {name: part[~copied] for name, part in vars(holdout).items() if isinstance(part, np.ndarray)}
+    return replace(holdout, **arrays), [
         f"{copied.sum()} of {len(holdout)} hold-out images are copies of training images, as they are or resized: they "
         "are left out of all numbers here. Give other pictures in test/, or join it with train/ for a keyed hold-out"
     ]

@@ -10,7 +10,7 @@ import pandas as pd
 
 from sfumato.data.images import ImageSet, having
 from sfumato.evaluation.detector import Detected
-from sfumato.evaluation.extractors import Extractor, features_of
+from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.neighbours import nearest
 from sfumato.evaluation.scores import SEARCHED, subsample
 from sfumato.storage.files import write_local
@@ -18,7 +18,6 @@ from sfumato.storage.png import to_grid
 
 CAPTION = "local: not for release"
 PAIRS = 6  # of a class
-COLUMNS = 16
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
 
 
@@ -62,7 +61,7 @@ def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, 
     """Of each class the released images that come nearest to a training image, beside it: copies are seen here."""
     synthetic = subsample(synthetic)
     train = subsample(train, SEARCHED)
-    index, distance = nearest(features_of(extractor, synthetic.images), features_of(extractor, train.images))
+    index, distance = nearest(extractor(synthetic.images), extractor(train.images))
     classes = range(min(len(synthetic.classes), 20))
     scale = max(1, round(48 / max(synthetic.images.shape[1:3])))
     blank = framed(np.full_like(synthetic.images[0], 255), scale, (255, 255, 255))
@@ -103,9 +102,10 @@ def plot_detected(detected: Detected, path: Path) -> None:
         "released, taken for real": ranked[::-1],
         "real, and it shows": real[np.argsort(detected.scores[real], kind="stable")],
     }
-    figure = new_figure(COLUMNS * 0.5 + 0.4, len(parts) * 1.85 + 0.5)
+    columns = 16
+    figure = new_figure(columns * 0.5 + 0.4, len(parts) * 1.85 + 0.5)
     for axes, (title, order) in zip(figure.subplots(len(parts), 1), parts.items(), strict=True):
-        grid = to_grid(detected.images[order[: 3 * COLUMNS]].transpose(0, 3, 1, 2) / 255, COLUMNS)
+        grid = to_grid(detected.images[order[: 3 * columns]].transpose(0, 3, 1, 2) / 255, columns)
         axes.imshow(np.broadcast_to(grid, (*grid.shape[:2], 3)), interpolation="nearest")
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_axis_off()

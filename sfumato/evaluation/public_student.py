@@ -1,23 +1,22 @@
 """A second student, linear on a public network: to compare with itself on another set, not with one from scratch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from sfumato.data.images import ImageSet, Shape
+from sfumato.data.images import ImageSet
 from sfumato.errors import ConfigError
-from sfumato.evaluation.downstream import Scored, aggregate, scored_by
-from sfumato.evaluation.extractors import Extractor, features_of, own_extractor
+from sfumato.evaluation.downstream import Scored, aggregate, scored_by, shuffled_batches
+from sfumato.evaluation.extractors import Extractor, own_extractor
 from sfumato.evaluation.scores import subsample
 from sfumato.features.efficientnet_lite import imagenet_network
 from sfumato.settings.evaluate import Evaluate
 from sfumato.training.supervised import Schedule, train_supervised
 
 
-def public_extractor(settings: Evaluate, shape: Shape, warnings: list[str]) -> Extractor | None:
+def public_extractor(settings: Evaluate, warnings: list[str]) -> Extractor | None:
     """The features of `evaluate.public_student`; None if it names none, or with a warning if they are not installed."""
     network = settings.public_student
     if network is None:
@@ -28,7 +27,7 @@ def public_extractor(settings: Evaluate, shape: Shape, warnings: list[str]) -> E
     except ConfigError as error:
         warnings.append(f"no student on a public network: {error}")
         return None
-    return replace(own_extractor(network, shape), name=network.architecture)
+    return replace(own_extractor(network), name=network.architecture)
 
 
 def score_students(
@@ -44,20 +43,14 @@ def score_students(
 
 def score_student(extractor: Extractor, train: ImageSet, holdout: ImageSet, seed: int) -> Scored:
     """Train a linear classifier on features, in units of their spread over `train`. seed: fixes its start and order."""
-    learned, scored = (torch.from_numpy(features_of(extractor, part.images)) for part in (train, holdout))
+    learned, scored = (torch.from_numpy(extractor(part.images)) for part in (train, holdout))
     mean = learned.mean(dim=0)
     spread = learned.std(dim=0) + 1e-6
-    labels = torch.from_numpy(np.array(train.labels, dtype=np.int64))
     schedule = Schedule(steps=600, learning_rate=2e-3, weight_decay=1e-2)
-
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        while True:
-            for rows in torch.randperm(len(learned)).split(schedule.batch):
-                yield (learned[rows] - mean) / spread, labels[rows]
-
+    batches = shuffled_batches(lambda rows: (learned[rows] - mean) / spread, train.labels, schedule.batch)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = nn.Linear(learned.shape[1], len(train.classes))
-        train_supervised(model, batches(), schedule)
+        train_supervised(model, batches, schedule)
     answers = model((scored - mean) / spread).detach().numpy()
     return scored_by(lambda _: answers, holdout, {})

@@ -9,7 +9,7 @@ import numpy as np
 from sfumato.data.images import ImageSet, per_class
 from sfumato.errors import DataError
 from sfumato.evaluation.downstream import Scored, aggregate, evaluate_classifier, mean_of, schedule_of, scored_by
-from sfumato.evaluation.extractors import Extractor, features_of
+from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.holdout import unusable
 from sfumato.evaluation.metrics.fidelity import METRICS, chosen_metrics, fidelity
 from sfumato.evaluation.shift import SHIFTS, shifted
@@ -83,13 +83,13 @@ def add_fidelity(
 ) -> None:
     """Add the fidelity of each synthetic set to `metrics`, and of the yardsticks "real" and "blurred"."""
     progress(f"real: features in {extractor.name}")
-    searched = features_of(extractor, subsample(train, SEARCHED).images)
-    fresh = features_of(extractor, subsample(holdout).images)
+    searched = extractor(subsample(train, SEARCHED).images)
+    fresh = extractor(subsample(holdout).images)
     warn = metrics["warnings"].append
     compare = functools.partial(fidelity, reference=fresh, extractor=extractor, metrics=chosen, warn=warn)
     for name, image_set in synthetic.items():
         progress(f"{name}: features and fidelity")
-        features = features_of(extractor, subsample(image_set).images)
+        features = extractor(subsample(image_set).images)
         metrics[name]["fidelity"] = compare(name, features, novel=(features, searched, fresh))
     progress("real: fidelity")
     order = np.random.default_rng(0).permutation(len(searched))
@@ -181,9 +181,6 @@ def subsample_indices(count: int, most: int) -> np.ndarray:
     return np.sort(np.random.default_rng(0).choice(count, most, replace=False))
 
 
-def subsample(image_set: ImageSet, most: int | None = None) -> ImageSet:
-    """The set, or `most` (COMPARED) of it drawn with a fixed seed."""
-    most = most or COMPARED
-    if len(image_set) <= most:
-        return image_set
+def subsample(image_set: ImageSet, most: int = COMPARED) -> ImageSet:
+    """The set, or `most` of it drawn with a fixed seed; without groups."""
     return image_set.take(subsample_indices(len(image_set), most))

@@ -34,10 +34,12 @@ FEATURES: dict[str, Callable[[Shape], nn.Module]] = {  # name -> what makes the 
 class FeatureMeans:
     """A release: noisy class means of bounded features φ of images.
 
-    table: (K, classes) float32, sums of φ over N̄; features: φ; deviation: standard deviation of the noise in each entry
-    of the table, None if the release does not state it.
+    table: (K, classes) float32, sums of φ over N̄; of several labels, with the columns of `label_rows`, one more than
+    classes; features: φ; deviation: standard deviation of the noise in each entry of the table, None if the release
+    does not state it; weight: in the loss of a generator that is fitted to several releases.
     """
 
     table: Tensor
     features: Any
     deviation: float | None = None
+    weight: float = 1.0

@@ -63,7 +63,6 @@ class FourierFeatures(nn.Module):
         shares = (size // 2 // banks + (bank < size // 2 % banks) for bank in range(banks))
         self.maps = nn.ModuleList()
         self.widths = []
-        self.converted: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
         amplitudes = [torch.empty(0)]
         for index, feature in enumerate(features):
             image_map = OfBlocks(maps[feature.map], shape, feature.block)
@@ -129,26 +128,10 @@ class FourierFeatures(nn.Module):
         phases = [vectors[:, :0]]
         for i, omega in self.omegas.items():
             if self.features[i].block >= block:
-                phases.append(parts[i] @ self.omega(i, parts[i]))
+                phases.append(parts[i] @ omega.to(parts[i]))
             else:
                 phases.append(vectors.new_zeros(len(vectors), omega.shape[1]))
         return torch.cat(phases, dim=1)
-
-    def omega(self, index: int, like: Tensor) -> Tensor:
-        """The frequencies of a map, as a product with `like` takes them: in its precision, or in autocast's.
-
-        Converted once: that takes as long as a sixth of the product with a batch of 200.
-        """
-        omega = self.omegas[index]
-        precision = like.dtype
-        if torch.is_autocast_enabled(like.device.type) and precision == torch.float32:
-            precision = torch.get_autocast_dtype(like.device.type)
-        if omega.dtype == precision and omega.device == like.device:
-            return omega
-        key = index, precision, like.device
-        if key not in self.converted:
-            self.converted[key] = omega.to(like.device, precision)
-        return self.converted[key]
 
     def raw_maps(self, vectors: Tensor) -> Tensor:
         """The maps that have no frequencies: (B, Σ d) -> (B, Σ of their d), each of the norm of its share."""

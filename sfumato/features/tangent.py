@@ -8,27 +8,27 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.features.scattering import to_root_norm
 
-WIDTH = 16  # hidden units
-
 
 class Tangent(nn.Module):
     """What a network with one hidden layer, as initialised, answers to a change of each weight, of norm √d.
 
-    (B, C, H, W) -> (B, d), d = WIDTH · (pixels + 1): the gradient of f(x) = Σ a_j · silu(w_j · x) by all w_j and a_j.
+    (B, C, H, W) -> (B, d), d = width · (pixels + 1): the gradient of f(x) = Σ a_j · silu(w_j · x) by all w_j and a_j.
     Source: DP-NTK (Yang et al. 2023), with SiLU instead of ReLU, whose gradient has no gradient.
     """
+
+    width = 16  # hidden units
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         pixels = math.prod(shape)
         public = torch.Generator().manual_seed(0)
-        inner = torch.randn(pixels, WIDTH, generator=public) * math.sqrt(2 / pixels)
+        inner = torch.randn(pixels, self.width, generator=public) * math.sqrt(2 / pixels)
         self.inner = nn.Buffer(inner, persistent=False)
-        self.outer = nn.Buffer(torch.randn(WIDTH, generator=public), persistent=False)
+        self.outer = nn.Buffer(torch.randn(self.width, generator=public), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         x = images.flatten(1)
-        hidden = x @ self.inner.to(x)  # (B, WIDTH)
+        hidden = x @ self.inner.to(x)  # (B, width)
         gate = hidden.sigmoid()
         slope = gate * (1 + hidden * (1 - gate)) * self.outer.to(x)
         row = torch.cat([(slope[:, :, None] * x[:, None, :]).flatten(1), hidden * gate], dim=1)

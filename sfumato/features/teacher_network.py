@@ -85,15 +85,6 @@ def probabilities_of(teacher: TeacherNetwork, images: Tensor) -> Tensor:
     return torch.cat([torch.zeros(0, teacher.classes), *(shares(teacher(part)).cpu() for part in parts)])
 
 
-def surest_labels(probabilities: Tensor, wanted: Tensor) -> Tensor:
-    """Several labels by the teacher, of which each keeps its number of images, the surest: (N, M) uint8 of 0 and 1.
-
-    probabilities: (N, M); wanted: (M,) numbers of images.
-    """
-    places = probabilities.argsort(dim=0, descending=True, stable=True).argsort(dim=0)
-    return (places < wanted).to(torch.uint8)
-
-
 def relabelled(teacher: TeacherNetwork, images: ImageSet) -> ImageSet:
     """Public or released images with the teacher's labels, of which each class keeps its share."""
     seen = classify(teacher, images)

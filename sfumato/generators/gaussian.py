@@ -14,7 +14,6 @@ from sfumato.features import FeatureMeans
 from sfumato.features.cosine import CosineMoments
 
 RECOLOURED = 6  # random numbers that recolour a public image
-DETAILS = 5000  # public images whose details are taken, at most
 
 
 class GaussianGenerator(nn.Module):

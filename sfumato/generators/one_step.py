@@ -6,7 +6,7 @@ Nothing here reads a sensitive image: the releases were charged, and the fit is 
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from sfumato.data.images import ImageSet, Shape, as_floats, as_uint8, room, save_images
+from sfumato.features import FeatureMeans
 from sfumato.features.fourier import FourierFeatures
 from sfumato.generators.gaussian import GaussianGenerator
 from sfumato.generators.network import COARSE, Generator
 from sfumato.privacy.rows import label_rows
+from sfumato.runtime import compute
 from sfumato.runtime.compute import device_of, fast_bfloat16
 from sfumato.settings.training import Fit
 from sfumato.storage.png import save_png, to_grid
@@ -31,18 +33,6 @@ DRAWING_BATCH = 1000  # images of COARSE pixels a side at a time
 PATIENCE = 100  # steps without progress on these
 
 
-@dataclass(frozen=True)
-class Match:
-    """A release that the images are fitted to: target, (K, classes) over N̄; its φ; its weight in the loss.
-
-    Of several labels, the target has the columns of `label_rows`, one more than classes.
-    """
-
-    target: Tensor
-    features: FourierFeatures
-    weight: float = 1.0
-
-
 def new_generator(shape: Shape, classes: int, latent: int, width: int, seed: int, several: bool = False) -> Generator:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -51,7 +41,7 @@ def new_generator(shape: Shape, classes: int, latent: int, width: int, seed: int
 
 def fit_generator(
     generator: Any,
-    matches: Sequence[Match],
+    releases: Sequence[FeatureMeans],
     config: Fit,
     priors: Tensor,
     seed: int,
@@ -65,21 +55,21 @@ def fit_generator(
 
     Coarse to fine: large images are first fitted as block means, to the features that see no finer ones.
     Each class ends where it would begin to learn the noise (EarlyStopping): more steps make no worse images.
-    priors: (classes,) public label shares, summing to 1; teacher: (B, C, H, W) -> (B, classes) logits, whose
+    releases: under Fourier features; priors: (classes,) public label shares, summing to 1; teacher: (B, C, H, W) ->
+    (B, classes) logits, whose
     cross-entropy with the labels asked for has the weight `agreement`; progress: called with (steps done, steps).
     row_means: of several labels, whose priors are the share of images that have each; see `PublicCounts`.
     Returns `generator` with the moving average of its weights and recomputed batch-norm statistics, in eval mode.
     """
-    device = matches[0].target.device
+    device = compute.device()
     several = row_means is not None
-    for match in matches:
-        match.features.to(device)
+    matches = [replace(each, table=each.table.to(device), features=each.features.to(device)) for each in releases]
     random = torch.Generator().manual_seed(seed)
     generator.to(device).to(memory_format=torch.channels_last).train()
     average = copy.deepcopy(generator)
     optimizer = torch.optim.Adam(generator.parameters(), lr=config.learning_rate, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step / config.steps))
-    columns = (priors if row_means is None else row_means).to(matches[0].target)
+    columns = (priors if row_means is None else row_means).to(matches[0].table)
     levels = [block for block in generator.blocks if any(match.features.active(block).any() for match in matches)]
     blocks = block_of_steps([1] if teacher else levels, config.steps)
 
@@ -123,7 +113,7 @@ def pace(done: float) -> float:
     return min(1.0, (done + 0.01) / 0.1) * (1 + math.cos(math.pi * done)) / 2
 
 
-def embedding_of(match: Match, images: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
+def embedding_of(match: FeatureMeans, images: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
     """μ(G), (K, classes): column m is priors_m times the mean of φ over the images, (B, C, H, W), by weights.
 
     weights: (B, classes), those of `labels_to_fit`.
@@ -159,20 +149,20 @@ class EarlyStopping:
 
     smooth = 0.98  # of the average over steps that is compared with the cells that are left out
 
-    def __init__(self, matches: Sequence[Match], seed: int, block: int = 1) -> None:
+    def __init__(self, matches: Sequence[FeatureMeans], seed: int, block: int = 1) -> None:
         random = torch.Generator().manual_seed(seed)
         self.matches = matches
-        self.targets = [match.target.clone() for match in matches]
+        self.targets = [match.table.clone() for match in matches]
         self.seen = []  # by the loss, of the cells that the level determines
         self.unseen = []
         for match in matches:
             out = held_out(match.features, random)
             active = match.features.active(block)
-            self.seen.append((active & ~out).to(match.target)[:, None])
-            self.unseen.append((active & out).to(match.target)[:, None])
-        self.means = [torch.zeros_like(match.target) for match in matches]  # μ(G), averaged over steps
-        self.nearest = [torch.zeros_like(match.target) for match in matches]
-        classes = matches[0].target.shape[1]
+            self.seen.append((active & ~out).to(match.table)[:, None])
+            self.unseen.append((active & out).to(match.table)[:, None])
+        self.means = [torch.zeros_like(match.table) for match in matches]  # μ(G), averaged over steps
+        self.nearest = [torch.zeros_like(match.table) for match in matches]
+        classes = matches[0].table.shape[1]
         self.least = torch.full((classes,), math.inf)
         self.waited = torch.zeros(classes)
         self.batches = torch.zeros(classes)  # in which each was shown
@@ -193,7 +183,7 @@ class EarlyStopping:
         distance = torch.zeros(len(self.batches))
         for match, mean, embedding, unseen in zip(self.matches, self.means, embeddings, self.unseen, strict=True):
             mean.lerp_(embedding, part.to(mean))
-            distance += match.weight * (unseen * (mean.square() - 2 * mean * match.target)).sum(0).cpu()
+            distance += match.weight * (unseen * (mean.square() - 2 * mean * match.table)).sum(0).cpu()
         nearer = ~self.held & (distance < self.least)
         self.least = torch.where(nearer, distance, self.least)
         self.waited = torch.where(nearer, 0, self.waited + 1)

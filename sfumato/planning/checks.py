@@ -20,7 +20,7 @@ from sfumato.settings.params import Params
 from sfumato.settings.sources import names_in
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import PUBLIC_MODEL
-from sfumato.text_to_image.prompts import class_prompts
+from sfumato.text_to_image.reference import class_prompts
 from sfumato.training.selection import number_to_keep
 
 

@@ -51,24 +51,6 @@ EMBEDDING_DIMENSION = 512  # principal directions of its features
 Features = FourierFeatures | CosineMoments  # φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most
 
 
-def feature_rows(features: Features, images: Tensor, labels: Tensor, classes: int, one_by_one: bool = True) -> Rows:
-    """φ(x) ⊗ onehot(y): (B, C, H, W) float32 in [0, 1], (B,) int64 -> (B, K) ⊗ (B, classes). Source: FETA-Pro Eq. 5.
-
-    Of several labels, the right part is that of `label_rows`, as in all of this module: (B, classes + 1), of norm 1.
-    one_by_one: False only if `place_matters` found that an image's place in a batch does not matter. Rows are made on
-    the device of the features.
-    Guarantee: row i is a function of image i only, to the last bit.
-    """
-    images, labels = (to_device(part, device_of(features)) for part in (images, labels))
-    return Rows(rows_alone(features, images, one_by_one), label_rows(labels, classes))
-
-
-def cached_rows(features: FourierFeatures, vectors: Tensor, labels: Tensor, classes: int) -> Rows:
-    """φ ⊗ onehot(y) of images whose maps are cached: (B, Σ d), (B,) int64 -> (B, K) ⊗ (B, classes), in float64."""
-    vectors, labels = (to_device(part, device_of(features)) for part in (vectors, labels))
-    return Rows(features.from_maps(vectors.double()), label_rows(labels, classes))
-
-
 @torch.no_grad()
 def query_feature_means(
     charge: Charge, features: Any, classes: int, public_size: float, *, cached: bool = False
@@ -77,16 +59,21 @@ def query_feature_means(
 
     features: φ; rows and their float64 sum are made on its device; public_size: N̄, never a realised count; cached: the
     charge draws `features.vectors` of the images instead of the images.
-    Returns (K, classes) float32 on the CPU, a target of `fit_generator`.
+    Returns (K, classes) float32 on the CPU, for `fit_generator`; of several labels (K, classes + 1), by `label_rows`.
     Guarantee: one image more or less moves the sum by at most 1 in L2, because φ has norm 1 at most, and so has the row
-    of all its labels.
+    of all its labels. A row is a function of its image only, to the last bit.
+    Source: FETA-Pro Eq. 5.
     """
-    matters = not cached and place_matters(features, features.shape, device_of(features))
+    device = device_of(features)
+    matters = not cached and place_matters(features, features.shape, device)
 
     def rows_of(drawn: Tensor, labels: Tensor) -> Rows:
+        drawn = to_device(drawn, device)
         if cached:
-            return cached_rows(features, drawn, labels, classes)
-        return feature_rows(features, drawn, labels, classes, matters)
+            rows = features.from_maps(drawn.double())
+        else:
+            rows = rows_alone(features, drawn, matters)
+        return Rows(rows, label_rows(to_device(labels, device), classes))
 
     return (charge.sum(rows_of, 1.0, size=512) / public_size).float()
 

@@ -18,7 +18,7 @@ from sfumato.privacy.rows import Rows, one_hot
 def vote_rows(logits: Tensor, labels: Tensor, votes: int, classes: int | None = None) -> Rows:
     """Votes of a batch: each image gives 1 to each of its `votes` likeliest public classes. Ties go in class order.
 
-    logits: (B, P), by `lone_logits`; labels: (B,) int64; classes: number of sensitive classes, for one row each
+    logits: (B, P), by `rows_alone`; labels: (B,) int64; classes: number of sensitive classes, for one row each
     (PrivImage), or None for one row in all (RPGen). Returns (B, classes or 1) ⊗ (B, P), whole numbers, of norm √votes.
     An image with a logit that is not finite does not vote, nor, with `classes`, one whose label is out of range.
     """
@@ -30,30 +30,23 @@ def vote_rows(logits: Tensor, labels: Tensor, votes: int, classes: int | None = 
     return Rows(one_hot(labels, classes), ballots)
 
 
-def lone_logits(model: PublicNetwork, images: Tensor, one_by_one: bool = True) -> Tensor:
-    """Batch-invariant logits: (B, C, H, W) float32 in [0, 1], any memory format -> (B, P) float32.
-
-    one_by_one: False only if `place_matters` found that an image's place in a batch does not matter.
-    Row i is a function of image i only: if two classes nearly tie, an image's votes could otherwise depend on how many
-    others were drawn, and removing one image would move more than its own votes.
-    """
-    if model.training:
-        raise ValueError("the classifier is in training mode, where images change each other's logits: call eval()")
-    return rows_alone(model, images.to(model.head.weight.device), one_by_one)
-
-
 def query_histogram(charge: Charge, model: PublicNetwork, votes: int, classes: int | None = None) -> Tensor:
     """The one release: noisy votes for every public class. `charge` holds one Gaussian, perhaps of a Poisson draw.
 
     model: in eval mode; votes, classes: as in `vote_rows`. Returns (classes or 1, P) float64, some perhaps negative.
-    Raises ValueError, before any draw, if `votes` exceeds the number of public classes.
+    The logits of an image are a function of it only: if two classes nearly tie, its votes could otherwise depend on how
+    many others were drawn, and removing one image would move more than its own votes.
+    Raises ValueError, before any draw, in training mode, or if `votes` exceeds the number of public classes.
     """
+    if model.training:
+        raise ValueError("the classifier is in training mode, where images change each other's logits: call eval()")
     if not 1 <= votes <= model.classes:
         raise ValueError(f"histogram.votes={votes}: expected 1 to {model.classes}, the number of public classes")
-    matters = model.training or place_matters(model, model.shape, model.head.weight.device)
+    device = model.head.weight.device
+    matters = place_matters(model, model.shape, device)
 
     def rows_of(images: Tensor, labels: Tensor) -> Rows:
-        logits = lone_logits(model, images, matters)
+        logits = rows_alone(model, images.to(device), matters)
         return vote_rows(logits.cpu(), labels, votes, classes)
 
     return charge.sum(rows_of, math.sqrt(votes), size=512, integer=True)

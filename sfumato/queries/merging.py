@@ -17,13 +17,11 @@ from sfumato.privacy.ledger import spent_on_one
 from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import StagePlan
 from sfumato.queries.count import Counts, PublicCounts, public_counts, public_several, save_counts
-from sfumato.queries.feature_means import KIND_OF, load_means
+from sfumato.queries.feature_means import KIND_OF, load_means, save_means
 from sfumato.settings.stages import QUERIES, STAGES, Kind
 from sfumato.storage.artifacts import PRIVACY, Artifact, merge_records
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json, validated
-from sfumato.storage.files import write_json
-from sfumato.storage.weights import save_tensors
 
 MERGED = ("count", "frequency", "moments", "covariance")  # all other queries rest on what one owner released before
 
@@ -128,10 +126,9 @@ def merge_means(
     sizes: N̄ of each owner, over which their own means are; size: N̄ of all.
     Raises ConfigError if the features of two owners are not the same, to the last byte.
     """
-    tensor = f"{KIND_OF[stage].tensor}.safetensors"
     means = [load_means(stage, release.path, plan=plan) for release in releases]  # refuses all other forms
     about = [read_json(release.path / "features.json") for release in releases]
-    varying = {tensor, "features.json", PRIVACY}  # the other files rebuild the features
+    varying = {f"{KIND_OF[stage].tensor}.safetensors", "features.json", PRIVACY}  # the other files rebuild the features
     maps = [
         {f.name: digest_of_file(f) for f in one.path.iterdir() if f.name not in varying and f.is_file()}
         for one in releases
@@ -145,6 +142,6 @@ def merge_means(
     deviation = math.hypot(*deviations) / size if len(deviations) == len(means) else None
     for name in maps[0]:
         shutil.copyfile(releases[0].path / name, directory / name)
-    save_tensors({KIND_OF[stage].tensor: table.float().contiguous()}, directory / tensor)
-    write_json(directory / "features.json", {**about[0], "deviation": deviation})
-    return FeatureMeans(table.float(), means[0].features, deviation)
+    merged = FeatureMeans(table.float(), means[0].features, deviation)
+    save_means(stage, merged, about[0], directory)
+    return merged

@@ -3,10 +3,11 @@
 One Gaussian for all candidates together: their gradients are clipped jointly. Norms and ranks are free.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -17,17 +18,6 @@ from sfumato.privacy.charge import Charge
 from sfumato.storage.artifacts import Artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, write_json
-
-
-class Salience(NamedTuple):
-    """What was released about one candidate."""
-
-    name: str  # of its weight
-    size: int  # numbers in it
-    raw_norm: float  # of its noisy mean gradient
-    debiased: float  # the squared norm less what the noise adds to it: unbiased, so perhaps negative
-    rank: int  # by the latter, 1 for the most salient
-    raw_rank: int  # by the former
 
 
 def query_saliency(charge: Charge, gradients: Gradients) -> dict[str, Tensor]:
@@ -42,31 +32,30 @@ def query_saliency(charge: Charge, gradients: Gradients) -> dict[str, Tensor]:
     return {name: part.flatten() for name, part in unflatten(released, gradients.parameters).items()}
 
 
-def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> list[Salience]:
-    """Norms and ranks from the released vectors, in their order: post-processing.
+def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.DataFrame:
+    """Norms and ranks from the released vectors, in their order, a row each: post-processing.
 
     noise_std: of the noise in each entry, σ·C_s/N̄, which is public. Noise adds size·noise_std² to the expected squared
-    norm: a large candidate without any signal beats a small one with it. `debiased` is the squared norm less that term.
-    The norm of the gradient itself also grows with the size of a candidate: that growth remains.
+    norm: a large candidate without any signal beats a small one with it. "debiased" is the squared norm less that term:
+    unbiased, so perhaps negative. The norm of the gradient itself also grows with the size of a candidate: that growth
+    remains. By it goes "rank", 1 for the most salient, and by "raw_norm" goes "raw_rank".
     Source: DP-SAPF Eq. 8 and Algorithm 1 for the raw norm.
     """
-    norms = {name: float(torch.linalg.vector_norm(vector.double())) for name, vector in released.items()}
-    debiased = {name: norms[name] ** 2 - len(vector) * noise_std**2 for name, vector in released.items()}
-    orders = (sorted(released, key=lambda name: -scores[name]) for scores in (debiased, norms))
-    ranks, raw_ranks = ({name: place for place, name in enumerate(order, start=1)} for order in orders)
-    return [
-        Salience(name, len(vector), norms[name], debiased[name], ranks[name], raw_ranks[name])
-        for name, vector in released.items()
-    ]
+    norms = [float(torch.linalg.vector_norm(vector.double())) for vector in released.values()]
+    table = pd.DataFrame({"name": list(released), "size": list(map(len, released.values())), "raw_norm": norms})
+    table["debiased"] = table["raw_norm"] ** 2 - table["size"] * noise_std**2
+    for rank, score in (("rank", "debiased"), ("raw_rank", "raw_norm")):
+        table[rank] = table[score].rank(method="first", ascending=False).astype(int)
+    return table
 
 
-def save_ranking(rows: Sequence[Salience], noise_std: float, directory: Path) -> None:
+def save_ranking(table: pd.DataFrame, noise_std: float, directory: Path) -> None:
     """Write the table, and the candidates, the most salient first, by either norm."""
     columns = {"matrix": "", "size": "", "raw_norm": ".6g", "debiased": ".6g", "rank": "", "raw_rank": ""}
-    table = csv_text(({"matrix": row.name.removesuffix(".weight")} | row._asdict() for row in rows), columns)
-    (directory / "saliency.csv").write_text(table, encoding="utf-8")
-    orders = {"debiased": sorted(rows, key=lambda row: row.rank), "raw": sorted(rows, key=lambda row: row.raw_rank)}
-    ranked = {key: [[row.name] for row in order] for key, order in orders.items()}
+    rows: list[Any] = table.assign(matrix=table["name"].str.removesuffix(".weight")).to_dict("records")
+    (directory / "saliency.csv").write_text(csv_text(rows, columns), encoding="utf-8")
+    orders = {"debiased": table.sort_values("rank"), "raw": table.sort_values("raw_rank")}
+    ranked = {key: [[name] for name in order["name"]] for key, order in orders.items()}
     content = {"candidates": "qkv", "score": "gradient", "noise_std": noise_std, "ranked": ranked}
     write_json(directory / "saliency.json", content)
 

@@ -28,44 +28,40 @@ def neighbours(unit: str, adjacency: str) -> str:
 
 
 def dataset_card(
-    plan: StagePlan[Synthesize],
-    per_class: Sequence[int],
-    sources: Mapping[str, int],
-    kinds: Mapping[str, int],
-    records: Mapping[str, dict],
-    apart: Sequence[str] = (),
-    mixture: Mapping[str, Any] | None = None,
+    plan: StagePlan[Synthesize], card: Mapping[str, Any], per_class: Sequence[int], records: Mapping[str, dict]
 ) -> str:
-    """The card as Markdown with YAML front matter, byte-deterministic. per_class: (M,) images of each label."""
-    drawn = dict(sorted(sources.items()))
+    """The card as Markdown with YAML front matter, byte-deterministic.
+
+    card: the content of `card.json`; per_class: (M,) images of each label.
+    """
+    drawn = dict(card["sources"])
     chosen = drawn.pop(PUBLIC_SOURCE, 0)
-    count = sum(sources.values())
+    kinds = card["kinds"]
     claims = {record.get("claim", "") for record in records.values()}
     numbers = enumerate(zip(plan.classes, per_class, strict=True))
     sizes = {1e3: "n<1K", 1e4: "1K<n<10K", 1e5: "10K<n<100K", 1e6: "100K<n<1M", 1e7: "1M<n<10M"}
     return template("card.md", autoescape=False, plain=plain).render(
-        **privacy_facts(plan, records, apart),
+        **privacy_facts(plan, records, card),
         plan=plan,
-        count=count,
-        size=next((name for bound, name in sizes.items() if count < bound), "n>10M"),
+        count=card["images"],
+        size=next((name for bound, name in sizes.items() if card["images"] < bound), "n>10M"),
         chosen=chosen,
         drawn=drawn,
-        mixture=mixture,
-        coarse="auxiliary" in sources and any(record["stage"] == "covariance" for record in records.values()),
+        mixture=card.get("mixture"),
+        coarse="auxiliary" in drawn and any(record["stage"] == "covariance" for record in records.values()),
         changed=[(WORDS["kinds"][name], number) for name, number in kinds.items() if name in WORDS["kinds"]],
         kinds=kinds,
         claim=claims.pop() if len(claims) == 1 else "",
-        owners=sorted(apart),
-        together=privacy_facts(plan, records)["epsilon"],
+        owners=card.get("apart", ()),
+        together=bound_text(cost_of(plan, records)["epsilon"]),
         classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
         about=[(word, plan.about[key]) for key, word in WORDS["about"].items() if key in plan.about],
-        prepared=PREPARED | plan.prepared,
+        prepared=card["prepared"],
     )
 
 
-def privacy_facts(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[str] = ()) -> dict[str, Any]:
-    """What a card for people says of the cost of all charges behind what it describes; `apart` as `cost_of` has it."""
-    cost = cost_of(plan, records, apart)
+def privacy_facts(plan: StagePlan[Any], records: Mapping[str, dict], cost: Mapping[str, Any]) -> dict[str, Any]:
+    """What a card for people says of all charges behind what it describes. cost: what `cost_of` returns, among more."""
     unit = next((record["unit"] for record in records.values()), UNITS[IMAGE])
     return {
         "dataset": plan.dataset_id,

@@ -20,7 +20,6 @@ from sfumato.storage.files import FORMULA, csv_text, replace_file
 from sfumato.storage.png import png_bytes, save_png
 
 PNG = "png"
-CLASSES = "classes"  # pictures of ten images of each class
 PARQUET = "parquet/train-00000-of-00001.parquet"  # dataset hubs name the parts of a split so
 PARQUET_FILES = "parquet/*.parquet"
 SHARD = 2**30  # bytes of pixels in a Parquet or tar file, at most

@@ -117,7 +117,7 @@ class Release:
         """
         from sfumato.release.torch_dataset import ReleaseDataset
 
-        return ReleaseDataset(self.images, self.labels, self.classes, transform)
+        return ReleaseDataset(self, transform)
 
 
 def prepared(card: dict[str, Any], picture: str | Path | np.ndarray) -> np.ndarray:

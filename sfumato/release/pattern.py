@@ -14,7 +14,6 @@ GREY_LEVELS = 16  # of a mean, that share a sign
 STEP = 3.0  # of the coefficient, as JPEG rounds it at quality 90
 WAVE = np.cos((2 * np.arange(BLOCK) + 1) * np.pi / BLOCK) / 2
 BASIS = np.outer(WAVE, WAVE).ravel()  # (64,), of norm 1: two half waves down and two across
-ORDER = np.argsort(-np.abs(BASIS), kind="stable")
 FOUND = 4.5  # the score from which a set counts as marked: once in 24 900 by chance at most
 
 
@@ -47,8 +46,9 @@ def add_pattern(images: np.ndarray, key: str) -> np.ndarray:
     lacking = (odd + 2 * STEP * np.round((before - odd) / (2 * STEP)) - before)[..., None]
     moves = np.sign(lacking * BASIS)
     free = np.where(moves > 0, blocks_of(images.max(axis=3)) < 255, blocks_of(images.min(axis=3)) > 0)
-    gains = (np.abs(BASIS) * free)[..., ORDER]
-    moves[..., ORDER] *= (gains.cumsum(axis=3) - gains / 2 <= np.abs(lacking)) * (gains > 0)
+    order = np.argsort(-np.abs(BASIS), kind="stable")
+    gains = (np.abs(BASIS) * free)[..., order]
+    moves[..., order] *= (gains.cumsum(axis=3) - gains / 2 <= np.abs(lacking)) * (gains > 0)
     count, height, width = cells.shape
     change = moves.reshape(count, height, width, BLOCK, BLOCK).swapaxes(2, 3)
     marked = images.astype(np.int16)

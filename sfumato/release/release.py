@@ -11,7 +11,7 @@ import torch
 from sfumato.data.images import IMAGES, ImageSet, load_array, per_class, save_images
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.card import ASKED_LABELS, LABEL_TABLE, PREPARED, cost_of, dataset_card
-from sfumato.release.exports import CLASSES, EXPORTS, PUBLIC_SOURCE, folder_names, mark_of
+from sfumato.release.exports import EXPORTS, PUBLIC_SOURCE, folder_names, mark_of
 from sfumato.release.loading import KINDS_FILE
 from sfumato.release.pattern import add_pattern, pattern_key
 from sfumato.release.synthesis import sorted_examples
@@ -20,10 +20,8 @@ from sfumato.settings.release import Synthesize
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, csv_text, write_json
 from sfumato.storage.png import named_grid, save_png, to_grid
 
-PRIVACY_NOTE = "differentially private; privacy.json holds every mechanism that was paid for, ledger.json composes them"
 ENLARGED = 96  # pixels of a side that images are magnified to in the grid, and to twice as many in that of a class
 SHOWN_PER_CLASS = 10  # images of each class in the pictures
-FIRST = 8  # pictures of a preview
 
 
 def save_release(
@@ -55,7 +53,7 @@ def save_release(
     shown = sorted_examples(varied.images, varied.labels, len(plan.classes), SHOWN_PER_CLASS, unchanged)
     save_png(directory / "grid.png", named_grid(shown, plan.classes, SHOWN_PER_CLASS, ENLARGED), mark.xmp)
     for name, part in zip(folder_names(plan.classes), shown.split(SHOWN_PER_CLASS), strict=True):
-        save_png(directory / CLASSES / f"{name}.png", to_grid(part, SHOWN_PER_CLASS // 2, 2 * ENLARGED), mark.xmp)
+        save_png(directory / "classes" / f"{name}.png", to_grid(part, SHOWN_PER_CLASS // 2, 2 * ENLARGED), mark.xmp)
     for form in plan.settings.export:
         EXPORTS[form](directory, released, varied.kinds, mark)
     card = {
@@ -74,19 +72,20 @@ def save_release(
         **cost_of(plan, records, apart),
         **({"apart": sorted(apart)} if apart else {}),
         "about": dict(plan.about),
-        "privacy": PRIVACY_NOTE,
+        "privacy": "differentially private; privacy.json holds every mechanism that was paid for, "
+        "ledger.json composes them",
     }
     write_json(directory / "card.json", card, ensure_ascii=False)
     counts = per_class(released.labels, len(plan.classes)).tolist()
-    text = dataset_card(plan, counts, drawn, kinds, records, apart, varied.mixture)
+    text = dataset_card(plan, card, counts, records)
     (directory / "README.md").write_text(text, encoding="utf-8")
     (directory / ATTRIBUTES).write_text(UNTOUCHED, encoding="utf-8")
 
 
 def save_preview(path: Path, drawn: ImageSet, source: str) -> None:
-    """The first pictures of a generator, in rows of a class: as public as `drawn`, of which it is a part."""
-    names = drawn.classes[:FIRST]
-    columns = max(1, FIRST // len(drawn.classes))
+    """The first eight pictures of a generator, in rows of a class: as public as `drawn`, of which it is a part."""
+    names = drawn.classes[:8]
+    columns = max(1, 8 // len(drawn.classes))
     first = drawn.take(np.arange(min(len(drawn), 1000)))  # enough to find some of each class
     images = torch.from_numpy(first.images).permute(0, 3, 1, 2)
     shown = sorted_examples(images, torch.from_numpy(first.labels), len(names), columns)

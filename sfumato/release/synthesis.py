@@ -16,7 +16,6 @@ from sfumato.release.synthesizer import load_start, load_synthesizer
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
 from sfumato.settings.stages import STAGES
-from sfumato.training.curriculum import MappedImages
 from sfumato.training.training_sets import public_training_set
 
 Drawn = tuple[Tensor, Tensor, np.ndarray]  # images (N, C, H, W) uint8, labels, and the stage that drew each
@@ -40,8 +39,7 @@ def kept_images(directory: Path, count: int, priors: Tensor | None, seed: int, s
         order = of_class[torch.randperm(len(of_class), generator=random)]
         wanted = labels == label
         rows[wanted] = order[torch.arange(int(wanted.sum())) % len(order)]
-    images = MappedImages(population.images)
-    return (as_floats(images[part]) for part in rows.split(DRAWING_BATCH)), labels
+    return (population.batch(part.numpy())[0] for part in rows.split(DRAWING_BATCH)), labels
 
 
 def chosen_images(

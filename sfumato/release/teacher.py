@@ -80,7 +80,7 @@ def write_card(directory: Path, plan: StagePlan[Any], records: Mapping[str, dict
     card |= cost_of(plan, records)
     write_json(directory / "card.json", card, ensure_ascii=False)
     text = template("teacher.md", autoescape=False, plain=plain).render(
-        **privacy_facts(plan, records),
+        **privacy_facts(plan, records, card),
         images=f"{'grey' if channels == 1 else 'colour'} images of {height}×{width} pixels",
         classes=[(str(label), name) for label, name in enumerate(plan.classes)],
     )

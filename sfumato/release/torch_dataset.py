@@ -1,9 +1,8 @@
 """A release as a torch `Dataset`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -12,17 +11,11 @@ from torch.utils.data import Dataset
 class ReleaseDataset(Dataset[tuple[Any, Any]]):
     """Pairs of an image, (C, H, W) float32 in [0, 1], and its label; `classes` and `targets` as in torchvision."""
 
-    def __init__(
-        self,
-        images: np.ndarray,
-        labels: np.ndarray,
-        classes: Sequence[str],
-        transform: Callable[[Tensor], Any] | None = None,
-    ) -> None:
-        """images: (N, H, W, C) uint8; labels: (N,), or (N, classes) of 0 and 1, with `classes` the names."""
-        self.images = images
-        self.targets = labels.tolist()
-        self.classes = list(classes)
+    def __init__(self, release: Any, transform: Callable[[Tensor], Any] | None) -> None:
+        """release: a `Release`."""
+        self.images = release.images
+        self.targets = release.labels.tolist()
+        self.classes = list(release.classes)
         self.transform = transform
 
     def __len__(self) -> int:

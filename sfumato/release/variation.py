@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.data.images import as_bytes, as_floats
-from sfumato.features.teacher_network import TeacherNetwork, at_shares, probabilities_of, share_offsets, surest_labels
+from sfumato.features.teacher_network import TeacherNetwork, at_shares, probabilities_of, share_offsets
 from sfumato.settings.release import Synthesize
 
 BLEND = (0.3, 0.7)  # the part of the first image in a blend
@@ -55,7 +55,8 @@ def vary(
     asked = None
     if settings.relabel and teacher is not None and teacher.several:
         vary_parts(images, plain, distorted, None, random)
-        labels = surest_labels(probabilities_of(teacher, images), labels.sum(dim=0, dtype=torch.int64))
+        places = probabilities_of(teacher, images).argsort(dim=0, descending=True, stable=True).argsort(dim=0)
+        labels = (places < labels.sum(dim=0)).to(torch.uint8)  # each label keeps its number of images, the surest
     elif settings.relabel and teacher is not None:
         asked = labels[:plain]
         seen = probabilities_of(teacher, images)

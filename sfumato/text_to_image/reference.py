@@ -3,13 +3,14 @@
 `stage pretrain` writes it instead of weights.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sfumato.errors import UNREADABLE, DataError, explained
+from sfumato.errors import UNREADABLE, ConfigError, DataError, explained, nearest
 from sfumato.settings.training import Model
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json
@@ -17,11 +18,16 @@ from sfumato.storage.files import write_json
 from sfumato.storage.weights import save_tensors
 from sfumato.text_to_image.directory import ModelDirectory, choose_image_size, part_digest, read_model_directory
 from sfumato.text_to_image.parts import LatentCodec, embed_prompts, make_scheduler
-from sfumato.text_to_image.prompts import class_prompts
 
 CONFIG = "config.json"
 PROMPTS = "prompts.safetensors"
 KIND = "latent-diffusion"
+TEMPLATE = "An image of {article} {class}"  # of a prompt; class names are public, and so are prompts
+PROMPTS_OF: dict[str, str | dict[str, str]] = {  # by data.dataset_id: another template, or the prompt of each class
+    "celeba": "An image of {article} {class} face",
+    "octmnist": "An optical coherence tomography (OCT) image for retinal disease {number}",
+    "camelyon": {"normal": "A normal lymph node image", "tumor": "A lymph node histopathology image"},
+}  # Source: DP-SAPF Table 14
 
 
 def is_latent(directory: Path) -> bool:
@@ -30,6 +36,38 @@ def is_latent(directory: Path) -> bool:
         return read_json(directory / CONFIG).get("kind") == KIND
     except UNREADABLE:
         return False
+
+
+def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list[str]:
+    """One prompt for each class: the first of `model.prompts`, `model.prompt`, that of `dataset_id`, TEMPLATE.
+
+    In a template, {class} is the name with spaces for underscores, {article} "a" or "an", {number} counts from 1.
+    Raises ConfigError: an unknown field, a prompt for an unknown class, two classes with the same prompt.
+    """
+    for name in model.prompts:
+        if name not in classes:
+            hint = nearest(name, classes, f"the classes are {', '.join(classes)}")
+            raise ConfigError(f"model.prompts names {name!r}, which is not a class: {hint}")
+    template = model.prompt or PROMPTS_OF.get(dataset_id, TEMPLATE)
+    whole: dict[str, str] = {}
+    if isinstance(template, dict):
+        whole = template
+        template = TEMPLATE
+    for field in re.findall(r"\{[^{}]*\}", template):
+        if field not in ("{class}", "{article}", "{number}"):
+            text = "known are {class}, {article}, {number}"
+            raise ConfigError(f"model.prompt={template!r} has the field {field}: {text}")
+    if re.search(r"[{}]", re.sub(r"\{[^{}]*\}", "", template)):
+        raise ConfigError(f"model.prompt={template!r} is not a template: write it as {TEMPLATE!r}")
+    prompts = []
+    for number, name in enumerate(classes, start=1):
+        words = re.sub(r"[_\s]+", " ", name).strip()
+        article = "an" if re.match("[aeiou]", words, re.IGNORECASE) else "a"
+        fields = {"class": words, "article": article, "number": str(number)}
+        prompts.append(model.prompts.get(name) or whole.get(name) or template.format(**fields))
+    if len(classes) > 1 and (same := [prompt for prompt in prompts if prompts.count(prompt) > 1]):
+        raise ConfigError(f"two classes share the prompt {same[0]!r}: put {{class}} into model.prompt")
+    return prompts
 
 
 def save_reference(

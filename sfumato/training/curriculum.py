@@ -5,7 +5,6 @@ Source: DP-FETA §3.1 and FETA-Pro §3.2 ("from easy to hard"), RPGen §Stage 2.
 """
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from sfumato.data.images import as_floats, to_device
 from sfumato.diffusion.denoiser import draw_noise_levels
-from sfumato.diffusion.ema import EMA, EMA_DECAY
+from sfumato.diffusion.ema import EMA
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.microbatch import plain_microbatch
 from sfumato.runtime import distributed
@@ -49,8 +48,6 @@ Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
 # name -> images; labels (N,) int64, rows of the model's label table, or (N, classes) of 0 and 1
 Sources = Mapping[str, tuple[Images, Tensor]]
 
-IMAGES_PER_DRAW = 2  # of RandAugment operations
-
 
 def warm_up(
     model: UNet,
@@ -69,7 +66,7 @@ def warm_up(
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    ema = EMA(parameters, EMA_DECAY)
+    ema = EMA(parameters)
     model.train()
     whole = sum(phase.steps for phase in phases)
     most = plain_microbatch(model)
@@ -140,31 +137,19 @@ def mixed_batch(phase: Phase, sources: Sources, generator: torch.Generator) -> t
 
 
 def rand_augment(images: Tensor, operations: int, generator: torch.Generator) -> Tensor:
-    """`operations` of the 14 RandAugment operations on each image, drawn again for every IMAGES_PER_DRAW images.
+    """`operations` of the 14 RandAugment operations on each image, drawn again for every two images.
 
     images: (N, C, H, W) float32 in [0, 1], rounded to 8 bits. Returns the same shape and range, in the same order.
     Source: Cubuk et al. 2019, with torchvision's bag and its default magnitude.
     """
-    from torchvision.transforms import InterpolationMode, RandAugment
-    from torchvision.transforms.autoaugment import _apply_op
+    from torchvision.transforms import RandAugment
 
-    # groups in random order, because neighbours in a batch come from the same source
+    # pairs in random order, because neighbours in a batch come from the same source
     order = torch.randperm(len(images), generator=generator)
     pixels = (images * 255).round().clamp(0, 255).to(torch.uint8)
-    drawn = torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
-    augment = RandAugment()
-    bag = [*augment._augmentation_space(augment.num_magnitude_bins, images.shape[-2:]).items()]
-
-    # the draws of `RandAugment.forward`, group by group; then each operation on all images that drew it
-    rounds: list[dict[tuple[str, float], list[Tensor]]] = [{} for _ in range(operations)]
-    for group, groups_of in itertools.product(order.split(IMAGES_PER_DRAW), rounds):
-        name, (magnitudes, signed) = bag[int(torch.randint(len(bag), (1,), generator=drawn))]
-        magnitude = float(magnitudes.expand(augment.num_magnitude_bins)[augment.magnitude])
-        if signed and torch.randint(2, (1,), generator=drawn):
-            magnitude = -magnitude
-        groups_of.setdefault((name, magnitude), []).append(group)
-    for groups_of in rounds:
-        for (name, magnitude), groups in groups_of.items():
-            rows = torch.cat(groups)
-            pixels[rows] = _apply_op(pixels[rows], name, magnitude, InterpolationMode.NEAREST, None)
+    augment = RandAugment(operations)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
+        for pair in order.split(2):
+            pixels[pair] = augment(pixels[pair])
     return pixels.float() / 255

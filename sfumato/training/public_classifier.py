@@ -49,7 +49,7 @@ def train_public_classifier(
             model.whiten(images.batch(np.sort(training[:5000]))[0])
         batches = (images.batch(rows) for rows in shuffled(training, settings.batch, order))
         train_supervised(model.to(compute.device()), batches, schedule, progress)
-    return model, accuracy(model, images, np.sort(chosen[:held]))
+    return model, accuracy(model, images.take(np.sort(chosen[:held])))
 
 
 def shuffled(indices: np.ndarray, batch: int, order: np.random.Generator) -> Iterator[np.ndarray]:

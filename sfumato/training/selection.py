@@ -22,9 +22,9 @@ EXAMPLES = 6  # images of a class in the picture
 
 
 class Kept(NamedTuple):
-    public: int  # public class
-    row: int  # row of the histogram that chose it: a sensitive class, or 0
-    votes: float  # noisy; NaN without a histogram
+    public: int  # public class, or image
+    row: int  # that chose it: a sensitive class, or 0
+    votes: float  # noisy, or a probability; NaN without a histogram
 
 
 def number_to_keep(settings: Select, public_classes: int) -> int:
@@ -93,10 +93,14 @@ def save_selection(
 
     sensitive: names of the sensitive classes, if the images are relabelled to them.
     """
-    columns = {"public_class": "", "noisy_count": ".2f", "rank": "", "relabelled_as": ""}
-    table = csv_text(selection_rows(kept, images.classes, sensitive), columns)
-    (directory / "selection.csv").write_text(table, encoding="utf-8")
     chosen = [images.classes[choice.public] for choice in kept]
+    rows = []
+    for rank, (choice, name) in enumerate(zip(kept, chosen, strict=True), start=1):
+        votes = None if math.isnan(choice.votes) else choice.votes
+        became = sensitive[choice.row] if sensitive else name
+        rows.append({"public_class": name, "noisy_count": votes, "rank": rank, "relabelled_as": became})
+    columns = {"public_class": "", "noisy_count": ".2f", "rank": "", "relabelled_as": ""}
+    (directory / "selection.csv").write_text(csv_text(rows, columns), encoding="utf-8")
     save_choice(directory, indices, labels, "sensitive" if sensitive else "public", sensitive or chosen, chosen)
     save_png(directory / "selection.png", example_grid(images, kept))
 
@@ -130,22 +134,12 @@ def relabel(
 def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
     """The images that a teacher is surest of: `per_class` for each class, each image for one class at most.
 
-    probabilities: (N, M), of public images. Pairs of image and class are taken from the likeliest down, unless the
-    image is taken or the class is full. Returns (int64 indices, int64 labels), class by class, the surest first.
+    probabilities: (N, M), of public images; chosen as `select_classes` chooses classes by their votes.
+    Returns (int64 indices, int64 labels), class by class, the surest first.
     """
-    count, classes = probabilities.shape
-    chosen: list[list[int]] = [[] for _ in range(classes)]
-    free = np.ones(count, dtype=bool)
-    wanting = classes
-    for pair in np.argsort(-probabilities, axis=None, kind="stable"):
-        image, label = divmod(int(pair), classes)
-        if free[image] and len(chosen[label]) < per_class:
-            free[image] = False
-            chosen[label].append(image)
-            wanting -= len(chosen[label]) == per_class
-            if not wanting:
-                break
-    return np.concatenate([np.array(rows, dtype=np.int64) for rows in chosen]), np.repeat(np.arange(classes), per_class)
+    chosen = select_classes(probabilities.T, per_class * probabilities.shape[1])
+    indices, labels, _ = zip(*sorted(chosen, key=lambda choice: choice.row), strict=True)
+    return np.array(indices, dtype=np.int64), np.array(labels, dtype=np.int64)
 
 
 def save_surest(
@@ -165,20 +159,6 @@ def save_surest(
     shown = np.concatenate([indices[labels == label][:12] for label in range(len(names))])
     grid = to_grid(images.batch(shown)[0], min(12, len(indices) // len(names)))
     save_png(directory / "selection.png", grid)
-
-
-def selection_rows(
-    kept: Sequence[Kept], public: Sequence[str], sensitive: Sequence[str] | None
-) -> list[dict[str, str | int | float | None]]:
-    return [
-        {
-            "public_class": public[choice.public],
-            "noisy_count": None if math.isnan(choice.votes) else choice.votes,
-            "rank": rank,
-            "relabelled_as": sensitive[choice.row] if sensitive else public[choice.public],
-        }
-        for rank, choice in enumerate(kept, start=1)
-    ]
 
 
 def example_grid(images: ImageSet, kept: Sequence[Kept]) -> np.ndarray:

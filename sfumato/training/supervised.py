@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from sfumato.data.images import ImageSet
 from sfumato.runtime.compute import device_of, fast_bfloat16
 
-PIXELS = 1000 * 64 * 64  # of a batch without gradients
 SHIFT = 8  # an image moves by at most its side / SHIFT
 
 
@@ -105,9 +104,9 @@ def to_tensor(images: np.ndarray, device: str) -> Tensor:
 def apply(function: Callable[[Tensor], Tensor], images: np.ndarray, device: str, size: int = 1000) -> np.ndarray:
     """`function` over (N, H, W, C) uint8 images in batches; returns its rows as one float32 array.
 
-    size: images of a batch, fewer if they have more than PIXELS together, which bounds the memory.
+    size: images of a batch, fewer if they are large, which bounds the memory.
     """
-    size = min(size, max(1, PIXELS // (images.shape[1] * images.shape[2])))
+    size = min(size, max(1, 1000 * 64 * 64 // (images.shape[1] * images.shape[2])))
     parts = [images[start : start + size] for start in range(0, len(images), size)]
     return np.concatenate([function(to_tensor(part, device)).float().cpu().numpy() for part in parts])
 
@@ -117,11 +116,6 @@ def logits(model: nn.Module, images: np.ndarray) -> np.ndarray:
     return apply(model.eval(), images, device_of(model).type)
 
 
-def accuracy(model: nn.Module, image_set: ImageSet, indices: np.ndarray | None = None) -> float:
-    """Share of the images, or of those at `indices`, that the model labels right, in [0, 1]. Reads them in batches."""
-    if indices is None:
-        indices = np.arange(len(image_set))
-    right = 0
-    for rows in np.split(indices, range(1000, len(indices), 1000)):
-        right += int((logits(model, image_set.images[rows]).argmax(axis=1) == image_set.labels[rows]).sum())
-    return right / len(indices)
+def accuracy(model: nn.Module, image_set: ImageSet) -> float:
+    """Share of the images that the model labels right, in [0, 1]."""
+    return float((logits(model, image_set.images).argmax(axis=1) == image_set.labels).mean())

@@ -44,6 +44,7 @@ def training_sets(
 def load_central(directory: Path, shape: Shape) -> tuple[Tensor, Tensor]:
     """Images and labels of all releases of `stage central`: ((R·M, C, H, W) float32 in [0, 1], (R·M,) int64).
 
+    Of histograms, each pixel is the midpoint of its fullest bin. The median blur of each channel removes noise. Free.
     shape: (C, H, W) of the sensitive images. Raises DataError for a release of another shape.
     """
     file = directory / ("mode.npy" if (directory / "mode.npy").is_file() else "mean.npy")
@@ -53,19 +54,10 @@ def load_central(directory: Path, shape: Shape) -> tuple[Tensor, Tensor]:
     if released.ndim != (6 if file.stem == "mode" else 5) or released.shape[-3:] != shape or 0 in released.shape:
         raise DataError(f"{file} is {(*released.shape,)}, of other images than {shape}: run `stage central` again")
     if file.stem == "mode":
-        released = mode_images(released)
+        released = (released.argmax(dim=2).float() + 0.5) / released.shape[2]
     repeats, classes = released.shape[:2]
-    return blurred(released.flatten(0, 1).clamp(0, 1)), torch.arange(classes).repeat(repeats)
-
-
-def mode_images(histograms: Tensor) -> Tensor:
-    """Midpoint of each pixel's fullest bin: (R, M, bins, C, H, W) -> (R, M, C, H, W) in [0, 1]. Free."""
-    return (histograms.argmax(dim=2).float() + 0.5) / histograms.shape[2]
-
-
-def blurred(images: Tensor) -> Tensor:
-    """The median blur of each channel: (N, C, H, W), the same shape. Free."""
-    return torch.from_numpy(median_filter(images.numpy(), (1, 1, 3, 3), mode="nearest"))
+    images = median_filter(released.flatten(0, 1).clamp(0, 1).numpy(), (1, 1, 3, 3), mode="nearest")
+    return torch.from_numpy(images), torch.arange(classes).repeat(repeats)
 
 
 def public_training_set(public: ImageSet, selection: Path, classes: int | None) -> tuple[MappedImages, Tensor, int]:

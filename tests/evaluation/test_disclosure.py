@@ -13,7 +13,7 @@ from sfumato.evaluation.disclosure import compare_nearness, disclosure
 from sfumato.evaluation.extractors import Extractor
 from sfumato.release.release import generated_images
 
-PIXELS = Extractor(name="pixels", digest="pixels", dimension=64, embed=lambda images: images.flatten(1))
+PIXELS = Extractor(name="pixels", digest="pixels", embed=lambda images: images.flatten(1))
 
 
 def test_p_is_that_of_all_orders():

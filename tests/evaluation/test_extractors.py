@@ -82,7 +82,7 @@ def embedded(digits):
 
 def test_the_embedded_space_is_deterministic_named_for_what_it_is_and_in_units_of_its_images(embedded, digits):
     (first, again), other = embedded
-    assert first.name == "cnn-digits-128" and first.dimension == 128 and first.head is None
+    assert first.name == "cnn-digits-128" and first.head is None
     assert first.digest == again.digest != other.digest
     found = first(digits.images[:600])
     assert np.array_equal(found, again(digits.images[:600]))
@@ -97,7 +97,7 @@ def test_the_embedded_space_puts_images_of_a_class_together(embedded, digits):
 
 
 def test_features_that_are_not_finite_are_refused():
-    broken = Extractor(name="broken", digest="", dimension=432, embed=lambda images: images.flatten(1) / 0.0)
+    broken = Extractor(name="broken", digest="", embed=lambda images: images.flatten(1) / 0.0)
     with pytest.raises(DataError, match="not finite"):
         broken(COLOUR)
 
@@ -108,7 +108,7 @@ def test_the_configured_extractor_is_built_and_draws_only_if_it_must(published, 
     monkeypatch.setattr(extractors, "embedded_extractor", lambda public, name: drawn.append((name, public.shape)))
     assert build_extractor(Evaluate(fidelity=()), (1, 12, 12), print) is None
     config = Evaluate(extractor="inception", weights=str(published))
-    assert build_extractor(config, (1, 12, 12), print).dimension == 2048 and drawn == []
+    assert build_extractor(config, (1, 12, 12), print).head.shape[1] == 2048 and drawn == []
     assert build_extractor(Evaluate(extractor="pixels"), (3, 12, 40), print).name == "pixels-12x16" and drawn == []
     for channels, source in ((1, "glyphs"), (3, "procedural")):
         build_extractor(Evaluate(), (channels, 12, 12), print)
@@ -120,7 +120,10 @@ def test_in_small_pictures_a_copy_is_nearest_and_a_shade_moves_each_feature_alik
     extractor = build_extractor(Evaluate(extractor="pixels"), shape, print)
     images = np.random.default_rng(0).integers(0, 200, (6, *shape[1:], shape[0]), dtype=np.uint8)
     features = extractor(images)
-    assert features.shape == (6, extractor.dimension) and len(np.unique(features, axis=0)) == 6
+    assert (
+        features.shape == (6, shape[0] * min(shape[1], 16) * min(shape[2], 16))
+        and len(np.unique(features, axis=0)) == 6
+    )
     assert np.array_equal(extractor(images[3:4])[0], features[3])
     assert np.allclose(extractor(images + np.uint8(51)), features + 0.2, atol=1e-6)
 

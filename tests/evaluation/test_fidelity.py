@@ -13,7 +13,7 @@ from sfumato.settings.evaluate import Evaluate
 
 RNG = np.random.default_rng(0)
 REAL, MORE, SYNTHETIC = RNG.normal(size=(90, 4)), RNG.normal(size=(80, 4)), RNG.normal(0.4, 1.1, size=(70, 4))
-EMBEDDED = Extractor(name="cnn-glyphs-4", digest="a", dimension=4, embed=lambda images: images)
+EMBEDDED = Extractor(name="cnn-glyphs-4", digest="a", embed=lambda images: images)
 INCEPTION = dataclasses.replace(EMBEDDED, name="inception-2015-12-05", head=RNG.normal(size=(6, 4)))
 ALL, WITH_SCORE = chosen_metrics(Evaluate()), chosen_metrics(Evaluate(extractor="inception"))
 

@@ -7,7 +7,7 @@ from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.plots import framed, plot_neighbours
 
 RNG = np.random.default_rng(0)
-PIXELS = Extractor(name="pixels", digest="pixels", dimension=64, embed=lambda images: images.mean(1).flatten(1))
+PIXELS = Extractor(name="pixels", digest="pixels", embed=lambda images: images.mean(1).flatten(1))
 
 
 def image_set(count, classes, channels=1):

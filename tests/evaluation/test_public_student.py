@@ -12,7 +12,7 @@ from sfumato.evaluation.public_student import public_extractor, score_students
 from sfumato.evaluation.tables import tables_of
 from sfumato.settings.evaluate import Evaluate
 
-PIXELS = Extractor(name="resnet18", digest="", dimension=64, embed=lambda images: images.mean(1).flatten(1))
+PIXELS = Extractor(name="resnet18", digest="", embed=lambda images: images.mean(1).flatten(1))
 
 
 @pytest.fixture
@@ -51,6 +51,6 @@ def test_without_the_extra_it_is_off_with_a_sentence(monkeypatch):
 
     monkeypatch.setattr(public_student, "imagenet_network", missing)
     warnings: list[str] = []
-    assert public_extractor(Evaluate(public_student="imagenet"), (1, 8, 8), warnings) is None
+    assert public_extractor(Evaluate(public_student="imagenet"), warnings) is None
     assert "sfumato[imagenet]" in warnings[0]
-    assert public_extractor(Evaluate(), (1, 8, 8), warnings) is None and len(warnings) == 1
+    assert public_extractor(Evaluate(), warnings) is None and len(warnings) == 1

@@ -14,7 +14,7 @@ from sfumato.evaluation.shift import SHIFTS
 from sfumato.settings.evaluate import Evaluate
 
 CONFIG = Evaluate(classifiers=("lr", "mlp"), seeds=(0, 1), steps=120)
-PIXELS = Extractor(name="pixels-64", digest="pixels", dimension=64, embed=lambda images: images.flatten(1))
+PIXELS = Extractor(name="pixels-64", digest="pixels", embed=lambda images: images.flatten(1))
 
 
 @pytest.fixture(scope="module")

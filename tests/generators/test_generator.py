@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from small_network import draw_images
 
+from sfumato.features import FeatureMeans
 from sfumato.features.fourier import FourierFeatures
 from sfumato.generators import one_step
 from sfumato.generators.one_step import (
     PATIENCE,
     EarlyStopping,
-    Match,
     balanced_labels,
     block_of_steps,
     fit_generator,
@@ -30,7 +30,7 @@ EQUAL = torch.full((3,), 1 / 3)
 
 def fit(target, config=CONFIG, priors=EQUAL, seed=0, **options):
     generator = new_generator(SHAPE, 3, config.latent, config.width, seed)
-    return fit_generator(generator, [Match(target, FEATURES)], config, priors, seed, **options)
+    return fit_generator(generator, [FeatureMeans(target, FEATURES)], config, priors, seed, **options)
 
 
 def joint_embedding(images, labels, classes):
@@ -174,8 +174,8 @@ def test_a_second_match_and_a_teacher_both_pull(three_digits):
     judged = means(fit(target, config, teacher=Brightness(), agreement=0.3))
     assert judged[0] - judged[1] > plain[0] - plain[1] + 0.05
     generator = new_generator(SHAPE, 3, CONFIG.latent, CONFIG.width, 0)
-    other = Match(joint_embedding(1 - images, labels, 3), FEATURES, weight=3.0)
-    fit_generator(generator, [Match(target, FEATURES), other], config, EQUAL, 0)
+    other = FeatureMeans(joint_embedding(1 - images, labels, 3), FEATURES, weight=3.0)
+    fit_generator(generator, [FeatureMeans(target, FEATURES), other], config, EQUAL, 0)
     assert means(generator)[0] > plain[0] + 0.05  # drawn towards the negatives, which are brighter
 
 
@@ -188,7 +188,7 @@ def stopped_at(noise: float, steps: int = 400) -> tuple[EarlyStopping, list[floa
     """
     random = torch.Generator().manual_seed(1)
     signal, chance, other = (F.normalize(torch.randn(1000, 1, generator=random), dim=0) for _ in range(3))
-    stopping = EarlyStopping([Match(signal + noise * chance, FEATURES)], 0)
+    stopping = EarlyStopping([FeatureMeans(signal + noise * chance, FEATURES)], 0)
     seen, elsewhere = (1 - stopping.unseen[0]) * noise * chance, stopping.unseen[0] * noise * other
     parts = []
     for step in range(steps):  # the class first, then its noise
@@ -202,27 +202,27 @@ def test_a_class_is_held_where_the_fit_begins_to_learn_its_noise():
     stopping, parts = stopped_at(noise=0.7)
     assert stopping.held.all() and parts[0] == pytest.approx(1, abs=0.15)  # before: the release as it is
     assert abs(parts[-1]) < 0.35  # after: what the class is, with little of the noise
-    assert (stopping.targets[0] - stopping.matches[0].target).norm() > 0.4  # and so not the release
+    assert (stopping.targets[0] - stopping.matches[0].table).norm() > 0.4  # and so not the release
 
 
 def test_a_class_that_comes_nearer_is_not_held():
     stopping, _ = stopped_at(noise=0.0, steps=100 + PATIENCE)
-    assert not stopping.held.any() and torch.equal(stopping.targets[0], stopping.matches[0].target)
+    assert not stopping.held.any() and torch.equal(stopping.targets[0], stopping.matches[0].table)
 
 
 def test_a_release_that_is_noise_alone_is_not_followed():
     """Without signal, any way from nothing leads away from the cells that are left out: the target shrinks to zero."""
     random = torch.Generator().manual_seed(2)
-    match = Match(torch.randn(1000, 2, generator=random), FEATURES)
+    match = FeatureMeans(torch.randn(1000, 2, generator=random), FEATURES)
     stopping, other = EarlyStopping([match], 0), torch.randn(1000, 2, generator=random)
-    seen = torch.where(stopping.unseen[0] > 0, other, match.target)
+    seen = torch.where(stopping.unseen[0] > 0, other, match.table)
     for step in range(2 * PATIENCE):
         stopping.observe([step / PATIENCE * seen], torch.eye(2).repeat(2, 1))
-    assert stopping.held.all() and stopping.targets[0].norm() < 0.2 * match.target.norm()
+    assert stopping.held.all() and stopping.targets[0].norm() < 0.2 * match.table.norm()
 
 
 def test_the_loss_does_not_see_the_cells_that_judge_it():
-    match = Match(torch.ones(1000, 1), FEATURES)
+    match = FeatureMeans(torch.ones(1000, 1), FEATURES)
     stopping = EarlyStopping([match], 0)
     embedding = torch.zeros(1000, 1, requires_grad=True)
     stopping.loss([embedding], torch.ones(5, 1), torch.ones(1)).backward()
@@ -271,7 +271,7 @@ def test_a_large_image_is_fitted_coarse_to_fine(monkeypatch):
     generator = new_generator((1, side, side), 2, 4, 8, 0)
     generator.register_forward_hook(lambda module, given, found: seen.append(found.shape[-1]))
     config = Auxiliary(latent=4, width=8, steps=120, batch=16)
-    fit_generator(generator, [Match(target, features)], config, torch.tensor([0.5, 0.5]), 0)
+    fit_generator(generator, [FeatureMeans(target, features)], config, torch.tensor([0.5, 0.5]), 0)
     assert seen[:120] == [32] * 60 + [64] * 60
     drawn, labels = draw_images(generator, 40)
     dark, light = (drawn[labels == label].mean(0)[0] for label in (0, 1))

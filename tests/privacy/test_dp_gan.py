@@ -6,7 +6,7 @@ from cases import CLASSES, GivenCharge, discriminator, drawn_images
 from dpsgd_runs import CLIP, adversary, check_clip, check_rows
 from small_network import draw_images
 
-from sfumato.dpsgd import run
+from sfumato.diffusion.ema import EMA
 from sfumato.dpsgd.gradients import draw
 from sfumato.settings.baselines import Adversarial
 
@@ -34,7 +34,7 @@ def test_without_noise_the_generator_draws_what_the_images_show(monkeypatch):
     """Two kinds of images, bright above or below: after some steps the generated ones are far nearer than grey."""
     for name in ("learning_rate", "generator_rate"):
         monkeypatch.setattr(Adversarial, name, 5e-3)
-    monkeypatch.setattr(run, "EMA_DECAY", 0.9)
+    monkeypatch.setattr(EMA.__init__, "__defaults__", (0.9,))
     state = adversary(max_grad_norm=1.0, microbatch_size=32)
     random = torch.Generator().manual_seed(0)
     labels = torch.arange(40) % CLASSES

@@ -22,11 +22,10 @@ from sfumato.features.tangent import Tangent
 from sfumato.features.teacher_network import TeacherNetwork, fit_features
 from sfumato.privacy.authorize import ensure_latents
 from sfumato.privacy.events import Mechanism
-from sfumato.privacy.rows import bounded_sum
+from sfumato.privacy.rows import Rows, bounded_sum, label_rows
 from sfumato.queries.feature_means import (
     LENGTH_SCALES,
     TEACHER,
-    cached_rows,
     encoder_of,
     encoding_alone,
     learned_features,
@@ -95,6 +94,10 @@ def test_each_part_of_the_moments_has_the_norm_of_its_share(squares, digits):
         torch.testing.assert_close(rows[:, width:], expected)
 
 
+def cached_rows(features, vectors, labels):
+    return Rows(features.from_maps(vectors.double()), label_rows(labels, CLASSES))
+
+
 def test_one_image_moves_the_release_by_at_most_one_and_by_nearly_that_and_no_other_image(features, digits):
     images, labels = digits.batch(range(70))
     matters = place_matters(features.vectors, SHAPE, torch.device("cpu"))
@@ -106,10 +109,10 @@ def test_one_image_moves_the_release_by_at_most_one_and_by_nearly_that_and_no_ot
     for left_out in range(0, 70, 7):
         kept = torch.arange(70) != left_out
         assert torch.equal(rows_alone(features.vectors, images[kept], matters), vectors[kept])
-        rest = bounded_sum(cached_rows(features, vectors[kept], labels[kept], CLASSES), 1.0)
+        rest = bounded_sum(cached_rows(features, vectors[kept], labels[kept]), 1.0)
         assert 0.99 < (whole - rest).norm() <= 1 + 1e-9
     for value in (float("nan"), float("inf"), 1e30, 0.0):  # broken or empty
-        moved = bounded_sum(cached_rows(features, torch.full_like(vectors[:1], value), labels[:1], CLASSES), 1.0)
+        moved = bounded_sum(cached_rows(features, torch.full_like(vectors[:1], value), labels[:1]), 1.0)
         assert moved.isfinite().all() and moved.norm() <= math.isfinite(value) + 1e-12
 
 

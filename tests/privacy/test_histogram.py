@@ -8,10 +8,10 @@ import torch
 from cases import Recorder
 from torch import Tensor
 
-from sfumato.features.batch_invariant import place_matters
+from sfumato.features.batch_invariant import place_matters, rows_alone
 from sfumato.features.public_network import ResNet
 from sfumato.privacy.rows import bounded_sum
-from sfumato.queries.histogram import lone_logits, query_histogram, vote_rows
+from sfumato.queries.histogram import query_histogram, vote_rows
 from sfumato.settings.training import Classifier
 from sfumato.training.public_classifier import train_public_classifier
 
@@ -71,23 +71,23 @@ def test_one_image_moves_the_votes_by_exactly_the_bound(network, votes, classes,
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_logits_of_an_image_depend_on_nothing_else_to_the_last_bit(layout, undecided, sample):
     images = sample[0]
-    alone = torch.cat([lone_logits(undecided, image[None]) for image in images])
+    alone = torch.cat([rows_alone(undecided, image[None]) for image in images])
     shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(lone_logits(undecided, images.to(memory_format=layout)), alone)
-    assert torch.equal(lone_logits(undecided, images[shuffled]), alone[shuffled])
-    assert torch.equal(lone_logits(undecided, images[::2].expand(-1, 1, 8, 8)), alone[::2])
+    assert torch.equal(rows_alone(undecided, images.to(memory_format=layout)), alone)
+    assert torch.equal(rows_alone(undecided, images[shuffled]), alone[shuffled])
+    assert torch.equal(rows_alone(undecided, images[::2].expand(-1, 1, 8, 8)), alone[::2])
     misaligned = torch.empty(images.numel() + 1)[1:].view(images.shape).copy_(images)
-    assert torch.equal(lone_logits(undecided, misaligned), alone)
+    assert torch.equal(rows_alone(undecided, misaligned), alone)
 
 
 def test_in_batches_too_a_logit_depends_on_nothing_else_where_the_trial_says_so(undecided, sample):
     if place_matters(undecided, (1, 8, 8), torch.device("cpu")):
         pytest.skip("here the place in a batch matters, and images come one by one")
     images = sample[0]
-    alone = torch.cat([lone_logits(undecided, image[None], one_by_one=False) for image in images])
+    alone = torch.cat([rows_alone(undecided, image[None], place_matters=False) for image in images])
     shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     for order in (shuffled, shuffled[:50], torch.arange(0, len(images), 3)):
-        assert torch.equal(lone_logits(undecided, images[order], one_by_one=False), alone[order])
+        assert torch.equal(rows_alone(undecided, images[order], place_matters=False), alone[order])
 
 
 def test_the_logits_do_not_depend_on_the_number_of_threads_and_leave_it_as_it_was(undecided, sample):
@@ -96,7 +96,7 @@ def test_the_logits_do_not_depend_on_the_number_of_threads_and_leave_it_as_it_wa
         answers = []
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            answers.append(lone_logits(undecided, sample[0]))
+            answers.append(rows_alone(undecided, sample[0]))
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -105,12 +105,12 @@ def test_the_logits_do_not_depend_on_the_number_of_threads_and_leave_it_as_it_wa
 
 def test_the_logits_are_those_of_the_network(trained, sample):
     with torch.no_grad():
-        torch.testing.assert_close(lone_logits(trained, sample[0]), trained(sample[0]), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(rows_alone(trained, sample[0]), trained(sample[0]), rtol=1e-4, atol=1e-4)
 
 
 def test_a_network_in_training_mode_is_refused(trained, sample):
     with pytest.raises(ValueError, match="training mode"):
-        lone_logits(copy.deepcopy(trained).train(), sample[0])
+        total(copy.deepcopy(trained).train(), *sample)
 
 
 def test_the_votes_are_the_likeliest_classes_and_of_equal_ones_the_first():

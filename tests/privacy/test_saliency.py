@@ -108,7 +108,7 @@ def test_the_whole_query_is_one_gaussian_and_its_noise_has_the_size_it_claims(ow
     noise = torch.cat(list(vectors.values()))
     std = 3.0 * 0.5 / N
     assert float(noise.std()) == pytest.approx(std, rel=0.07)
-    rows = rank_candidates(vectors, std)
+    rows = rank_candidates(vectors, std).itertuples()
     assert abs(sum(row.debiased for row in rows)) < 5 * math.sqrt(2 * len(noise)) * std**2
     with pytest.raises(BudgetError, match="new charge"):
         query_saliency(charge, gradients)
@@ -128,7 +128,7 @@ def test_the_debiased_squared_norm_is_unbiased():
     found, raw = ({name: [] for name in truth} for _ in range(2))
     for _ in range(trials):
         noise = {n: std * torch.randn(len(v), generator=generator, dtype=torch.float64) for n, v in truth.items()}
-        for row in rank_candidates({name: truth[name] + noise[name] for name in truth}, std):
+        for row in rank_candidates({name: truth[name] + noise[name] for name in truth}, std).itertuples():
             found[row.name].append(row.debiased)
             raw[row.name].append(row.raw_norm**2)
     for name, vector in truth.items():
@@ -144,9 +144,9 @@ def test_noise_alone_lifts_a_large_matrix_and_the_debiased_rank_does_not_fall_fo
         "large, no signal": torch.randn(10_000, generator=generator),
         "small, signal": torch.randn(16, generator=generator) + 30,
     }
-    assert [row.raw_rank for row in rank_candidates(noisy, 1.0)] == [2, 1]  # 120 against 101: only just
+    assert [row.raw_rank for row in rank_candidates(noisy, 1.0).itertuples()] == [2, 1]  # 120 against 101: only just
     noisy["large, no signal"] = torch.randn(40_000, generator=generator)
-    rows = rank_candidates(noisy, 1.0)
+    rows = list(rank_candidates(noisy, 1.0).itertuples())
     assert [row.raw_rank for row in rows] == [1, 2]
     assert [row.rank for row in rows] == [2, 1]
 

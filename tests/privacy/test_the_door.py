@@ -26,7 +26,7 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mecha
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.opinions import Opinion
-from sfumato.release.card import dataset_card
+from sfumato.release.card import PREPARED, cost_of, dataset_card
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.recipes import load_params
 from sfumato.settings.release import Synthesize
@@ -260,11 +260,11 @@ def test_one_record_under_add_or_remove_limits_the_whole():
     plan = SimpleNamespace(
         settings=Synthesize(sources={"auxiliary": 1}), about={}, several=False, prepared={}, accountant="rdp", **digits
     )
-    made = {"per_class": [1, 1], "sources": {"auxiliary": 2}, "kinds": {"plain": 2}}
-    words = {
-        kind: dataset_card(plan, **made, records={r["id"]: r for r in rows})
-        for kind, rows in (("mixed", MIXED), ("zero-out", [MIXED[1]]))
-    }
+    made = {"images": 2, "sources": {"auxiliary": 2}, "kinds": {"plain": 2}, "prepared": PREPARED}
+    words = {}
+    for kind, rows in (("mixed", MIXED), ("zero-out", [MIXED[1]])):
+        records = {r["id"]: r for r in rows}
+        words[kind] = dataset_card(plan, made | cost_of(plan, records), [1, 1], records)
     assert "added or removed" in words["mixed"] and "replaced by a blank" not in words["mixed"]
     assert "replaced by a blank" in words["zero-out"]
 

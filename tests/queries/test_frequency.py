@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy.rows import Rows, bounded_sum
-from sfumato.queries.feature_means import cached_rows, feature_rows
+from sfumato.queries.feature_means import query_feature_means
 from sfumato.settings.queries import FeatureMap
 
 PIXELS = FeatureMap(length_scales=(0.4, 0.2))
@@ -62,18 +63,26 @@ def test_the_fast_embedding_is_the_sum_of_rows(digits):
     images, labels = digits.batch(range(64))
     features = FourierFeatures((1, 8, 8), BOTH, 100, seed=0)
     onehot = torch.nn.functional.one_hot(labels, 10).float()
-    rows = bounded_sum(feature_rows(features, images, labels, 10), 1.0).float()
+    rows = (features(images).double().T @ onehot.double()).float()
     torch.testing.assert_close(features.embed(images, onehot), rows, rtol=0, atol=1e-4)
 
 
 def test_rows_are_made_where_the_features_are(monkeypatch):
     """On a GPU that is only pretended: shapes and devices are followed, and nothing is computed."""
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr("sfumato.queries.feature_means.place_matters", lambda *_: True)
     with FakeTensorMode():
         features = FourierFeatures((1, 8, 8), BOTH, 40, seed=0).to("cuda")
         images, labels = torch.rand(5, 1, 8, 8), torch.zeros(5, dtype=torch.int64)
         vectors = features.vectors(images.to("cuda")).cpu()
-        made = [*feature_rows(features, images, labels, 10), *cached_rows(features, vectors, labels, 10)]
+        made = []
+        for drawn, cached in ((images, False), (vectors, True)):
+
+            def total(rows_of, *_, drawn=drawn, **__):
+                made.extend(rows_of(drawn, labels))
+                return torch.zeros(1)
+
+            query_feature_means(SimpleNamespace(sum=total), features, 10, 5.0, cached=cached)
         assert [part.device.type for part in made] == ["cuda"] * 4
         assert [part.shape for part in made] == [(5, 40), (5, 10)] * 2
         assert made[2].dtype == torch.float64

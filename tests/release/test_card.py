@@ -13,7 +13,7 @@ from sfumato.data.images import ImageSet
 from sfumato.data.sources import read_source
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, Mechanism
-from sfumato.release.card import dataset_card
+from sfumato.release.card import PREPARED, cost_of, dataset_card
 from sfumato.release.exports import PNG, folder_names, mark_of, save_npz, save_png_folders
 from sfumato.settings.data import Data
 
@@ -32,12 +32,15 @@ def records(adjacency: str = ADD_OR_REMOVE_ONE) -> dict[str, dict]:
 
 
 def card(**more) -> str:
-    of_card = {"per_class": [700, 500], "sources": {"finetune": 1200}, "kinds": {"plain": 1200}, "records": records()}
+    of_card = {"sources": {"finetune": 1200}, "kinds": {"plain": 1200}, "prepared": PREPARED}
+    behind = more.pop("records", records())
+    per_class = more.pop("per_class", [700, 500])
     of_plan = {"dataset_id": "clinic-2026", "shape": (1, 8, 8), "classes": ("benign", "mal|ignant")}
     of_plan |= {"size_hint": 1500, "delta": None, "about": {}, "several": False, "prepared": {}, "accountant": "rdp"}
     settings = SimpleNamespace(export=more.pop("export", ()), relabel=False, herding=1, mark="pictures")
     plan = SimpleNamespace(settings=settings, **of_plan | {key: more.pop(key) for key in of_plan if key in more})
-    return dataset_card(plan, **of_card | more)
+    of_card |= more | cost_of(plan, behind)
+    return dataset_card(plan, of_card | {"images": sum(of_card["sources"].values())}, per_class, behind)
 
 
 def front(text: str) -> dict:

@@ -12,7 +12,7 @@ from test_recipes import SMALL
 
 from sfumato.data.images import ImageSet
 from sfumato.planning.project_files import dvc_content
-from sfumato.release.release import ENLARGED, FIRST, save_preview
+from sfumato.release.release import ENLARGED, save_preview
 from sfumato.settings.stages import STAGES
 from stages.state import PREVIEW
 
@@ -47,7 +47,7 @@ def test_each_stage_says_its_place_the_minutes_and_epsilon_so_far(desk):
     assert "look at" not in " ".join(said["auxiliary"].split())
     assert "auxiliary: first pictures in artifacts/preview.png" in said["auxiliary"]
     with Image.open("artifacts/preview.png") as preview:
-        assert preview.height > FIRST * ENLARGED and preview.width > ENLARGED, "a row with a name for each of 8 classes"
+        assert preview.height > 8 * ENLARGED and preview.width > ENLARGED, "a row with a name for each of 8 classes"
     written = {out if isinstance(out, str) else next(iter(out))
                for entry in dvc_content()["stages"].values() for out in entry.get("outs", [])}  # fmt: skip
     assert not written & {str(path) for path in (PREVIEW, *PREVIEW.parents)}, "DVC would miss it in older projects"
@@ -60,7 +60,7 @@ def test_the_preview_shows_eight_pictures_in_rows_of_their_class(classes, here):
     images = np.broadcast_to((20 * labels).astype(np.uint8)[:, None, None, None], (100, 8, 8, 1))
     save_preview(Path("preview.png"), ImageSet(images, labels, names), "auxiliary")
     pixels = np.asarray(Image.open("preview.png"))
-    rows, columns = min(classes, FIRST), max(1, FIRST // classes)
+    rows, columns = min(classes, 8), max(1, 8 // classes)
     side = ENLARGED + 2
     assert pixels.shape[0] == rows * side + 2
     shown = [[int(pixels[2 + row * side, -1 - place * side - 2]) for place in range(columns)] for row in range(rows)]

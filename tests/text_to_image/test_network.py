@@ -28,8 +28,7 @@ from sfumato.text_to_image import parts
 from sfumato.text_to_image.directory import HUB, ModelDirectory, locate, read_model_directory
 from sfumato.text_to_image.network import LatentDiffusion, load_latent
 from sfumato.text_to_image.parts import embed_prompts, load_part, make_scheduler
-from sfumato.text_to_image.prompts import class_prompts
-from sfumato.text_to_image.reference import load_codec, read_reference, save_reference
+from sfumato.text_to_image.reference import class_prompts, load_codec, read_reference, save_reference
 
 CPU = torch.device("cpu")
 CLASSES = ("zero", "one", "two")

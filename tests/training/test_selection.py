@@ -27,9 +27,9 @@ from sfumato.training.selection import (
     number_to_keep,
     read_votes,
     relabel,
+    save_selection,
     select_classes,
     select_public,
-    selection_rows,
     surest,
 )
 from stages.runner import run_stage
@@ -98,12 +98,14 @@ def test_without_a_histogram_all_classes_keep_all_images_and_their_labels():
     assert indices.tolist() == [*range(7)] and labels.tolist() == LABELS.tolist()
 
 
-def test_the_table_names_what_each_class_became():
-    public, sensitive = list("abcde"), ["cat", "dog"]
-    rows = [tuple(row.values()) for row in selection_rows(KEPT, public, sensitive)]
-    assert rows == [("c", 9.0, 1, "dog"), ("e", 8.0, 2, "cat"), ("b", 7.0, 3, "dog")]
-    rows = [tuple(row.values()) for row in selection_rows(all_of(2), public, None)]
-    assert rows == [("a", None, 1, "a"), ("b", None, 2, "b")]
+def test_the_table_names_what_each_class_became(tmp_path):
+    images = ImageSet(np.zeros((7, 8, 8, 1), dtype=np.uint8), LABELS, tuple("abcde"))
+    for kept, sensitive, expected in (
+        (KEPT, ["cat", "dog"], ["c,9.00,1,dog", "e,8.00,2,cat", "b,7.00,3,dog"]),
+        (all_of(2), None, ["a,,1,a", "b,,2,b"]),
+    ):
+        save_selection(tmp_path, images, kept, LABELS, LABELS, sensitive)
+        assert (tmp_path / "selection.csv").read_text().splitlines()[1:] == expected
 
 
 @pytest.mark.parametrize("channels", [1, 3])

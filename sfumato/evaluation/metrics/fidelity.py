@@ -101,9 +101,9 @@ def fidelity(
         if key in metrics and metric.measure is not None:
             numbers |= metric.measure(compared=compared, reference=reference, novel=novel, extractor=extractor)
     fewest = min(len(compared), len(reference))
-    if "frechet" in numbers and fewest <= extractor.dimension:
+    if "frechet" in numbers and fewest <= compared.shape[1]:
         warn(
-            f"{name}: {fewest} images in a space of {extractor.dimension} dimensions: "
+            f"{name}: {fewest} images in a space of {compared.shape[1]} dimensions: "
             "their covariance is rank-deficient and the Fréchet distance too large. "
             "Compare it with distances of equally many images only; mmd (kid) has no such bias"
         )

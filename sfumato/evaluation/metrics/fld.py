@@ -55,8 +55,8 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
     explains, so that they do not widen the nearest one. It is dropped afterwards, as the authors do.
     """
     dimension = points.shape[1]
-    distances = squared(points, centres)  # (N, M)
-    far = 0.9**2 * squared(points, points.mean(dim=0, keepdim=True))  # (N, 1), shrunk towards the mean
+    distances = torch.cdist(points, centres).square_()  # (N, M)
+    far = 0.9**2 * torch.cdist(points, points.mean(dim=0, keepdim=True)).square_()  # (N, 1), shrunk towards the mean
     variances = ((distances.min(dim=0).values + 1e-3) / dimension).clamp_min(MIN_VARIANCE)
     background = torch.ones(1, dtype=torch.float64)
     before = -math.inf
@@ -88,7 +88,7 @@ def negative_log_likelihood(points: Tensor, centres: Tensor, variances: Tensor) 
     """Mean over the points, per dimension, in nats."""
     dimension, total = points.shape[1], 0.0
     for part in points.split(ROWS_AT_ONCE):
-        log_density = log_gaussian(squared(part, centres), variances, dimension)
+        log_density = log_gaussian(torch.cdist(part, centres).square_(), variances, dimension)
         total += float(log_density.logsumexp(dim=1).sum()) - math.log(len(centres)) * len(log_density)
     return -total / (len(points) * dimension)
 
@@ -96,8 +96,3 @@ def negative_log_likelihood(points: Tensor, centres: Tensor, variances: Tensor) 
 def log_gaussian(distances: Tensor, variances: Tensor, dimension: int) -> Tensor:
     """(N, M) squared distances, (M,) variances -> log densities of isotropic Gaussians."""
     return (distances * (-0.5 / variances)).sub_(0.5 * dimension * (2 * math.pi * variances).log())
-
-
-def squared(a: Tensor, b: Tensor) -> Tensor:
-    """(N, M) squared distances in float64."""
-    return torch.addmm((a**2).sum(dim=1, keepdim=True) + (b**2).sum(dim=1), a, b.T, alpha=-2).clamp_min_(0)
