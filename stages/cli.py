@@ -5,7 +5,6 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,10 +40,8 @@ app = typer.Typer(
     help="Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost. "
     "Each stage runs alone after `stage plan`.",
 )
-COMMANDS: list[Callable[..., None]] = [init, plan]
-COMMANDS += [command(stage) for stage in STAGES.values() if stage.kind is not Kind.LOCAL]
-COMMANDS += [evaluate, compare, merge, report, serve, doctor, du, forget]
-for function in COMMANDS:
+of_stages = [command(stage) for stage in STAGES.values() if stage.kind is not Kind.LOCAL]
+for function in (init, plan, *of_stages, evaluate, compare, merge, report, serve, doctor, du, forget):
     app.command()(function)
 for name, group in {"prepare": prepare, "ledger": ledger, "recipe": recipe, "release": release}.items():
     app.add_typer(group.app, name=name)

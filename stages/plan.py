@@ -18,8 +18,9 @@ from stages.screen import delta_text, say, show_numbers, tell
 from stages.state import state_dir
 
 if TYPE_CHECKING:
-    from sfumato.planning.kept import Plan, Spending
+    from sfumato.planning.kept import Plan
     from sfumato.planning.make import ProjectPlan
+    from sfumato.privacy.decision import Decision
 
 ParamsPath = Annotated[Path, typer.Option("--params", help="What the user edits.")]
 
@@ -48,7 +49,7 @@ def plan(
         project.write()
 
 
-def show_run(project: ProjectPlan, spending: Sequence[Spending], coming: set[str]) -> None:
+def show_run(project: ProjectPlan, spending: Sequence[Decision], coming: set[str]) -> None:
     """What the next run would spend, and what it needs: memory, minutes."""
     from sfumato.planning.make import settings_for_ever_lines, spending_lines, step_noise_lines
 

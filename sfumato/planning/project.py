@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
 NOISE = ("Running stage", "Updating lock", "To track", "\tgit add", "To enable", "\tdvc config", "Use `dvc push`")
 # Becomes a program, and leaves a watcher in its process group, which ends with all of it unless a line comes to stdin.
-WATCHED = """exec 3<&0
+WATCHER = """exec 3<&0
 { read -r line || { kill -INT 0; sleep 2; kill -KILL 0; }; } <&3 >/dev/null 2>&1 &
 exec "$@" 3<&- </dev/null"""
-WATCHER = ["sh", "-c", WATCHED, "sh"] if os.name == "posix" else []
 
 
 class Project:
@@ -151,9 +150,10 @@ def repro(folder: Path, *targets: str, shown: bool) -> None:
     with tempfile.TemporaryDirectory() as place:
         said = Path(place) / "error.json"
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        watcher = ["sh", "-c", WATCHER, "sh"] if os.name == "posix" else []
         with subprocess.Popen(
             # -P: nothing in the user's folder takes the place of a package
-            [*WATCHER, sys.executable, "-P", "-m", "dvc", "repro", *targets],
+            [*watcher, sys.executable, "-P", "-m", "dvc", "repro", *targets],
             cwd=folder,
             env={**os.environ, "PATH": path, LAST_ERROR: str(said)},
             start_new_session=True,

@@ -4,6 +4,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from sfumato.privacy.checkpoint import load_checkpoint
 from sfumato.privacy.events import SECRET
@@ -12,7 +13,7 @@ from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import own_record
 from sfumato.storage.digest import digest_of
 
-RESTORE, GO_ON, PAY = "restore", "go on", "pay"
+Kind = Literal["restore", "go on", "pay"]
 RELEASED = "released"  # in a run's directory: its release, whole once it has this name
 OTHER_BYTES = (
     "a free stage before it was run again and gave other bytes. Restore them (`git checkout` dvc.lock, `dvc checkout`)"
@@ -56,12 +57,33 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """kind: RESTORE, GO_ON or PAY; run: released, or open, with PAY without its checkpoint; problem: a refusal."""
+    """What becomes of a query.
 
-    kind: str
+    run: released, or open, to pay for without its checkpoint; problem: a refusal; cause: by a plan, the stage whose
+    change makes it run.
+    """
+
+    stage: str
+    kind: Kind
     run: Run | None = None
     same_inputs: bool = True
     problem: str = ""
+    cause: str | None = None
+
+    @property
+    def pays(self) -> bool:
+        return self.kind == "pay" and not self.problem
+
+    @property
+    def words(self) -> str:
+        """What becomes of it if it does not pay."""
+        if self.run is None or self.pays:
+            return "is not paid for yet"
+        if self.kind == "restore":
+            released = f"already released as {self.run.record['id']}"
+            return f"{released}. {self.problem}" if self.problem else f"{released}; not spent again"
+        left_open = f"run {self.run.id[:8]} was left open"
+        return self.problem or f"goes on at no further cost, if the images are the same: {left_open}"
 
 
 def decide(
@@ -76,18 +98,18 @@ def decide(
     if last := last_for(work, [run for run in runs if run.end == CLOSE]):
         run, same_inputs = last
         problem = restoring_problem(state, work, run, same_inputs)
-        return Decision(kind=RESTORE, run=run, same_inputs=same_inputs, problem=problem)
+        return Decision(stage=work.stage, kind="restore", run=run, same_inputs=same_inputs, problem=problem)
     left_open = [run for run in runs if run.end is None and run.record["noise_source"] == noise_source]
     if (last := last_for(work, left_open)) is None:
-        return Decision(kind=PAY)
+        return Decision(stage=work.stage, kind="pay")
     run = last[0]
-    kind = GO_ON
+    kind: Kind = "go on"
     home = state / "runs" / run.id
     if (home / RELEASED).exists():  # whole: a kill came before its entry
-        kind = RESTORE
+        kind = "restore"
     elif run.uses and load_checkpoint(home, run.uses, run.checkpoint) is None:
-        kind = PAY
-    return Decision(kind=kind, run=run, problem=resuming_problem(work, *last, prepared, terms))
+        kind = "pay"
+    return Decision(stage=work.stage, kind=kind, run=run, problem=resuming_problem(work, *last, prepared, terms))
 
 
 def last_for(work: Work, runs: Sequence[Run]) -> tuple[Run, bool] | None:
