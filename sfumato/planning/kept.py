@@ -97,21 +97,17 @@ def records_in(file: Path) -> list[dict]:
     return []
 
 
-def repeat_counts(params: Params, plans: Mapping[str, Sequence[str]], runs: Sequence[Run]) -> dict[str, int]:
-    """How often each query was, or will be, paid for again under its plan.
+def repeat_count(name: str, params: Params, plans: Sequence[str], runs: Sequence[Run]) -> int:
+    """How often a query was, or will be, paid for again under its plan. plans: its digests.
 
     The number in privacy.spend_again is compared with what was released, or else left open, so a wish is granted once.
     It also reaches the queries that depend on a named one, because their inputs will change.
     """
-    wishes = params.privacy.spend_again
-    repeats = {}
-    for name, same in plans.items():
-        mine = [run for run in runs if run.opened.get("plan") in same and run.end != ABANDON]
-        done = [run.record.get("again", 0) for run in [run for run in mine if run.end == CLOSE] or mine]
-        wished = sum(wishes.get(other, 0) for other in (name, *stages_before(name, params)))
-        last = max(done, default=wished)  # a first release fulfils the wish
-        repeats[name] = last + (wished > last)
-    return repeats
+    mine = [run for run in runs if run.opened.get("plan") in plans and run.end != ABANDON]
+    done = [run.record.get("again", 0) for run in [run for run in mine if run.end == CLOSE] or mine]
+    wished = sum(params.privacy.spend_again.get(other, 0) for other in (name, *stages_before(name, params)))
+    last = max(done, default=wished)  # a first release fulfils the wish
+    return last + (wished > last)
 
 
 def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[str]]:

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from sfumato.privacy.checkpoint import load_checkpoint
 from sfumato.privacy.events import SECRET
 from sfumato.privacy.odometer import CLOSE, Run
+from sfumato.privacy.resolved import Lineage
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import own_record
 from sfumato.storage.digest import digest_of
@@ -21,31 +22,22 @@ OTHER_BYTES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class Work(Lineage):
     """What is paid for once: a query, by its settings, on its inputs.
 
-    plan: digest as `Lineage` describes it; settings: of its own; schema4: both as records of schema 4 hold them;
-    inputs: digests of the artifacts that it reads, None if one is still to be made: it will be the same; rests_on: ids
-    of the charges behind them; again: how often the owner asked to pay again.
+    settings: digest of its own; inputs: digests of the artifacts that it reads, None if one is still to be made: it
+    will be the same; rests_on: ids of the charges behind them.
     """
 
     stage: str
-    plan: str
     settings: str
-    schema4: Mapping[str, str] = field(default_factory=dict)
     inputs: Sequence[str] | None = ()
     rests_on: Collection[str] = ()
-    again: int = 0
 
     @property
     def pay(self) -> str:
         """How the owner asks to pay for it again."""
         return f"privacy.spend_again: {{{self.stage}: {self.again + 1}}}"
-
-    @property
-    def plans(self) -> tuple[str, ...]:
-        """The digests that records of this plan hold: today's first."""
-        return (self.plan, *filter(None, [self.schema4.get("plan")]))
 
     @property
     def digests(self) -> tuple[str, ...]:

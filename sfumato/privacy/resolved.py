@@ -87,6 +87,11 @@ class Lineage:
     again: Annotated[int, Field(ge=0)] = 0
     schema4: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def plans(self) -> tuple[str, ...]:
+        """The digests that records of this plan hold: today's first."""
+        return (self.plan, *filter(None, [self.schema4.get("plan")]))
+
 
 def read_lineage(folder: Path, stage: str) -> Lineage:
     """The lineage of a query, from the folder of a plan. Raises ConfigError if it is missing."""
