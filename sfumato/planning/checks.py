@@ -99,10 +99,8 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
         size = params.privacy.size
         spread = noise * several_bound(len(card.classes))
         if spread > 0.05 * size:
-            blurs = (
-                f"blurs the number of images with each of {len(card.classes)} labels by about {spread:.3g}, of {size}"
-            )
-            yield f"count.noise={noise:g} {blurs}: lower it, or give it a share, such as count.noise: 10%"
+            numbers = f"the number of images with each of {len(card.classes)} labels by about {spread:.3g}, of {size}"
+            yield f"count.noise={noise:g} blurs {numbers}: lower it, or give it a share, such as count.noise: 10%"
 
 
 def missing_stages(params: Params) -> Iterator[str]:

@@ -64,9 +64,8 @@ class Past:
             **vars(lineage),
         )
         decision = decide(self.state, work, self.runs, None, self.terms)
-        if decision.run is None or decision.kind != "restore" or not decision.same_inputs:
-            return decision
-        if own_record(self.artifact(name), decision.run.record["id"]):
+        whole = decision.kind == "restore" and decision.same_inputs
+        if whole and decision.run and own_record(self.artifact(name), decision.run.record["id"]):
             return replace(decision, problem="")
         return decision
 
