@@ -44,7 +44,7 @@ from sfumato.text_to_image.directory import HUB, choose_image_size, locate, read
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProjectPlan:
+class ProjectPlan(Plan):
     """The plan of a project, before it is written.
 
     card: of the images as they are prepared, or will be; public: of the public images, if a stage reads them;
@@ -52,7 +52,6 @@ class ProjectPlan:
     unprepared: the commands that must prepare images first.
     """
 
-    plan: Plan
     card: Card
     public: PublicCard | None
     inherited: Sequence[dict]
@@ -70,29 +69,29 @@ class ProjectPlan:
             number = len(self.inherited)
             charges = "1 charge" if number == 1 else f"{number} charges"
             yield f"the budget holds {charges} of an earlier release, behind public inputs (datasets {ids})"
-        for warning in warnings_of(self.plan.params, self.plan.budget["delta"], len(self.card.classes)):
+        for warning in warnings_of(self.params, self.budget["delta"], len(self.card.classes)):
             yield f"warning: {warning}"
 
     def spending(self) -> tuple[list[Decision], set[str]]:
         """What becomes of each query, and the stages that will run. Raises BudgetError if the journal lacks charges."""
         if self.odometer.head() is not None:
-            bounded = self.plan.params.privacy.lifetime != UNLIMITED
+            bounded = self.params.privacy.lifetime != UNLIMITED
             check_known(self.odometer, self.card, seen_in_ledgers(self.card.dataset_id, self.past.folder), bounded)
-        return spending_of(self.plan, self.past, self.past.folder / PLAN)
+        return spending_of(self, self.past, self.past.folder / PLAN)
 
     def seconds(self) -> dict[str, float | None]:
         many = self.public.images if self.public else 0
-        about = self.plan.params, self.card.shape, len(self.card.classes)
-        return estimate.expected_seconds(*about, self.past.state, many)
+        classes = len(self.card.classes)
+        return estimate.expected_seconds(self.params, self.card.shape, classes, self.past.state, many)
 
     def check_lifetime(self, spending: Sequence[Decision]) -> None:
         """Raise BudgetError if a run would use up the lifetime budget half-way, before its first query."""
-        coming = {entry.stage: self.plan.mechanisms[entry.stage] for entry in spending if entry.pays}
+        coming = {entry.stage: self.mechanisms[entry.stage] for entry in spending if entry.pays}
         if coming:
-            check_lifetime(self.odometer, coming, policy_of(self.plan), self.plan.params.privacy.protected)
+            check_lifetime(self.odometer, coming, policy_of(self), self.params.privacy.protected)
 
     def write(self) -> None:
-        write_texts(self.past.folder / PLAN, plan_texts(self.plan, self.past.folder / PLAN))
+        write_texts(self.past.folder / PLAN, plan_texts(self, self.past.folder / PLAN))
 
 
 def resolve_project(
@@ -135,7 +134,7 @@ def resolve_project(
     past = known_past(state, card, folder, declared_size=loaded.privacy.declared_size)
     ready = {"prepare sensitive": prepared, "prepare public": (public / "card.json").exists()}
     return ProjectPlan(
-        plan=make_plan(loaded, card, public_card, past.runs, inherited),
+        **vars(make_plan(loaded, card, public_card, past.runs, inherited)),
         card=card,
         public=public_card,
         inherited=inherited,
@@ -231,8 +230,9 @@ def share_lines(made: Plan, content: Mapping[str, Any], file: Path) -> Iterator[
         yield f"requested shares: {', '.join(apart)}. {why}"
 
 
-def spending_lines(made: Plan, odometer: Odometer, spending: Sequence[Decision]) -> Iterator[str]:
+def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[str]:
     """For each query: already released, goes on, or what it would spend and why."""
+    odometer = made.odometer
     before = {record["stage"] for record in odometer.opened()}
     if not before:
         yield f"nothing was ever spent on dataset {odometer.dataset_id!r}, by the journal in {odometer.path.parent}"

@@ -90,8 +90,8 @@ class Project:
         resolved = resolve_project(self.folder, state_dir(), Path("params.yaml"), dry_run=True)
         resolved.check_lifetime(resolved.spending()[0])
         seconds: Any = resolved.seconds()
-        budget = resolved.plan.budget
-        names = [name for name in seconds if resolved.plan.params.runs(name)]
+        budget = resolved.budget
+        names = [name for name in seconds if resolved.params.runs(name)]
         table = pandas.DataFrame.from_dict(budget["stages"], orient="index").rename(columns={"uses": "releases"})
         columns = ["noise_multiplier", "sample_rate", "releases", "epsilon", "share"]
         table = table.reindex(index=names, columns=columns).rename_axis("stage")

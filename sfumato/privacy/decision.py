@@ -14,7 +14,7 @@ from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import own_record
 from sfumato.storage.digest import digest_of
 
-Kind = Literal["restore", "go on", "pay"]
+Outcome = Literal["restore", "go on", "pay"]
 RELEASED = "released"  # in a run's directory: its release, whole once it has this name
 OTHER_BYTES = (
     "a free stage before it was run again and gave other bytes. Restore them (`git checkout` dvc.lock, `dvc checkout`)"
@@ -56,7 +56,7 @@ class Decision:
     """
 
     stage: str
-    kind: Kind
+    kind: Outcome
     run: Run | None = None
     same_inputs: bool = True
     problem: str = ""
@@ -95,7 +95,7 @@ def decide(
     if (last := last_for(work, left_open)) is None:
         return Decision(stage=work.stage, kind="pay")
     run = last[0]
-    kind: Kind = "go on"
+    kind: Outcome = "go on"
     home = state / "runs" / run.id
     if (home / RELEASED).exists():  # whole: a kill came before its entry
         kind = "restore"
