@@ -17,13 +17,13 @@ from sfumato.evaluation.comparison import EVALUATIONS
 from sfumato.privacy.odometer import LOCAL_USE, Odometer
 
 FORGOTTEN = "forget"  # purpose of the entry in the journal
+STAYS = (ORIGIN, UNNAMED)  # against a second name of the same folder, and a second version of the same images
 
 
 def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
     """All that `forget` deletes below the state directory, by what it is. Raises BudgetError for a broken journal."""
     odometer = Odometer(state, dataset_id)
     home = odometer.images
-    stays = ORIGIN, UNNAMED  # against a second name of the same folder, and a second version of the same images
     unfinished = re.compile(rf"\.{re.escape(dataset_id)}\.(\d+(-\d+)?\.tmp|old)")
     copies = [path for path in home.parent.glob(".*") if unfinished.fullmatch(path.name)]
     runs = (state / "runs" / run for run in odometer.runs())
@@ -31,7 +31,7 @@ def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
     named = f'"dataset": "{dataset_id}"'
     of_any = LOOKED, "printed.txt", "refused.txt"  # of any dataset
     return {
-        "private copy": [*(path for path in sorted(home.glob("*")) if path.name not in stays), *copies],
+        "private copy": [*(path for path in sorted(home.glob("*")) if path.name not in STAYS), *copies],
         "kept releases and checkpoints": [run for run in runs if run.exists()],
         "numbers from real images": [file for file in evaluations if named in file.read_text("utf-8", "replace")],
         "what was printed or looked at": [path for name in of_any for path in state.glob(f"*{name}*")],
