@@ -5,6 +5,7 @@ import io
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,8 +40,10 @@ app = typer.Typer(
     help="Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost. "
     "Each stage runs alone after `stage plan`.",
 )
-of_stages = [command(stage) for stage in STAGES.values() if stage.kind is not Kind.LOCAL]
-for function in (init, plan, *of_stages, evaluate, compare, merge, report, serve, doctor, du, forget):
+COMMANDS: list[Callable[..., None]] = [init, plan]
+COMMANDS += [command(stage) for stage in STAGES.values() if stage.kind is not Kind.LOCAL]
+COMMANDS += [evaluate, compare, merge, report, serve, doctor, du, forget]
+for function in COMMANDS:
     app.command()(function)
 for name, group in {"prepare": prepare, "ledger": ledger, "recipe": recipe, "release": release}.items():
     app.add_typer(group.app, name=name)
