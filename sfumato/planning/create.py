@@ -142,11 +142,6 @@ def propose_project(
     name = choose_name(folder, dataset_id, owner, state)
     epsilon = owner.number("Privacy budget ε", epsilon, None)
     seen, unit = look_for_persons(seen, folder, said, owner, state, one_image_each)
-    data = dict(seen.data)
-    if fit == "pad":
-        data["fit"] = fit
-    if seen.groups is not None:
-        data["groups"] = seen.groups.model_dump(exclude_defaults=True)
     wanted = {
         "dataset_id": name,
         "path": str(folder),
@@ -154,7 +149,7 @@ def propose_project(
         "minutes": owner.number("Minutes that a run may take on this machine", minutes, 30.0),
         "size_hint": size_hint or ask_for_size(seen, owner),
         "unit": unit,
-        "data": data,
+        "data": seen.data | ({"fit": fit} if fit == "pad" else {}),
         "evaluate": evaluate,
     }
     return propose_for(seen, asked, public, out, state, counted=size_hint is None, **wanted)
@@ -170,6 +165,8 @@ def propose_for(
     from sfumato.planning.resolve import make_plan
 
     sides = (asked,) if asked else sizes_of(seen.side, seen.longer, seen.proportion)
+    if seen.groups is not None:
+        wanted["data"]["groups"] = seen.groups.model_dump(exclude_defaults=True)
     if public is not None:
         wanted |= {"public": str(public), "public_images": len(list_folder(public, "--public").train)}
     known = Known(side=max(sides, key=both_sides), channels=3 if seen.colour else 1, **wanted)
