@@ -30,7 +30,6 @@ from stages.screen import hold_back, named, say, wrapped
 from stages.serve import serve
 from stages.state import state_dir
 
-STOPPED = "stopped. Run the same again: a query goes on and is not charged twice, anything else starts again"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 app = typer.Typer(
@@ -57,16 +56,14 @@ def main() -> None:
     watchers.extend((hold_back, keep_memory_off_disk))
     try:
         app(prog_name="stage")
-    except SystemExit as ended:
-        if ended.code == 130:  # Typer's after Ctrl-C
-            say(STOPPED)
-        leave(ended.code)  # type: ignore[arg-type]  # Typer gives a number
+    except (SystemExit, KeyboardInterrupt) as ended:
+        code = getattr(ended, "code", 130)  # Typer's after Ctrl-C, too
+        if code == 130:
+            say("stopped. Run the same again: a query goes on and is not charged twice, anything else starts again")
+        leave(code)
     except BrokenPipeError:  # `stage … | head`: whoever read has seen enough
         sys.stdout = None  # type: ignore[assignment]  # nothing is left to flush at the end
         sys.exit(1)
-    except KeyboardInterrupt:
-        say(STOPPED)
-        sys.exit(130)
     except Exception as error:
         reason = str(error) if isinstance(error, SfumatoError) else beyond_the_machine(error)
         public = getattr(error, "public", getattr(error, "errno", None) in FULL)

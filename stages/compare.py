@@ -13,8 +13,6 @@ from sfumato.storage.files import write_local
 from stages.screen import show_local
 from stages.state import EVALUATION, check_local, state_dir
 
-EXPERIMENTS = "dvc exp show --json"
-
 
 def compare(
     runs: Annotated[list[Path] | None, typer.Argument(help="Folders that hold metrics.json and ledger.json.")] = None,
@@ -54,14 +52,13 @@ def experiments() -> list[dict]:
     """The experiments that `dvc exp show` lists, as rows, joined with the local numbers of the state directory."""
     from sfumato.evaluation.comparison import rows_of_experiments
 
+    listing = "dvc exp show --json"
     # the dvc of this installation, whatever modules lie in the current folder
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", *EXPERIMENTS.split()], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-P", "-m", *listing.split()], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("ERROR: ")
-        raise ConfigError(f"`{EXPERIMENTS}` failed ({reason}): run it in the repository of the experiments")
-    printed = f"`{EXPERIMENTS}` printed no JSON"
+        raise ConfigError(f"`{listing}` failed ({reason}): run it in the repository of the experiments")
+    printed = f"`{listing}` printed no JSON"
     with explained(ConfigError, lambda error: f"{printed} ({error}): another version of dvc may be needed"):
         shown = json.loads(done.stdout)
     rows, left_out = rows_of_experiments(shown, state_dir())

@@ -57,15 +57,15 @@ def doctor() -> None:
 def queries_in_words() -> dict[str, str]:
     """What each query of the plan will do, if there are a plan and prepared images."""
     from sfumato.data.store import read_card
-    from sfumato.planning.kept import Spending, known_past
+    from sfumato.planning.kept import known_past
 
     words = {}
     try:
         past = known_past(state_dir(), read_card(CARD_PATH), Path(), declared_size=read_policy().declared_size)
         for plan in filter(lambda plan: plan.enabled, map(load_plan, QUERIES)):
             inputs = [*filter(plan.settings.reads, STAGES[plan.stage].inputs)]
-            decision = past.decide(plan.stage, read_lineage(PLAN, plan.stage), plan.digest, inputs)
-            words[plan.stage] = Spending(stage=plan.stage, decision=decision).words
+            lineage = read_lineage(PLAN, plan.stage)
+            words[plan.stage] = past.decide(plan.stage, lineage, plan.digest, inputs).words
     except SfumatoError as error:
         return words | {"queries": str(error)}
     return words

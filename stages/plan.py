@@ -18,8 +18,9 @@ from stages.screen import delta_text, say, show_numbers, tell
 from stages.state import state_dir
 
 if TYPE_CHECKING:
-    from sfumato.planning.kept import Plan, Spending
+    from sfumato.planning.kept import Plan
     from sfumato.planning.make import ProjectPlan
+    from sfumato.privacy.decision import Decision
 
 ParamsPath = Annotated[Path, typer.Option("--params", help="What the user edits.")]
 
@@ -32,28 +33,26 @@ def plan(
     from sfumato.planning.make import next_lines, resolve_project, risk_line, share_lines
 
     see = say if sys.stderr.isatty() else None
-    project = resolve_project(Path(), state_dir(), params, dry_run=dry_run, say=say, see=see)
-    made = project.plan
+    made = resolve_project(Path(), state_dir(), params, dry_run=dry_run, say=say, see=see)
     show_budget(made)
-    if dry_run and not project.inherited:
+    if dry_run and not made.inherited:
         tell(risk_line(made))
-    say(*share_lines(made, read_yaml(params), params), *project.remarks())
-    spending, coming = project.spending()
+    say(*share_lines(made, read_yaml(params), params), *made.remarks())
+    spending, coming = made.spending()
     if dry_run:
-        show_run(project, spending, coming)
-        project.check_lifetime(spending)
+        show_run(made, spending, coming)
+    made.check_lifetime(spending)
+    if dry_run:
         tell(*next_lines(made, spending))
     else:
-        project.check_lifetime(spending)
-        project.write()
+        made.write()
 
 
-def show_run(project: ProjectPlan, spending: Sequence[Spending], coming: set[str]) -> None:
+def show_run(made: ProjectPlan, spending: Sequence[Decision], coming: set[str]) -> None:
     """What the next run would spend, and what it needs: memory, minutes."""
     from sfumato.planning.make import settings_for_ever_lines, spending_lines, step_noise_lines
 
-    made = project.plan
-    tell(*spending_lines(made, project.odometer, spending))
+    tell(*spending_lines(made, spending))
     say(*settings_for_ever_lines(made.params))
     for name in made.mechanisms:
         if STAGES[name].network:
@@ -61,10 +60,10 @@ def show_run(project: ProjectPlan, spending: Sequence[Spending], coming: set[str
             about = tuple(file["shape"]), len(file["classes"]), getattr(made.params, name), file["size_hint"]
             tell(f"{name}: memory {memory_line(made.params.model, *about)}")
     tell(*step_noise_lines(made))
-    runs = {"plan", *coming, *project.unprepared}
+    runs = {"plan", *coming, *made.unprepared}
     if coming:
         runs |= {"ledger", "report"}
-    show_minutes(made.params, {name: value for name, value in project.seconds().items() if name in runs})
+    show_minutes(made.params, {name: value for name, value in made.seconds().items() if name in runs})
 
 
 def show_budget(made: Plan) -> None:

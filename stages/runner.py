@@ -50,8 +50,6 @@ COPYING = "copying.lock"  # in a run's directory: its release is being copied to
 
 
 def command(stage: Stage) -> Callable[..., None]:
-    """The command of a stage."""
-
     def run(out: OutPath = None, dry_run: DryRun = False) -> None:
         run_stage(stage, out=out, dry_run=dry_run)
 

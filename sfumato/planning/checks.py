@@ -44,20 +44,18 @@ def reads_public(params: Params) -> bool:
     return any("public" in params.inputs_of(name) for name in params.run)
 
 
-PREPARE_AGAIN = "run `stage prepare sensitive`, or mend params.yaml"
-
-
 def card_problems(params: Params, card: Card) -> Iterator[str]:
     """What is asked for and was not prepared, and a unit of privacy that the images do not have."""
     data = params.data
+    prepare_again = "run `stage prepare sensitive`, or mend params.yaml"
     if card.dataset_id != data.name:
-        yield f"data.dataset_id={data.name!r}, but the prepared card is of {card.dataset_id!r}: {PREPARE_AGAIN}"
+        yield f"data.dataset_id={data.name!r}, but the prepared card is of {card.dataset_id!r}: {prepare_again}"
     if data.holdout_fraction == 0 and card.split == "keyed" and params.runs("evaluate"):
         yield "data.holdout_fraction=0 leaves evaluate nothing to judge by: raise it, or take evaluate out of run"
     shape = {"size": size_of(card.shape[1:]), "channels": card.shape[0]}
     for key, prepared in {"source": card.source, "labels": card.labels, **shape}.items():
         if (asked := getattr(data, key)) not in (None, prepared):
-            yield f"data.{key}={asked}, but {prepared} was prepared: {PREPARE_AGAIN}"
+            yield f"data.{key}={asked}, but {prepared} was prepared: {prepare_again}"
     privacy = params.privacy
     groups = data.groups
     if groups is not None and privacy.unit != GROUP:
@@ -67,7 +65,7 @@ def card_problems(params: Params, card: Card) -> Iterator[str]:
         remedy = "say which images are whose, such as {pattern: '^(P\\d+)_'}, and run `stage prepare sensitive`"
         yield f"privacy.unit=group protects all images of a person, but data.groups is missing: {remedy}"
     if card.unit != privacy.protected:
-        yield f"privacy.unit={privacy.protected}, but the images were prepared for one {card.unit}: {PREPARE_AGAIN}"
+        yield f"privacy.unit={privacy.protected}, but the images were prepared for one {card.unit}: {prepare_again}"
     if privacy.group_cap is not None and not params.runs("count"):
         yield "privacy.group_cap gives small groups less weight than privacy.size_hint: add count to run"
 
@@ -101,10 +99,8 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
         size = params.privacy.size
         spread = noise * several_bound(len(card.classes))
         if spread > 0.05 * size:
-            blurs = (
-                f"blurs the number of images with each of {len(card.classes)} labels by about {spread:.3g}, of {size}"
-            )
-            yield f"count.noise={noise:g} {blurs}: lower it, or give it a share, such as count.noise: 10%"
+            numbers = f"the number of images with each of {len(card.classes)} labels by about {spread:.3g}, of {size}"
+            yield f"count.noise={noise:g} blurs {numbers}: lower it, or give it a share, such as count.noise: 10%"
 
 
 def missing_stages(params: Params) -> Iterator[str]:

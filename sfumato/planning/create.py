@@ -32,12 +32,6 @@ if TYPE_CHECKING:
     from sfumato.planning.kept import Plan
     from sfumato.planning.proposal import Proposal
 
-QUESTIONS = {  # by the option that the answer is of
-    "groups": "Which are whose, as --groups says it; or `alone`",
-    "classes": "The classes, as a,b,c; or `all` that were found",
-    "label": "The column of the labels",
-    "span": "Values shown as black and white, such as 0,4095",
-}
 NOTES = {  # comments of `params.yaml`, by the section that they stand above
     "data": "dataset_id keeps its name for ever: the odometer counts by it",
     "privacy": "epsilon is spent on the first release; privacy.lifetime_epsilon allows further ones",
@@ -45,6 +39,7 @@ NOTES = {  # comments of `params.yaml`, by the section that they stand above
 }
 
 
+@dataclass(frozen=True)
 class Owner:
     """Decides what was not given: is asked, or takes the defaults.
 
@@ -52,9 +47,8 @@ class Owner:
     see: shows a line that only the owner may read.
     """
 
-    def __init__(self, ask: Callable[[str, Any, type | None], Any] | None = None, see: Say = unsaid) -> None:
-        self.ask = ask
-        self.see = see
+    ask: Callable[[str, Any, type | None], Any] | None = None
+    see: Say = unsaid
 
     def answer(self, question: str, default: Any, kind: type | None = str) -> Any:
         return default if self.ask is None else self.ask(question, default, kind)
@@ -88,14 +82,11 @@ class Proposed:
 
         force: replace those of an earlier one; more: sections of `params.yaml` beside the proposed ones.
         """
-        from sfumato.privacy.authorize import installed_version
-
         notes = dict(NOTES)
         if self.counted:
             size = "size_hint, the number of images or persons rounded to one digit, is published with the release"
             notes["privacy"] = f"{size}\n{NOTES['privacy']}"
-        made_by = installed_version("sfumato")
-        files = project_files({**self.chosen.content, **(more or {})}, notes, self.chosen.seconds / 60, made_by)
+        files = project_files({**self.chosen.content, **(more or {})}, notes, self.chosen.seconds / 60)
         write_project(self.out, files, say, force=force)
         seen = self.survey
         shown: dict[str, Any] = {"images": seen.images, "persons": seen.persons}
@@ -175,7 +166,7 @@ def propose_for(
 
     sides = (asked,) if asked else sizes_of(seen.side, seen.longer, seen.proportion)
     if seen.groups is not None:
-        wanted["groups"] = seen.groups.model_dump(exclude_defaults=True)
+        wanted["data"]["groups"] = seen.groups.model_dump(exclude_defaults=True)
     if public is not None:
         wanted |= {"public": str(public), "public_images": len(list_folder(public, "--public").train)}
     words = {word for name in seen.classes for word in re.split(r"[\W_]+", name.lower())}
@@ -215,6 +206,12 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
 
 def look(folder: Path, said: dict[str, Any], owner: Owner, state: Path) -> Survey:
     """What the folder holds. said: the options of `survey`. What only the owner can decide is asked, and joins them."""
+    questions = {  # by the option that the answer is of
+        "groups": "Which are whose, as --groups says it; or `alone`",
+        "classes": "The classes, as a,b,c; or `all` that were found",
+        "label": "The column of the labels",
+        "span": "Values shown as black and white, such as 0,4095",
+    }
     while True:
         try:
             classes = said["classes"] and tuple(part.strip() for part in said["classes"].split(","))
@@ -227,7 +224,7 @@ def look(folder: Path, said: dict[str, Any], owner: Owner, state: Path) -> Surve
             if owner.ask is None:
                 raise
             owner.see(str(unclear))
-            answer = owner.answer(QUESTIONS[unclear.option], unclear.proposed)
+            answer = owner.answer(questions[unclear.option], unclear.proposed)
             said |= {"alone": True} if answer == "alone" else {unclear.option: answer}
 
 

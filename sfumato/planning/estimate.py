@@ -50,14 +50,11 @@ from sfumato.training.supervised import Schedule
 
 DURATIONS = Path("cache") / "durations.json"  # below the state directory
 FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # commands that the plan does not resolve
-OFF = 1.0  # seconds of a stage that is switched off, with DVC's part
 START = 8.0  # seconds that DVC, imports and the files of an artifact add to a stage
-PARALLEL = 0.5  # n threads are about n to this power times as fast as one
 WRITTEN = 80  # operations that take as long as writing a number
 CALL = 40_000  # and as the call of an operator
 TRAINING = 3  # forward passes that take as long as a step of a training
 PUBLIC_CLASSES = 100  # of a public set that is not prepared yet
-ONE_LABEL = torch.zeros(1, dtype=torch.int64)
 
 _counted: dict[str, int] = {}
 
@@ -104,6 +101,7 @@ class Work:
     def network(self, stage: str, block: int = 1) -> int:
         """Operations of one image in the network that a stage makes. block: so many pixels a side are one, or drawn."""
         shape = self.shape
+        label = torch.zeros(1, dtype=torch.int64)
         settings = getattr(self.params, stage)
         match stage:
             case "frequency":
@@ -111,7 +109,7 @@ class Work:
                 return operations_of(partial(FourierFeatures, shape, settings.features, settings.size, 0), blocks)
             case "auxiliary":
                 sizes = self.classes, settings.latent, settings.width
-                return operations_of(partial(new_generator, shape, *sizes, 0), (settings.latent,), ONE_LABEL, block)
+                return operations_of(partial(new_generator, shape, *sizes, 0), (settings.latent,), label, block)
             case "classifier":
                 build = partial(build_network, settings.network, shape, PUBLIC_CLASSES, settings.width)
                 return operations_of(build, shape)
@@ -125,7 +123,7 @@ class Work:
             case "embedding":
                 return operations_of(partial(build_network, LEARNED.network, shape, self.classes, LEARNED.width), shape)
         network = partial(UNet, shape[1:], shape[0], self.classes, **self.params.model.network())
-        return operations_of(network, shape, (), ONE_LABEL)
+        return operations_of(network, shape, (), label)
 
     def of(self, name: str) -> float | None:
         """Operations of a stage; None if its time is unknown until it ran: of a public model, and without a case.
@@ -225,8 +223,8 @@ def now() -> float:
 
 
 def gain(threads: int) -> float:
-    """How many times as fast so many threads should be as one."""
-    return 1.0 if device().type == "cuda" else threads**PARALLEL
+    """How many times as fast so many threads should be as one: about the root of their number."""
+    return 1.0 if device().type == "cuda" else threads**0.5
 
 
 @cache
@@ -275,7 +273,7 @@ def expected_seconds(
     """
     machine = Machine(state)
     work = Work(params, shape, classes, public_images)
-    expected: dict[str, float | None] = dict.fromkeys(STAGES, OFF)
+    expected: dict[str, float | None] = dict.fromkeys(STAGES, 1.0)  # that are switched off, with DVC's part
     with one_thread():  # several would wait for each other where other programs run
         for name in filter(params.runs, STAGES):
             seconds = corrected(name, work, machine)

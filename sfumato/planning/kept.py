@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sfumato.data.store import Card
 from sfumato.errors import UNREADABLE
-from sfumato.privacy.decision import PAY, RESTORE, Decision, Work, decide
+from sfumato.privacy.decision import Decision, Work, decide
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.ledger import by_id
 from sfumato.privacy.odometer import ABANDON, CLOSE, Odometer, Run
@@ -64,9 +64,8 @@ class Past:
             **vars(lineage),
         )
         decision = decide(self.state, work, self.runs, None, self.terms)
-        if decision.run is None or decision.kind != RESTORE or not decision.same_inputs:
-            return decision
-        if own_record(self.artifact(name), decision.run.record["id"]):
+        whole = decision.kind == "restore" and decision.same_inputs
+        if whole and decision.run and own_record(self.artifact(name), decision.run.record["id"]):
             return replace(decision, problem="")
         return decision
 
@@ -97,48 +96,20 @@ def records_in(file: Path) -> list[dict]:
     return []
 
 
-def repeat_counts(params: Params, plans: Mapping[str, Sequence[str]], runs: Sequence[Run]) -> dict[str, int]:
-    """How often each query was, or will be, paid for again under its plan.
+def repeat_count(name: str, params: Params, plans: Sequence[str], runs: Sequence[Run]) -> int:
+    """How often a query was, or will be, paid for again under its plan. plans: its digests.
 
     The number in privacy.spend_again is compared with what was released, or else left open, so a wish is granted once.
     It also reaches the queries that depend on a named one, because their inputs will change.
     """
-    wishes = params.privacy.spend_again
-    repeats = {}
-    for name, same in plans.items():
-        mine = [run for run in runs if run.opened.get("plan") in same and run.end != ABANDON]
-        done = [run.record.get("again", 0) for run in [run for run in mine if run.end == CLOSE] or mine]
-        wished = sum(wishes.get(other, 0) for other in (name, *stages_before(name, params)))
-        last = max(done, default=wished)  # a first release fulfils the wish
-        repeats[name] = last + (wished > last)
-    return repeats
+    mine = [run for run in runs if run.opened.get("plan") in plans and run.end != ABANDON]
+    done = [run.record.get("again", 0) for run in [run for run in mine if run.end == CLOSE] or mine]
+    wished = sum(params.privacy.spend_again.get(other, 0) for other in (name, *stages_before(name, params)))
+    last = max(done, default=wished)  # a first release fulfils the wish
+    return last + (wished > last)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spending:
-    """What becomes of one query under a plan. cause: the stage whose change makes it run."""
-
-    stage: str
-    decision: Decision
-    cause: str | None = None
-
-    @property
-    def pays(self) -> bool:
-        return self.decision.kind == PAY and not self.decision.problem
-
-    @property
-    def words(self) -> str:
-        """What becomes of it if it does not pay."""
-        run = self.decision.run
-        problem = self.decision.problem
-        if run is None or self.pays:
-            return "is not paid for yet"
-        if self.decision.kind == RESTORE:
-            return f"already released as {run.record['id']}" + (f". {problem}" if problem else "; not spent again")
-        return problem or f"goes on at no further cost, if the images are the same: run {run.id[:8]} was left open"
-
-
-def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Spending], set[str]]:
+def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[str]]:
     """For each query what becomes of it, and the stages that will run: with other settings or inputs, or no artifact.
 
     out: the folder of the plan so far. Released queries are put back at once, and do not count as run.
@@ -157,10 +128,10 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Spending], set[
             inputs = made.params.inputs_of(name)
             settings = settings_digest(made.files[name])
             decision = past.decide(name, made.lineage[name], settings, inputs, not coming & {*inputs})
-            done = decision.kind == RESTORE
+            done = decision.kind == "restore"
             if done:
                 cause = None
-            spending.append(Spending(stage=name, decision=decision, cause=cause))
+            spending.append(replace(decision, cause=cause))
         if cause:
             changed[name] = cause
         if not done:

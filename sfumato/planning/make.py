@@ -20,13 +20,13 @@ from sfumato.dpsgd.trainable import trained_parameters
 from sfumato.errors import ConfigError, reading_sensitive
 from sfumato.planning import estimate
 from sfumato.planning.checks import reads_public
-from sfumato.planning.kept import Past, Plan, Spending, known_past, spending_of, stages_before
+from sfumato.planning.kept import Past, Plan, known_past, spending_of, stages_before
 from sfumato.planning.project_files import Say, renew, unsaid
 from sfumato.planning.proposal import proposed_card
 from sfumato.planning.resolve import make_plan, plan_texts, policy_of, warnings_of
 from sfumato.privacy.accountant import epsilon
 from sfumato.privacy.authorize import check_known, check_lifetime
-from sfumato.privacy.decision import GO_ON
+from sfumato.privacy.decision import Decision
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.profile import best_guess, noise_for_guess, percent_up
 from sfumato.privacy.project_ledger import seen_in_ledgers
@@ -44,7 +44,7 @@ from sfumato.text_to_image.directory import HUB, choose_image_size, locate, read
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProjectPlan:
+class ProjectPlan(Plan):
     """The plan of a project, before it is written.
 
     card: of the images as they are prepared, or will be; public: of the public images, if a stage reads them;
@@ -52,7 +52,6 @@ class ProjectPlan:
     unprepared: the commands that must prepare images first.
     """
 
-    plan: Plan
     card: Card
     public: PublicCard | None
     inherited: Sequence[dict]
@@ -70,29 +69,29 @@ class ProjectPlan:
             number = len(self.inherited)
             charges = "1 charge" if number == 1 else f"{number} charges"
             yield f"the budget holds {charges} of an earlier release, behind public inputs (datasets {ids})"
-        for warning in warnings_of(self.plan.params, self.plan.budget["delta"], len(self.card.classes)):
+        for warning in warnings_of(self.params, self.budget["delta"], len(self.card.classes)):
             yield f"warning: {warning}"
 
-    def spending(self) -> tuple[list[Spending], set[str]]:
+    def spending(self) -> tuple[list[Decision], set[str]]:
         """What becomes of each query, and the stages that will run. Raises BudgetError if the journal lacks charges."""
         if self.odometer.head() is not None:
-            bounded = self.plan.params.privacy.lifetime != UNLIMITED
+            bounded = self.params.privacy.lifetime != UNLIMITED
             check_known(self.odometer, self.card, seen_in_ledgers(self.card.dataset_id, self.past.folder), bounded)
-        return spending_of(self.plan, self.past, self.past.folder / PLAN)
+        return spending_of(self, self.past, self.past.folder / PLAN)
 
     def seconds(self) -> dict[str, float | None]:
         many = self.public.images if self.public else 0
-        about = self.plan.params, self.card.shape, len(self.card.classes)
-        return estimate.expected_seconds(*about, self.past.state, many)
+        classes = len(self.card.classes)
+        return estimate.expected_seconds(self.params, self.card.shape, classes, self.past.state, many)
 
-    def check_lifetime(self, spending: Sequence[Spending]) -> None:
+    def check_lifetime(self, spending: Sequence[Decision]) -> None:
         """Raise BudgetError if a run would use up the lifetime budget half-way, before its first query."""
-        coming = {entry.stage: self.plan.mechanisms[entry.stage] for entry in spending if entry.pays}
+        coming = {entry.stage: self.mechanisms[entry.stage] for entry in spending if entry.pays}
         if coming:
-            check_lifetime(self.odometer, coming, policy_of(self.plan), self.plan.params.privacy.protected)
+            check_lifetime(self.odometer, coming, policy_of(self), self.params.privacy.protected)
 
     def write(self) -> None:
-        write_texts(self.past.folder / PLAN, plan_texts(self.plan, self.past.folder / PLAN))
+        write_texts(self.past.folder / PLAN, plan_texts(self, self.past.folder / PLAN))
 
 
 def resolve_project(
@@ -135,7 +134,7 @@ def resolve_project(
     past = known_past(state, card, folder, declared_size=loaded.privacy.declared_size)
     ready = {"prepare sensitive": prepared, "prepare public": (public / "card.json").exists()}
     return ProjectPlan(
-        plan=make_plan(loaded, card, public_card, past.runs, inherited),
+        **vars(make_plan(loaded, card, public_card, past.runs, inherited)),
         card=card,
         public=public_card,
         inherited=inherited,
@@ -203,7 +202,7 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
 
 def risk_line(made: Plan) -> str:
     """How often an attacker is right at most, and the ε of half the way from a coin to that."""
-    mechanisms = [*made.mechanisms.values()]
+    mechanisms = tuple(made.mechanisms.values())
     adjacency = made.budget["adjacency"]
     one = "person" if made.params.privacy.unit == GROUP else "image"
     guess = best_guess(mechanisms, adjacency)
@@ -231,8 +230,9 @@ def share_lines(made: Plan, content: Mapping[str, Any], file: Path) -> Iterator[
         yield f"requested shares: {', '.join(apart)}. {why}"
 
 
-def spending_lines(made: Plan, odometer: Odometer, spending: Sequence[Spending]) -> Iterator[str]:
+def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[str]:
     """For each query: already released, goes on, or what it would spend and why."""
+    odometer = made.odometer
     before = {record["stage"] for record in odometer.opened()}
     if not before:
         yield f"nothing was ever spent on dataset {odometer.dataset_id!r}, by the journal in {odometer.path.parent}"
@@ -240,7 +240,7 @@ def spending_lines(made: Plan, odometer: Odometer, spending: Sequence[Spending])
         stage = entry.stage
         cost = f"ε = {made.budget['stages'][stage]['epsilon']:.3f} alone ({made.mechanisms[stage]})"
         if not entry.pays:
-            yield f"{stage}: {entry.words}{f' ({cost})' if entry.decision.kind == GO_ON else ''}"
+            yield f"{stage}: {entry.words}{f' ({cost})' if entry.kind == 'go on' else ''}"
             continue
         why = f"depends on {entry.cause}, which was changed"
         if made.lineage[stage].again:
@@ -277,7 +277,7 @@ def step_noise_lines(made: Plan) -> Iterator[str]:
     yield f"finetune: the noise of a step is {beside}, over {about}{weights:,} trained weights{hint}"
 
 
-def next_lines(made: Plan, spending: Sequence[Spending]) -> Iterator[str]:
+def next_lines(made: Plan, spending: Sequence[Decision]) -> Iterator[str]:
     coming = [entry.stage for entry in spending if entry.pays]
     costs = ", ".join(f"{name} (ε = {made.budget['stages'][name]['epsilon']:.3f} alone)" for name in coming)
     granted = [one.stage for one in spending if not one.pays and one.stage in made.params.privacy.spend_again]

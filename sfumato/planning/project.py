@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
 NOISE = ("Running stage", "Updating lock", "To track", "\tgit add", "To enable", "\tdvc config", "Use `dvc push`")
 # Becomes a program, and leaves a watcher in its process group, which ends with all of it unless a line comes to stdin.
-WATCHED = """exec 3<&0
+WATCHER = """exec 3<&0
 { read -r line || { kill -INT 0; sleep 2; kill -KILL 0; }; } <&3 >/dev/null 2>&1 &
 exec "$@" 3<&- </dev/null"""
-WATCHER = ["sh", "-c", WATCHED, "sh"] if os.name == "posix" else []
 
 
 class Project:
@@ -91,8 +90,8 @@ class Project:
         resolved = resolve_project(self.folder, state_dir(), Path("params.yaml"), dry_run=True)
         resolved.check_lifetime(resolved.spending()[0])
         seconds: Any = resolved.seconds()
-        budget = resolved.plan.budget
-        names = [name for name in seconds if resolved.plan.params.runs(name)]
+        budget = resolved.budget
+        names = [name for name in seconds if resolved.params.runs(name)]
         table = pandas.DataFrame.from_dict(budget["stages"], orient="index").rename(columns={"uses": "releases"})
         columns = ["noise_multiplier", "sample_rate", "releases", "epsilon", "share"]
         table = table.reindex(index=names, columns=columns).rename_axis("stage")
@@ -151,9 +150,10 @@ def repro(folder: Path, *targets: str, shown: bool) -> None:
     with tempfile.TemporaryDirectory() as place:
         said = Path(place) / "error.json"
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        watcher = ["sh", "-c", WATCHER, "sh"] if os.name == "posix" else []
         with subprocess.Popen(
             # -P: nothing in the user's folder takes the place of a package
-            [*WATCHER, sys.executable, "-P", "-m", "dvc", "repro", *targets],
+            [*watcher, sys.executable, "-P", "-m", "dvc", "repro", *targets],
             cwd=folder,
             env={**os.environ, "PATH": path, LAST_ERROR: str(said)},
             start_new_session=True,

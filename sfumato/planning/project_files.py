@@ -6,6 +6,7 @@
 import logging
 import shutil
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +98,11 @@ def params_text(content: Mapping[str, Any], notes: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def project_files(content: Mapping[str, Any], notes: Mapping[str, str], minutes: float, version: str) -> dict[str, str]:
+def project_files(content: Mapping[str, Any], notes: Mapping[str, str], minutes: float) -> dict[str, str]:
     from sfumato.privacy.accountant import default_delta
 
     privacy = {"unit": IMAGE, "delta": default_delta(content["privacy"]["size_hint"]), **content["privacy"]}
-    facts = {**content, **content["data"], **privacy, "minutes": minutes, "version": version}
+    facts = {**content, **content["data"], **privacy, "minutes": minutes, "version": version("sfumato")}
     facts |= {"tracked": TRACKED.replace(" pipelines", "")}
     return {
         "params.yaml": params_text(content, notes),

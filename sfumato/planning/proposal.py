@@ -43,8 +43,7 @@ class Known:
     epsilon: float
     minutes: float
     unit: str | None = None  # privacy.unit
-    groups: Mapping[str, Any] | None = None  # data.groups
-    data: Mapping[str, Any] = field(default_factory=dict)  # further keys of the section: source, labels, range, fit
+    data: Mapping[str, Any] = field(default_factory=dict)  # further keys of the section: labels, range, fit, groups
     public: str | None = None  # folder of public images
     public_images: int = 0  # how many it holds
     evaluate: bool = True  # whether the release is judged on real images
@@ -170,8 +169,6 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
     data |= {"size": known.side, "channels": known.channels, **known.data}
     privacy = {"epsilon": known.epsilon, "size_hint": known.size_hint, "accountant": "exact"}
     content: dict[str, Any] = {"recipe": None, "profile": None, "seed": 0, "data": data, "privacy": privacy}
-    if known.groups is not None:
-        content["data"]["groups"] = dict(known.groups)
     if known.unit is not None:
         content["privacy"]["unit"] = known.unit
     if known.public is not None:

@@ -5,7 +5,7 @@ All of it is public: nothing here reads an image or a noisy answer.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from dp_accounting import DpEvent
 from sfumato.data.store import Card, PublicCard
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.planning.checks import check_consistent
-from sfumato.planning.kept import Plan, holds, repeat_counts, stages_before
+from sfumato.planning.kept import Plan, holds, repeat_count, stages_before
 from sfumato.privacy.accountant import (
     EXACT,
     LARGEST_DELTA,
@@ -93,14 +93,16 @@ def make_plan(
         },
     }
     files = {name: stage_file(stage, params, card, mechanisms.get(name)) for name, stage in STAGES.items()}
-    today = {name: plan_digest(name, params, files, public) for name in mechanisms}
-    earlier = schema4_digests(params, files, public)
-    plans = {name: [plan, earlier.get(name, {}).get("plan", plan)] for name, plan in today.items()}
-    repeats = repeat_counts(params, plans, runs)
-    for name, again in repeats.items():
-        if again:
-            files[name]["again"] = again
-    lineage = {n: Lineage(plan=today[n], schema4=earlier.get(n, {}), again=repeats[n]) for n in mechanisms}
+    then = {name: as_then(content) for name, content in files.items()}
+    lineage = {}
+    for name in mechanisms:
+        schema4: dict[str, str] = {}  # none after a query's raised revision
+        if all(STAGES[n].revision == 1 for n in (*stages_before(name, params), name) if n in QUERIES):
+            schema4 = {"plan": plan_digest(name, params, then, public), "settings": settings_digest(then[name])}
+        same = Lineage(plan=plan_digest(name, params, files, public), schema4=schema4)
+        lineage[name] = replace(same, again=repeat_count(name, params, same.plans, runs))
+        if lineage[name].again:
+            files[name]["again"] = lineage[name].again
     return Plan(params, files, mechanisms, budget, lineage)
 
 
@@ -114,17 +116,6 @@ def plan_digest(name: str, params: Params, files: Mapping[str, dict], public: Pu
     first = {n: {**files[n], "revision": 1} for n in stages if n not in QUERIES and "revision" in files[n]}
     settings = {n: settings_digest(first.get(n, files[n])) for n in stages}
     return digest_of({"settings": settings, "public": asdict(public) if reads and public is not None else None})
-
-
-def schema4_digests(params: Params, files: Mapping[str, dict], public: PublicCard | None) -> dict[str, dict[str, str]]:
-    """By query, `plan` and `settings` as its records of schema 4 hold them; none after a query's raised revision."""
-    then = {name: as_then(content) for name, content in files.items()}
-    return {
-        name: {"plan": plan_digest(name, params, then, public), "settings": settings_digest(then[name])}
-        for name in QUERIES
-        if params.runs(name)
-        and all(STAGES[n].revision == 1 for n in (*stages_before(name, params), name) if n in QUERIES)
-    }
 
 
 def inherited_events(

@@ -2,17 +2,19 @@
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from sfumato.privacy.checkpoint import load_checkpoint
 from sfumato.privacy.events import SECRET
 from sfumato.privacy.odometer import CLOSE, Run
+from sfumato.privacy.resolved import Lineage
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import own_record
 from sfumato.storage.digest import digest_of
 
-RESTORE, GO_ON, PAY = "restore", "go on", "pay"
+Outcome = Literal["restore", "go on", "pay"]
 RELEASED = "released"  # in a run's directory: its release, whole once it has this name
 OTHER_BYTES = (
     "a free stage before it was run again and gave other bytes. Restore them (`git checkout` dvc.lock, `dvc checkout`)"
@@ -20,31 +22,22 @@ OTHER_BYTES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class Work(Lineage):
     """What is paid for once: a query, by its settings, on its inputs.
 
-    plan: digest as `Lineage` describes it; settings: of its own; schema4: both as records of schema 4 hold them;
-    inputs: digests of the artifacts that it reads, None if one is still to be made: it will be the same; rests_on: ids
-    of the charges behind them; again: how often the owner asked to pay again.
+    settings: digest of its own; inputs: digests of the artifacts that it reads, None if one is still to be made: it
+    will be the same; rests_on: ids of the charges behind them.
     """
 
     stage: str
-    plan: str
     settings: str
-    schema4: Mapping[str, str] = field(default_factory=dict)
     inputs: Sequence[str] | None = ()
     rests_on: Collection[str] = ()
-    again: int = 0
 
     @property
     def pay(self) -> str:
         """How the owner asks to pay for it again."""
         return f"privacy.spend_again: {{{self.stage}: {self.again + 1}}}"
-
-    @property
-    def plans(self) -> tuple[str, ...]:
-        """The digests that records of this plan hold: today's first."""
-        return (self.plan, *filter(None, [self.schema4.get("plan")]))
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -56,12 +49,33 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """kind: RESTORE, GO_ON or PAY; run: released, or open, with PAY without its checkpoint; problem: a refusal."""
+    """What becomes of a query.
 
-    kind: str
+    run: released, or open, to pay for without its checkpoint; problem: a refusal; cause: by a plan, the stage whose
+    change makes it run.
+    """
+
+    stage: str
+    kind: Outcome
     run: Run | None = None
     same_inputs: bool = True
     problem: str = ""
+    cause: str | None = None
+
+    @property
+    def pays(self) -> bool:
+        return self.kind == "pay" and not self.problem
+
+    @property
+    def words(self) -> str:
+        """What becomes of it if it does not pay."""
+        if self.run is None or self.pays:
+            return "is not paid for yet"
+        if self.kind == "restore":
+            released = f"already released as {self.run.record['id']}"
+            return f"{released}. {self.problem}" if self.problem else f"{released}; not spent again"
+        left_open = f"run {self.run.id[:8]} was left open"
+        return self.problem or f"goes on at no further cost, if the images are the same: {left_open}"
 
 
 def decide(
@@ -76,18 +90,18 @@ def decide(
     if last := last_for(work, [run for run in runs if run.end == CLOSE]):
         run, same_inputs = last
         problem = restoring_problem(state, work, run, same_inputs)
-        return Decision(kind=RESTORE, run=run, same_inputs=same_inputs, problem=problem)
+        return Decision(stage=work.stage, kind="restore", run=run, same_inputs=same_inputs, problem=problem)
     left_open = [run for run in runs if run.end is None and run.record["noise_source"] == noise_source]
     if (last := last_for(work, left_open)) is None:
-        return Decision(kind=PAY)
+        return Decision(stage=work.stage, kind="pay")
     run = last[0]
-    kind = GO_ON
+    kind: Outcome = "go on"
     home = state / "runs" / run.id
     if (home / RELEASED).exists():  # whole: a kill came before its entry
-        kind = RESTORE
+        kind = "restore"
     elif run.uses and load_checkpoint(home, run.uses, run.checkpoint) is None:
-        kind = PAY
-    return Decision(kind=kind, run=run, problem=resuming_problem(work, *last, prepared, terms))
+        kind = "pay"
+    return Decision(stage=work.stage, kind=kind, run=run, problem=resuming_problem(work, *last, prepared, terms))
 
 
 def last_for(work: Work, runs: Sequence[Run]) -> tuple[Run, bool] | None:

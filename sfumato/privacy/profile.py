@@ -7,7 +7,7 @@ Source: Wasserman & Zhou 2010; Dong, Roth & Su 2022.
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -83,25 +83,20 @@ def membership_advantage(profile: Profile) -> float:
     return float(min(1.0, allowed.min(), profile.advantage_bound))
 
 
-def best_guess(mechanisms: Iterable[Mechanism], adjacency: str = ADD_OR_REMOVE_ONE, noise: float = 1.0) -> float:
+@lru_cache(maxsize=512)  # plans of one process often have the same mechanisms
+def best_guess(mechanisms: tuple[Mechanism, ...], adjacency: str = ADD_OR_REMOVE_ONE, noise: float = 1.0) -> float:
     """The largest probability, at even odds, of a right answer to "was this image used?", in [1/2, 1].
 
     noise: a factor of all noise multipliers. A tenth of a second, by a coarser distribution than `privacy_profile`.
     Guarantee: no test does better, whatever else is known.
     """
-    louder = [replace(one, noise_multiplier=one.noise_multiplier * noise) for one in mechanisms]
-    return cached_guess(tuple(louder), adjacency)
-
-
-@lru_cache(maxsize=512)  # plans of one process often have the same mechanisms
-def cached_guess(mechanisms: tuple[Mechanism, ...], adjacency: str) -> float:
-    events = [one.event for one in mechanisms]
+    events = [replace(one, noise_multiplier=one.noise_multiplier * noise).event for one in mechanisms]
     distribution = PLDAccountant(RELATIONS[adjacency], 5e-3).compose(ComposedDpEvent(events))  # coarse, so at once
     advantage = min(advantage_of_rdp(rdp_curve(events, LOW_ORDERS)), distribution.get_delta(0.0))
     return float((1 + advantage) / 2)
 
 
-def noise_for_guess(mechanisms: Sequence[Mechanism], guess: float, adjacency: str = ADD_OR_REMOVE_ONE) -> float:
+def noise_for_guess(mechanisms: tuple[Mechanism, ...], guess: float, adjacency: str = ADD_OR_REMOVE_ONE) -> float:
     """The factor of all noise multipliers, to 1 %, from which `best_guess` is at most `guess`, above 1/2."""
     steps = bisect_left(range(2000), True, key=lambda i: best_guess(mechanisms, adjacency, 1.01**i) <= guess)
     return float(1.01**steps)

@@ -6,13 +6,13 @@ Their texts are in `statements.yaml`, parsed before facts enter: the owner's wor
 import json
 import re
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
 
 from sfumato.privacy.accountant import round_up
-from sfumato.privacy.authorize import installed_version
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.profile import bound_text
 from sfumato.release.card import LABEL_TABLE, WORDS
@@ -87,7 +87,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
     facts |= {
         "day": day,
         "digest": ledger["digest"],
-        "version": installed_version("sfumato"),
+        "version": version("sfumato"),
         "publisher": publisher,
         "creator": creator if "owner" in about else None,
         "slug": re.sub(r"[^a-z0-9]+", "-", f"{publisher} {cost['dataset']} {day[:4]}".lower()).strip("-"),

@@ -19,7 +19,6 @@ from sfumato.planning.estimate import (
     CALL,
     DURATIONS,
     FRAME,
-    OFF,
     WRITTEN,
     Work,
     expected_seconds,
@@ -82,7 +81,7 @@ def test_every_stage_of_a_recipe_has_a_time_and_one_that_is_off_hardly_any(recip
     params, found = expected(tmp_path, recipe=recipe, profile="digits", frequency={}, auxiliary={})
     assert set(found) == {*STAGES, *FRAME}
     for name, seconds in found.items():
-        assert seconds == OFF if name in STAGES and not params.runs(name) else seconds > OFF, name
+        assert seconds == 1 if name in STAGES and not params.runs(name) else seconds > 1, name
 
 
 def test_more_work_takes_longer_in_proportion(tmp_path):
@@ -176,7 +175,7 @@ def test_a_damaged_file_or_one_of_another_machine_is_not_used(tmp_path):
 def test_a_stage_without_an_estimate_has_that_of_its_last_run(tmp_path):
     changes = {"recipe": "dp-lora", "model": {"directory": "models/none"}, "embedding": {}, "teacher": {}}
     params, found = expected(tmp_path, **changes)
-    assert found["finetune"] is None and found["pretrain"] is None and found["central"] == OFF
+    assert found["finetune"] is None and found["pretrain"] is None and found["central"] == 1
     remember(tmp_path, replace(plan_of(params, "finetune"), model=params.model), 50.0)
     assert expected(tmp_path, **changes)[1]["finetune"] == 50.0 + found["plan"]
 
@@ -185,14 +184,14 @@ def test_the_estimate_is_of_an_idle_machine_whatever_number_of_threads_is_fastes
     params, first = expected(tmp_path)
     plan, work = plan_of(params, "auxiliary"), first["auxiliary"] - first["plan"]
     with one_thread():  # beside other programs
-        clock = iter([0.0, work * 4**estimate.PARALLEL])
+        clock = iter([0.0, work * 2])
         monkeypatch.setattr(estimate, "now", lambda: next(clock))
         with timed(tmp_path, plan):
             pass
         assert expected(tmp_path)[1]["auxiliary"] == pytest.approx(first["auxiliary"], rel=0.05)
     monkeypatch.setattr(estimate, "THREADS", 1)
     alone = expected(tmp_path)[1]
-    assert alone["auxiliary"] - alone["plan"] == pytest.approx(work * 4**estimate.PARALLEL, rel=0.05)
+    assert alone["auxiliary"] - alone["plan"] == pytest.approx(work * 2, rel=0.05)
 
 
 def test_the_minutes_are_of_the_device_that_will_be_used_not_of_a_gpu_that_will_not(tmp_path, monkeypatch, cuda):
@@ -205,7 +204,7 @@ def test_the_minutes_are_of_the_device_that_will_be_used_not_of_a_gpu_that_will_
         estimate.now()
         found[asked] = (estimate.Machine(tmp_path).content["machine"][1], estimate.gain(4), len(waits))
     compute.no_cuda.cache_clear()
-    assert found == {"cpu": (platform.machine(), 4**estimate.PARALLEL, 0), "cuda": ("a GPU", 1.0, 1)}
+    assert found == {"cpu": (platform.machine(), 2, 0), "cuda": ("a GPU", 1.0, 1)}
 
 
 def test_the_speed_is_measured_in_processor_time(monkeypatch):

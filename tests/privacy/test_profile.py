@@ -138,10 +138,10 @@ def test_unknown_adjacencies_and_rates_are_refused():
 
 
 def test_the_quick_guess_is_a_bound_near_the_exact_one():
-    mechanisms = [Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=1.5, sample_rate=0.2, uses=30)]
+    mechanisms = Mechanism(noise_multiplier=2.0), Mechanism(noise_multiplier=1.5, sample_rate=0.2, uses=30)
     exact = (1 + membership_advantage(privacy_profile([one.event for one in mechanisms]))) / 2
     assert exact <= best_guess(mechanisms) <= exact + 0.001
-    assert best_guess([Mechanism(noise_multiplier=1.0)]) == pytest.approx(NORMAL.cdf(0.5), abs=1e-4)
+    assert best_guess((Mechanism(noise_multiplier=1.0),)) == pytest.approx(NORMAL.cdf(0.5), abs=1e-4)
     factor = noise_for_guess(mechanisms, (exact + 0.5) / 2)
     assert best_guess(mechanisms, noise=factor) <= (exact + 0.5) / 2 < best_guess(mechanisms, noise=0.98 * factor)
 
@@ -172,5 +172,5 @@ def test_the_table_of_risks_in_the_docs_is_that_of_one_gaussian():
     assert len(rows) >= 5
     for target, guess, hits in rows:
         (one,) = calibrate({"frequency": NoiseRequest()}, float(target), 1e-5).values()
-        assert float(guess) == pytest.approx(100 * best_guess([one]), abs=0.06)
+        assert float(guess) == pytest.approx(100 * best_guess((one,)), abs=0.06)
         assert float(hits) == pytest.approx(100 * true_positive_rate(privacy_profile([one.event])), abs=0.06)
