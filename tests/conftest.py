@@ -1,10 +1,12 @@
 """Fixtures that many tests share."""
 
 import gc
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -42,7 +44,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def environment() -> Iterator[MutableMapping[str, str]]:
+    """The real one, for a test to change: afterwards it is as before, and so is the current folder."""
+    folder = Path.cwd()
+    with mock.patch.dict(os.environ):
+        yield os.environ
+    os.chdir(folder)
+
+
+@pytest.fixture(autouse=True)
+def one_key(environment: MutableMapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """New datasets of this process get one key: under a random one, a split of few images may leave no hold-out."""
 
     def secret_key(state: Path, dataset_id: str) -> bytes:
@@ -57,10 +68,10 @@ def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, environment: MutableMapping[str, str]) -> Path:
     """The current folder, which is empty, with a state directory of its own in it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    os.chdir(tmp_path)
+    environment["SFUMATO_STATE"] = str(tmp_path / "state")
     return tmp_path
 
 

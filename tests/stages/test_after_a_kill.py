@@ -153,9 +153,9 @@ UNITS = {"image": {}, "group": {"data": {"groups": {"pattern": r"^(p\d+)_"}}, "p
 
 
 @pytest.fixture(params=UNITS)
-def trained(desk, request, monkeypatch):
+def trained(desk, request, environment):
     """All but DP-SGD is done, which has a checkpoint after each step."""
-    monkeypatch.setenv("SFUMATO_CHECKPOINT_EVERY", "1")
+    environment["SFUMATO_CHECKPOINT_EVERY"] = "1"
     desk.params(**UNITS[request.param])
     desk.run_all("prepare sensitive", "prepare public", "plan", "count", "central", "pretrain")
     return desk

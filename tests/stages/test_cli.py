@@ -231,10 +231,10 @@ def test_a_bound_that_is_none_is_refused(desk, words):
     desk.run(f"ledger check {words}", words.split()[0], "positive number", code=2)
 
 
-def test_a_state_directory_that_cannot_be_is_one_sentence(own, monkeypatch):
+def test_a_state_directory_that_cannot_be_is_one_sentence(own, environment):
     Path("file").write_text("")
     for state, said in {"state": "relative", str(Path("file").resolve()): "name a folder in SFUMATO_STATE"}.items():
-        monkeypatch.setenv("SFUMATO_STATE", state)
+        environment["SFUMATO_STATE"] = state
         own.run("prepare sensitive", said, code=2)
 
 

@@ -757,7 +757,7 @@ def committed() -> str:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_no_layout_makes_a_class_of_a_person(desk, quick, tmp_path, monkeypatch, name):
+def test_no_layout_makes_a_class_of_a_person(desk, quick, tmp_path, environment, name):
     write, refused, answers, classes, way, held_out = ROWS[name]
     write(tmp_path / "in")
     place = next(tmp_path.glob("in*"))
@@ -765,7 +765,7 @@ def test_no_layout_makes_a_class_of_a_person(desk, quick, tmp_path, monkeypatch,
 
     def begin(folder: str) -> None:
         (tmp_path / folder).mkdir()
-        monkeypatch.chdir(tmp_path / folder)
+        os.chdir(tmp_path / folder)
 
     def check(said: str, prepared: bool) -> None:
         assert not [word for word in public if word in said + committed()]
@@ -786,7 +786,7 @@ def test_no_layout_makes_a_class_of_a_person(desk, quick, tmp_path, monkeypatch,
     reason = Path(os.environ["SFUMATO_STATE"], "refused.txt").read_text() if "refused.txt" in said else said
     assert (refused or "written to") in " ".join(reason.split())
     check(said, not refused)
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "another"))
+    environment["SFUMATO_STATE"] = str(tmp_path / "another")
     begin("asked")
     desk.answers = "".join("\n" if word == "-" else f"{word}\n" for word in answers.split())
     code, said = desk("init", str(place), "--epsilon", "5")

@@ -386,10 +386,10 @@ def test_a_copy_whose_journal_is_older_than_its_digest_is_put_back(desk, release
     desk.run("count", "put back")
 
 
-def test_what_a_process_left_behind_put_there_after_dvc_removed_it_is_no_failure(desk, released, monkeypatch):
+def test_what_a_process_left_behind_put_there_after_dvc_removed_it_is_no_failure(desk, released, environment):
     """DVC was killed, its stage was not: the stage ends while the next one starts."""
     desk.run("count", code=3)
-    monkeypatch.setenv("DVC_STAGE", "count")
+    environment["DVC_STAGE"] = "count"
     desk.run("count", "put back, nothing is charged")
     assert desk.opened == ["count", "central"]
 

@@ -61,10 +61,10 @@ def stage(folder: Path, *words: str, code: int = 0) -> str:
 
 
 @pytest.fixture
-def repository(here, monkeypatch) -> Path:
+def repository(here, environment) -> Path:
     """Sixty grey images of 8×8 in three classes, and an empty project."""
-    monkeypatch.setenv("SFUMATO_CHECKPOINT_EVERY", "1")
-    monkeypatch.setenv("SFUMATO_MICROBATCH", "4")
+    environment["SFUMATO_CHECKPOINT_EVERY"] = "1"
+    environment["SFUMATO_MICROBATCH"] = "4"
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (60, 8, 8)).astype(np.uint8)
     np.savez(here / "source.npz", images=images, labels=np.arange(60) % 3, classes=np.array(CLASSES))
