@@ -88,9 +88,23 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
+def bfloat16(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """A function: whether the processor has bfloat16 arithmetic."""
+    import torch
+
+    return lambda there: monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": there})
+
+
+@pytest.fixture
 def clip_as_one_matrix(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """A function: whether rows are clipped as one matrix, which is the way on a GPU."""
     return lambda joint: monkeypatch.setattr("sfumato.dpsgd.clip.one_matrix", lambda device: joint)
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was written just now counts as one that no longer changes, so that no test waits."""
+    monkeypatch.setattr("sfumato.data.listing.FRESH", 0.0)
 
 
 @pytest.fixture
@@ -125,3 +139,13 @@ def digits() -> ImageSet:
     bunch = load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
     return ImageSet(images, bunch.target.astype(np.int64), tuple(str(i) for i in range(10)))
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny public models of the classes zero, one and two, by `tiny_diffusers.KINDS`: not to be changed."""
+    pytest.importorskip("diffusers")
+    pytest.importorskip("transformers")
+    from tiny_diffusers import save_references
+
+    return save_references(tmp_path_factory.mktemp("models"), ("zero", "one", "two"))

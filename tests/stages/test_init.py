@@ -49,13 +49,6 @@ def write_shapes(root, each=EACH, side=SIDE):
 
 
 @pytest.fixture
-def quick(expect_seconds):
-    """Nothing is timed: the tests of the times are elsewhere."""
-    found = {name: 1.0 for name in estimate.FRAME}
-    expect_seconds(lambda params: {**found, "evaluate": params.evaluate.steps})
-
-
-@pytest.fixture
 def project(tmp_path):
     (tmp_path / "project").mkdir()
     os.chdir(tmp_path / "project")
@@ -328,8 +321,7 @@ def test_the_plan_can_be_looked_at_before_the_images_are_prepared(desk, init, pr
     desk.run("plan --dry-run", code=4)  # of another source the classes are not seen at a glance
 
 
-def test_pictures_added_after_the_preparation_are_pointed_out_on_a_terminal(desk, init, tmp_path, monkeypatch):
-    monkeypatch.setattr("sfumato.data.listing.FRESH", 0.0)
+def test_pictures_added_after_the_preparation_are_pointed_out_on_a_terminal(desk, init, tmp_path, settled):
     root = write_shapes(tmp_path / "in")
     init()
 
