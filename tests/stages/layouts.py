@@ -241,19 +241,18 @@ def bring(layout: Layout, desk, place: Path) -> None:
     layout.write(place / "in")
     (brought,) = place.glob("in*")
     secret = {*SECRET} - {*(layout.classes or ())}  # of names that their owner called classes
-    for name, why, options in (("yes", layout.why, ("--yes", "--dataset-id", "yes")), ("asked", None, ())):
+    for name, begun in {"yes": layout.why is None, "asked": layout.classes is not None}.items():
         (place / name / ".dvc").mkdir(parents=True)  # a repository is there already
         os.chdir(place / name)
         os.environ["SFUMATO_STATE"] = str(place / f"state-{name}")
-        desk.answers = (
-            "" if options else "".join("\n" if word == "-" else f"{word}\n" for word in layout.answers.split())
-        )
-        code, said = desk("init", str(brought), "--epsilon", "5", *options)
-        begun = layout.classes is not None if name == "asked" else layout.why is None
-        assert (code == 0) == Path("params.yaml").exists() == begun, said
-        if options:
+        if name == "yes":
+            code, said = desk("init", str(brought), "--epsilon", "5", "--yes", "--dataset-id", "yes")
             reason = Path(os.environ["SFUMATO_STATE"], "refused.txt").read_text() if "refused.txt" in said else said
-            assert (why or "written to") in " ".join(reason.split()), reason
+            assert (layout.why or "written to") in " ".join(reason.split()), reason
+        else:
+            desk.answers = "".join("\n" if word == "-" else f"{word}\n" for word in layout.answers.split())
+            code, said = desk("init", str(brought), "--epsilon", "5")
+        assert (code == 0) == Path("params.yaml").exists() == begun, said
         assert "local " not in said and "hold-out: " not in said, "counts are of a terminal"
         if begun:
             check_prepared(layout, desk)
