@@ -31,15 +31,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CLASSES = ("zero", "one", "two")
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory) -> Path:
-    pytest.importorskip("diffusers")
-    pytest.importorskip("transformers")
-    from tiny_diffusers import save_references
-
-    return save_references(tmp_path_factory.mktemp("models"), CLASSES)
-
-
 SMALL = {
     "profile": None,
     "data": {"dataset_id": "tiny", "source": "npz", "path": "source.npz"},
