@@ -265,10 +265,9 @@ def test_no_hostile_project_is_merged_or_ends_in_a_traceback(clinics, tmp_path, 
     """Each in the place of either clinic, in turns; without hostility the two are merged."""
     wrong = {}
     for number, (name, harm) in enumerate({"as they are": lambda own: None, **MERGED}.items()):
-        folders = [tmp_path / f"{number}" / owner for owner in ("north", "south")]
-        for folder in folders:
-            shutil.copytree(clinics / folder.name, folder)
-        harm(folders[number % 2])
+        folders = [clinics / owner for owner in ("north", "south")]
+        hostile = folders[number % 2] = shutil.copytree(folders[number % 2], tmp_path / f"{number}" / "hostile")
+        harm(hostile)
         try:
             merge(folders, different_people=True, out=tmp_path / f"{number}" / "out")
             wrong[name] = "merged"
