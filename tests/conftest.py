@@ -1,10 +1,12 @@
 """Fixtures that many tests share."""
 
 import gc
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -42,7 +44,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def environment() -> Iterator[MutableMapping[str, str]]:
+    """The real one, for a test to change: afterwards it is as before, and so is the current folder."""
+    folder = Path.cwd()
+    with mock.patch.dict(os.environ):
+        yield os.environ
+    os.chdir(folder)
+
+
+@pytest.fixture(autouse=True)
+def one_key(environment: MutableMapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """New datasets of this process get one key: under a random one, a split of few images may leave no hold-out."""
 
     def secret_key(state: Path, dataset_id: str) -> bytes:
@@ -57,10 +68,10 @@ def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, environment: MutableMapping[str, str]) -> Path:
     """The current folder, which is empty, with a state directory of its own in it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    os.chdir(tmp_path)
+    environment["SFUMATO_STATE"] = str(tmp_path / "state")
     return tmp_path
 
 
@@ -77,9 +88,23 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
+def bfloat16(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """A function: whether the processor has bfloat16 arithmetic."""
+    import torch
+
+    return lambda there: monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": there})
+
+
+@pytest.fixture
 def clip_as_one_matrix(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """A function: whether rows are clipped as one matrix, which is the way on a GPU."""
     return lambda joint: monkeypatch.setattr("sfumato.dpsgd.clip.one_matrix", lambda device: joint)
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was written just now counts as one that no longer changes, so that no test waits."""
+    monkeypatch.setattr("sfumato.data.listing.FRESH", 0.0)
 
 
 @pytest.fixture
@@ -114,3 +139,13 @@ def digits() -> ImageSet:
     bunch = load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
     return ImageSet(images, bunch.target.astype(np.int64), tuple(str(i) for i in range(10)))
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny public models of the classes zero, one and two, by `tiny_diffusers.KINDS`: not to be changed."""
+    pytest.importorskip("diffusers")
+    pytest.importorskip("transformers")
+    from tiny_diffusers import save_references
+
+    return save_references(tmp_path_factory.mktemp("models"), ("zero", "one", "two"))

@@ -51,10 +51,10 @@ def test_a_docstring_is_read_in_its_parts(generate, docstring, expected):
 
 
 @pytest.fixture
-def project(digits, here, monkeypatch):
+def project(digits, here, environment):
     """What the examples name: a release, a teacher, a ledger, a folder of images, a state directory."""
-    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(here / "dvc"))
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    environment["DVC_SITE_CACHE_DIR"] = str(here / "dvc")
+    environment["PATH"] = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     write_release(here / "artifacts" / "synthesize", digits)
     write_teacher(here / "artifacts" / "teacher", digits)
     shutil.copy(ROOT / "ledger.json", here)

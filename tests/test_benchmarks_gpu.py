@@ -9,10 +9,10 @@ from program import call
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path):
+def run(environment, tmp_path):
     """Run the program; its exit code and what it wrote."""
 
-    monkeypatch.setenv("SFUMATO_DEVICE", "cpu")
+    environment["SFUMATO_DEVICE"] = "cpu"
 
     def on_the_cpu() -> tuple[int, dict]:
         code = call(gpu.main, "gpu.py", "--device", "cpu", "--small", "--out", str(tmp_path), screen=sys.stdout)

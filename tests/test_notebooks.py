@@ -18,20 +18,20 @@ def test_a_notebook_is_committed_without_outputs(path):
     assert cells and not any(cell.outputs or cell.execution_count for cell in cells)
 
 
-def test_the_first_release_runs_and_teaches_a_network(tmp_path, monkeypatch):
+def test_the_first_release_runs_and_teaches_a_network(tmp_path, environment):
     """Guessing reads 10 % of the digits; 91 % were read in the run that the bound of 60 % was set by."""
     from nbclient import NotebookClient
 
     for name in ("TMPDIR", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
         (tmp_path / name).mkdir()
-        monkeypatch.setenv(name, str(tmp_path / name))
+        environment[name] = str(tmp_path / name)
     startup = tmp_path / "IPYTHONDIR" / "profile_default" / "startup"
     startup.mkdir(parents=True)
     # by fork: what the notebook runs imports nothing again
     (startup / "forked.py").write_text(f"import sys; sys.executable = {str(programs() / 'module')!r}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("MPLBACKEND", "agg")
+    environment["PYTHONPATH"] = str(ROOT)
+    environment["OMP_NUM_THREADS"] = "1"
+    environment["MPLBACKEND"] = "agg"
     notebook = nbformat.read(ROOT / "docs" / "notebooks" / "first-release.ipynb", as_version=4)
     place = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=900, kernel_name="python3", resources=place).execute()

@@ -16,10 +16,10 @@ BENCHMARKS = Path(gpu_session.__file__).parent
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path):
+def run(environment, tmp_path):
     """Run the program on the CPU at small sizes; its exit code and the lines on disk after that of the machine."""
 
-    monkeypatch.setenv("SFUMATO_DEVICE", "cpu")
+    environment["SFUMATO_DEVICE"] = "cpu"
 
     def on_the_cpu(*arguments: str) -> tuple[int, list[dict]]:
         words = ["gpu_session.py", "--device", "cpu", "--tiny", "--out", str(tmp_path), *arguments]

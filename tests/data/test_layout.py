@@ -1,11 +1,12 @@
 """What columns and folders are called: what holds persons, what holds labels, and what is asked about."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from sfumato.data.layout import LABELLED, PERSONS, Unclear, check_names, layout_of, likeness
-from sfumato.data.sources.splits import is_filing
+from sfumato.data.sources.splits import is_filing, part_of
 from sfumato.data.survey import pattern_in
 from sfumato.data.tables import meaning
 
@@ -13,6 +14,7 @@ OF_PERSONS = (
     "Patient ID, patient-id, PatientID, patients, MRN, mrn_no, PID, Subject, subject_id, Participant No, person"
 )
 OF_PERSONS += ", Case ID, case, Anonymised Patient ID, StudyPatientID, PatientenID, group, group_id, Volunteer code"
+OF_PERSONS += ", Anon Patient Id, subject_ID"
 OF_OTHERS = "patient age, sex, finding, file, study date, label, personality, pidgin, showcase, grouping, caseous"
 
 
@@ -26,6 +28,13 @@ def test_columns_of_persons_are_known_by_their_meaning(name):
 @pytest.mark.parametrize("form", ["{}", "{}_001", "2_{}", "{}2017", "my10000_{}_part_1", "{} images"])
 def test_folders_of_files_are_known_by_their_meaning(name, form):
     assert is_filing(form.format(name))
+
+
+@pytest.mark.parametrize("name", ["train", "TRAINING", "val", "valid", "Validation", "dev", "Val-Images", "train2017"])
+def test_folders_of_parts_are_known_in_any_case_and_beside_words_of_filing(name):
+    assert part_of(Path(name)) == "train" and part_of(Path("positive " + name)) is None
+    held_out = re.sub("train(ing)?|val(id)?(ation)?|dev", "test", name, flags=re.IGNORECASE)
+    assert part_of(Path(held_out)) == part_of(Path("TESTING")) == "test"
 
 
 @pytest.mark.parametrize("name", ["Ground-truth labels", "stage 2", "grade 1", "10", "bus", "test positive", "no mask"])
@@ -73,6 +82,7 @@ def test_a_folder_that_holds_the_classes_one_level_below_is_named(tmp_path):
         ("AB 1.2.80", "CD 30.4.79"),
         ("Smith, John", "Ito, Aiko"),
         ("Smith^John", "Ito^Aiko"),
+        ("Иванова, Анна", "Müller, Hans"),
         ("2026-01-31", "2026-02-01"),
     ],
 )

@@ -1,10 +1,10 @@
 import json
 import os
 import stat
+import time
 import tracemalloc
 from contextlib import nullcontext
 from io import StringIO
-from itertools import islice
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -15,7 +15,7 @@ from PIL import Image
 from program import call
 from sources.writers import write_folder, write_idx, write_mnist, write_public
 
-from sfumato.data import duplicates, listing, prepare
+from sfumato.data import duplicates, prepare
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import (
     fingerprint,
@@ -25,7 +25,7 @@ from sfumato.data.prepare import (
     refuse_sensitive_as_public,
     split,
 )
-from sfumato.data.sources import Source, read_public, read_source
+from sfumato.data.sources import Source, read_public
 from sfumato.data.store import PublicCard, load_prepared, load_public, read_card, read_public_card
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Public
@@ -201,18 +201,14 @@ def test_an_official_test_image_changes_neither_card_nor_sensitive_set(owner):
 
 
 @pytest.mark.parametrize("earlier", [False, True])
-def test_a_failure_leaves_what_was_there_and_nothing_half_written(owner, images, monkeypatch, earlier):
+def test_a_failure_leaves_what_was_there_and_nothing_half_written(owner, tmp_path, earlier):
+    folder = {"dataset_id": "set", "source": "imagefolder", "path": str(write_folder(tmp_path / "in", per_class=60))}
     if earlier:
-        owner.prepare(images)
+        owner.take(**folder)
     before = owner.files()
-
-    def breaks_off(source, key, fraction):
-        yield from ((False, None, example) for example in islice(source.train, 100))
-        raise DataError("unreadable image")
-
-    monkeypatch.setattr(prepare, "assigned", breaks_off)
-    with pytest.raises(DataError, match="unreadable"):
-        owner.prepare(images[:200])
+    (tmp_path / "in/dog/9.png").write_bytes(b"broken")  # the last of them
+    with pytest.raises(DataError, match="cannot be read"):
+        owner.take(**folder)
     changed = {path.parent.name for path, _ in owner.files().items() ^ before.items()}
     begun = set() if earlier else {"keys", "odometer"}  # the key, and the journal that the first call begins
     assert changed == begun
@@ -418,25 +414,25 @@ def test_real_images_that_come_after_the_public_ones_are_found_by_preparing_thes
 
 
 @pytest.fixture
-def take_folder(owner, tmp_path, monkeypatch):
-    """Prepares the folder of pictures `in`; returns how often its source was opened until then."""
-    root, read = write_folder(tmp_path / "in", per_class=20), Mock(wraps=read_source)
-    monkeypatch.setattr(listing, "FRESH", 0.0)
-    monkeypatch.setattr(prepare, "read_source", read)
+def take_folder(owner, tmp_path, settled):
+    """Prepares the folder of pictures `in`; returns how often it was stored anew until then."""
+    root, homes = write_folder(tmp_path / "in", per_class=20), [0]
 
     def take(**changes):
         owner.take(dataset_id="set", source="imagefolder", path=str(root), **changes)
-        return read.call_count
+        home = (owner.state / "data" / "set").stat().st_ino  # the new one is made beside the one before
+        homes.extend([home] * (home != homes[-1]))
+        return len(homes) - 1
 
     return take
 
 
-def test_the_same_files_are_prepared_once_unless_they_changed_just_now(take_folder, owner, monkeypatch):
+def test_the_same_files_are_prepared_once_unless_they_changed_just_now(take_folder, owner, tmp_path):
     assert take_folder() == 1
     before = rows(owner.part("sensitive"))
     owner.card.unlink()
     assert take_folder() == 1 and rows(owner.part("sensitive")) == before
-    monkeypatch.setattr(listing, "FRESH", 3600.0)
+    os.utime(tmp_path / "in/cat/0.png", times=2 * (time.time() + 3600,))  # later than now is just now
     assert [take_folder(), take_folder()] == [2, 3]
 
 

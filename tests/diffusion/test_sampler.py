@@ -7,7 +7,7 @@ from torch import nn
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.sampler import SIGMA_MAX, SIGMA_MIN, noise_schedule, sample
 from sfumato.diffusion.unet import UNet
-from sfumato.runtime import compute
+from sfumato.runtime.compute import LARGE_NETWORK
 
 
 class Gaussian(Denoiser):
@@ -81,14 +81,15 @@ def test_output_is_float32_in_range_also_under_autocast_and_for_no_labels():
 
 
 @pytest.mark.parametrize(("known", "large"), [(False, True), (True, False), (True, True)])
-def test_a_large_network_draws_in_bfloat16_and_the_images_are_the_same_but_for_rounding(monkeypatch, known, large):
+def test_a_large_network_draws_in_bfloat16_and_the_images_are_the_same_but_for_rounding(bfloat16, known, large):
     torch.manual_seed(0)
-    model, labels = UNet(8, 1, 3, width=8, multipliers=(1,), attention=()), torch.tensor([0, 1, 2])
-    torch.nn.init.normal_(model.conv_out.weight, std=0.1)
-    monkeypatch.setattr(compute, "fast_bfloat16", lambda device: known)
-    monkeypatch.setattr(compute, "LARGE_NETWORK", 0 if large else 10**6)
-    inner, asked = model.forward, []
-    monkeypatch.setattr(model, "forward", lambda *a: asked.append(torch.is_autocast_enabled("cpu")) or inner(*a))
+    width = 64 if large else 8
+    model, labels = UNet(8, 1, 3, width=width, multipliers=(1,), attention=()), torch.tensor([0, 1, 2])
+    assert (sum(value.numel() for value in model.parameters()) >= LARGE_NETWORK) == large
+    torch.nn.init.normal_(model.conv_out.weight, std=0.3 / width**0.5)
+    bfloat16(known)
+    asked = []
+    model.register_forward_pre_hook(lambda *_: asked.append(torch.is_autocast_enabled("cpu")))
     random = torch.Generator()
     images = torch.cat([*model.drawing(labels, 4, 0.5, random.manual_seed(0))])
     assert set(asked) == {known and large}

@@ -10,12 +10,11 @@ from small_network import OneDraw, network
 from torch import Tensor
 
 from sfumato.diffusion.unet import UNet
-from sfumato.dpsgd import microbatch, run
+from sfumato.dpsgd import microbatch
 from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.gradients import clipped_gradient_sum, draw, per_image_gradients
 from sfumato.dpsgd.microbatch import activation_bytes, choose_microbatch, needed, plain_microbatch
 from sfumato.dpsgd.run import State, gradient_sum
-from sfumato.runtime import compute
 from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal
 
@@ -124,56 +123,60 @@ def test_on_a_gpu_a_usual_draw_fills_its_microbatches(room_of, model, batch, ima
     assert microbatch.fitting(model, parameters, 8, batch, torch.device("cuda"), None) == (images, 8)
 
 
-def test_what_the_user_asks_is_taken_and_a_network_without_ghost_layers_takes_fewer(monkeypatch, model):
+def test_what_the_user_asks_is_taken_and_a_network_without_ghost_layers_takes_fewer():
+    model = network((1,))
     assert choose_microbatch(model, dict(model.named_parameters()), 8, 64.0, 5) == (5, 8)
-    monkeypatch.setattr(model, "supports_ghost_layers", False, raising=False)
+    model.supports_ghost_layers = False
     assert choose_microbatch(model, dict(model.named_parameters()), 1, 1e6) == (32, 1)
 
 
-def chosen_on_a_gpu(
-    monkeypatch, largest: dict[bool, int], draws: int = 8, fast: bool = True, wanted: int | None = None
-):
-    """Whether by products, images and draws that are chosen where so many passes fit, and which passes were tried.
+@pytest.fixture
+def chosen_on_a_gpu(monkeypatch, cuda):
+    """A function: whether by products, images and draws that are chosen where so many passes fit, and which were tried.
 
     On a CPU, with stand-ins for the device and its arithmetic. fast: bfloat16.
     """
-    model, tried = network((1,)), []
-    monkeypatch.setattr(microbatch, "device_of", lambda parameters: torch.device("cuda"))
-    monkeypatch.setattr(microbatch, "fitting", lambda *asked: (asked[-1] or 512, draws))
-    monkeypatch.setattr(compute, "fast_bfloat16", lambda kind: fast)
 
-    def fits(model, parameters, images, draws) -> bool:
-        tried.append((model.use_products, images * draws))
-        return images * draws <= largest[model.use_products]
+    def choose(largest: dict[bool, int], draws: int = 8, fast: bool = True, wanted: int | None = None):
+        model, tried = network((1,)), []
+        monkeypatch.setattr(microbatch, "device_of", lambda parameters: torch.device("cuda"))
+        monkeypatch.setattr(microbatch, "fitting", lambda *asked: (asked[-1] or 512, draws))
+        cuda(get_device_capability=(8, 0) if fast else (7, 5))
 
-    monkeypatch.setattr(microbatch, "fits", fits)
-    found = choose_microbatch(model, dict(model.named_parameters()), draws, 1e6, wanted)
-    return (model.use_products, *found), tried
+        def fits(model, parameters, images, draws) -> bool:
+            tried.append((model.use_products, images * draws))
+            return images * draws <= largest[model.use_products]
+
+        monkeypatch.setattr(microbatch, "fits", fits)
+        found = choose_microbatch(model, dict(model.named_parameters()), draws, 1e6, wanted)
+        return (model.use_products, *found), tried
+
+    return choose
 
 
 @pytest.mark.parametrize(("largest", "expected"), [(10**6, (512, 8)), (100, (8, 8)), (12, (1, 8)), (3, (1, 2))])
-def test_on_a_gpu_the_choice_is_halved_until_a_trial_on_blanks_fits(monkeypatch, largest, expected):
-    found, tried = chosen_on_a_gpu(monkeypatch, {False: 0, True: largest})
+def test_on_a_gpu_the_choice_is_halved_until_a_trial_on_blanks_fits(chosen_on_a_gpu, largest, expected):
+    found, tried = chosen_on_a_gpu({False: 0, True: largest})
     assert found == (True, *expected)
     assert tried[0] == (True, 4096) and sorted(tried, key=lambda trial: -trial[1]) == tried
 
 
-def test_where_no_size_fits_the_other_way_is_taken_and_where_that_does_not_fit_either_is_an_error(monkeypatch):
+def test_where_no_size_fits_the_other_way_is_taken_and_where_that_does_not_fit_either_is_an_error(chosen_on_a_gpu):
     """cuDNN may have no kernel for the grouped convolution of any number of images."""
-    assert chosen_on_a_gpu(monkeypatch, {False: 0, True: 1000}, fast=False)[0] == (True, 64, 8)
-    assert chosen_on_a_gpu(monkeypatch, {False: 1000, True: 0})[0] == (False, 64, 8)
+    assert chosen_on_a_gpu({False: 0, True: 1000}, fast=False)[0] == (True, 64, 8)
+    assert chosen_on_a_gpu({False: 1000, True: 0})[0] == (False, 64, 8)
     with pytest.raises(MemoryError, match="one image does not fit into the GPU"):
-        chosen_on_a_gpu(monkeypatch, {False: 0, True: 0})
+        chosen_on_a_gpu({False: 0, True: 0})
 
 
 @pytest.mark.parametrize(("draws", "fast", "products"), [(1, False, True), (8, False, False), (8, True, True)])
-def test_products_are_taken_in_bfloat16_and_of_few_draws(monkeypatch, draws, fast, products):
-    assert chosen_on_a_gpu(monkeypatch, {False: 10**6, True: 10**6}, draws, fast)[0] == (products, 512, draws)
+def test_products_are_taken_in_bfloat16_and_of_few_draws(chosen_on_a_gpu, draws, fast, products):
+    assert chosen_on_a_gpu({False: 10**6, True: 10**6}, draws, fast)[0] == (products, 512, draws)
 
 
-def test_what_the_user_asks_is_the_most_that_a_gpu_takes(monkeypatch):
-    assert chosen_on_a_gpu(monkeypatch, {False: 0, True: 10**6}, wanted=5)[0] == (True, 5, 8)
-    assert chosen_on_a_gpu(monkeypatch, {False: 0, True: 20}, wanted=5)[0] == (True, 2, 8)
+def test_what_the_user_asks_is_the_most_that_a_gpu_takes(chosen_on_a_gpu):
+    assert chosen_on_a_gpu({False: 0, True: 10**6}, wanted=5)[0] == (True, 5, 8)
+    assert chosen_on_a_gpu({False: 0, True: 20}, wanted=5)[0] == (True, 2, 8)
 
 
 @pytest.mark.parametrize(
@@ -265,8 +268,8 @@ def test_a_run_goes_on_with_another_microbatch(model):
 
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("said", [None, False, True])
-def test_the_precision_is_what_was_said_or_what_the_device_has(model, monkeypatch, said, fast):
-    monkeypatch.setattr(run, "fast_bfloat16", lambda device: fast)
+def test_the_precision_is_what_was_said_or_what_the_device_has(model, bfloat16, said, fast):
+    bfloat16(fast)
     state = State(model, Finetune(draws=2), public_batch=16.0, autocast=said)
     assert state.autocast == (fast if said is None else said)
 

@@ -64,8 +64,8 @@ def call(*words: str) -> tuple[int, str]:
 
 
 @pytest.fixture
-def desk(here, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def desk(here, environment):
+    environment["COLUMNS"] = "200"
     return here
 
 
@@ -233,11 +233,11 @@ def test_a_folder_has_the_hash_that_dvc_gives_it(tmp_path):
     assert f"md5: {directory_hash(release)}" in (tmp_path / "artifacts/synthesize.dvc").read_text()
 
 
-def test_the_table_shows_folders_as_they_are_named_without_what_all_share(capsys, monkeypatch):
+def test_the_table_shows_folders_as_they_are_named_without_what_all_share(capsys, environment):
     from sfumato.evaluation.tables import comparison_table, short_names
     from stages.screen import show_local
 
-    monkeypatch.setenv("COLUMNS", "160")
+    environment["COLUMNS"] = "160"
     assert short_names(["/a/b/one", "/a/b/two/x"]) == ["one", "two/x"]
     assert short_names(["/a/one", "/a"]) == ["one", "/a"]
     assert short_names(["/a/b"]) == ["/a/b"] and short_names(["/a", "a"]) == ["/a", "a"]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from sfumato.evaluation.metrics import distances
 from sfumato.evaluation.metrics.distances import (
+    PROJECTED,
     frechet_distance,
     inception_score,
     kernel_distance,
@@ -119,22 +119,20 @@ def test_the_inception_score_is_that_of_its_definition_from_one_to_the_number_of
 
 
 def sliced_by_loops(a, b, axes):
-    total = 0.0
-    for axis in axes:
-        pairs = zip(sorted(float(x @ axis) for x in a), sorted(float(x @ axis) for x in b), strict=True)
-        total += sum((p - q) ** 2 for p, q in pairs) / len(a)
-    return math.sqrt(total / len(axes))
+    pairs = ((sorted((a @ axis).tolist()), sorted((b @ axis).tolist())) for axis in axes)
+    means = [sum((p - q) ** 2 for p, q in zip(*pair, strict=True)) / len(a) for pair in pairs]
+    return math.sqrt(sum(means) / len(axes))
 
 
-@pytest.mark.parametrize("held", [7, 2_000_000])
-def test_the_sliced_distance_is_that_of_its_definition_in_blocks_of_any_size(monkeypatch, held):
-    monkeypatch.setattr(distances, "PROJECTED", held)
-    a, b = RNG.normal(size=(9, 3)), RNG.normal(1, 2, size=(9, 3))
+@pytest.mark.parametrize(("rows", "number"), [(9, 6), (1001, 2000)], ids=["one block", "blocks"])
+def test_the_sliced_distance_is_that_of_its_definition_in_any_number_of_blocks(rows, number):
+    assert (rows * number > PROJECTED) == (number > 6)
+    a, b = RNG.normal(size=(rows, 3)), RNG.normal(1, 2, size=(rows, 3))
     axes = np.random.default_rng(0)
-    axes.choice(9, 9, replace=False), axes.choice(9, 9, replace=False)  # all rows, in any order
-    directions = axes.normal(size=(6, 3))
+    axes.choice(rows, rows, replace=False), axes.choice(rows, rows, replace=False)  # all rows, in any order
+    directions = axes.normal(size=(number, 3))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    found = sliced_distance(a, b, 9, directions=6, seeds=1)
+    found = sliced_distance(a, b, rows, directions=number, seeds=1)
     assert found == (pytest.approx(sliced_by_loops(a, b, directions)), 0)
 
 

@@ -61,13 +61,14 @@ def test_only_the_published_weights_are_taken(tmp_path, inception_file):
         inception_extractor(inception_file)
 
 
-def test_another_file_whose_digest_begins_as_that_of_the_published_one_is_not_unpickled(inception_file, monkeypatch):
+def test_another_file_whose_digest_begins_as_that_of_the_published_one_is_not_unpickled(tmp_path, monkeypatch):
     """A few digits are soon met by trying: an unpickler's faults would be open to whoever chose the file."""
-    begins = hashlib.sha256(inception_file.read_bytes()).hexdigest()[:8]
+    other = tmp_path / "other.pth"
+    other.write_bytes(b"no weights: who unpickles it finds that out in another way")
+    begins = hashlib.sha256(other.read_bytes()).hexdigest()[:8]
     monkeypatch.setattr(extractors, "INCEPTION_SHA256", begins + extractors.INCEPTION_SHA256[8:])
-    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was read"))
     with pytest.raises(DataError, match="it is another file, or damaged"):
-        inception_extractor(inception_file)
+        inception_extractor(other)
     assert len(extractors.INCEPTION_SHA256) == 64
 
 
@@ -102,17 +103,17 @@ def test_features_that_are_not_finite_are_refused():
         broken(COLOUR)
 
 
-def test_the_configured_extractor_is_built_and_draws_only_if_it_must(published, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(extractors, "DRAWN_PER_CLASS", {"glyphs": 1, "procedural": 1})
-    monkeypatch.setattr(extractors, "embedded_extractor", lambda public, name: drawn.append((name, public.shape)))
-    assert build_extractor(Evaluate(fidelity=()), (1, 12, 12), print) is None
+def test_the_configured_extractor_is_built_and_draws_only_if_it_must(published, short_judging):
+    said = []
+    assert build_extractor(Evaluate(fidelity=()), (1, 12, 12), said.append) is None
     config = Evaluate(extractor="inception", weights=str(published))
-    assert build_extractor(config, (1, 12, 12), print).head.shape[1] == 2048 and drawn == []
-    assert build_extractor(Evaluate(extractor="pixels"), (3, 12, 40), print).name == "pixels-12x16" and drawn == []
-    for channels, source in ((1, "glyphs"), (3, "procedural")):
-        build_extractor(Evaluate(), (channels, 12, 12), print)
-        assert drawn.pop() == (source, (channels, 12, 12))
+    assert build_extractor(config, (1, 12, 12), said.append).head.shape[1] == 2048
+    assert build_extractor(Evaluate(extractor="pixels"), (3, 12, 40), said.append).name == "pixels-12x16"
+    assert said == []
+    for images, source in ((GREY, "glyphs"), (COLOUR, "procedural")):
+        found = build_extractor(Evaluate(), (images.shape[3], 12, 12), said.append)
+        assert found.name == f"cnn-{source}-128" and found(images).shape == (5, 128)
+        assert said.pop() == f"feature network on drawn images ({source})"
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 40), (1, 64, 50)])

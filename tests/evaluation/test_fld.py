@@ -39,17 +39,18 @@ def test_the_likelihood_is_that_of_the_mixture():
     assert found == pytest.approx(by_loops(points, centres, variances))
 
 
-def test_blocks_change_nothing(monkeypatch, real):
-    train, holdout, unseen = real
-    whole = feature_likelihood(unseen, train, holdout)
-    monkeypatch.setattr(fld, "ROWS_AT_ONCE", 37)
-    assert feature_likelihood(unseen, train, holdout) == pytest.approx(whole, abs=1e-6)
+def test_a_set_counted_four_times_has_the_same_likelihood_whatever_blocks_it_falls_into():
+    centres, points = torch.from_numpy(features(30, 4)), torch.from_numpy(features(130, 5))
+    repeated = points.repeat(4, 1)
+    assert len(points) < fld.ROWS_AT_ONCE < len(repeated) and len(repeated) % fld.ROWS_AT_ONCE
+    variances = fit_variances(centres, points)
+    torch.testing.assert_close(fit_variances(centres, repeated), variances, rtol=1e-6, atol=0)
+    whole, parts = (negative_log_likelihood(rows, centres, variances) for rows in (points, repeated))
+    assert parts == pytest.approx(whole, abs=1e-9)
 
 
-def test_the_widths_are_as_likely_as_those_of_a_gradient_method(monkeypatch):
+def test_the_widths_are_as_likely_as_those_of_a_gradient_method():
     """Expectation-maximisation is not worse than plain autograd and Adam at the best of several learning rates."""
-    monkeypatch.setattr(fld, "ROUNDS", 300)
-    monkeypatch.setattr(fld, "SETTLED", 1e-9)
     centres, points = torch.from_numpy(features(30, 4)), torch.from_numpy(features(60, 5))
     distances, far = torch.cdist(points, centres) ** 2, 0.81 * ((points - points.mean(0)) ** 2).sum(1, keepdim=True)
 

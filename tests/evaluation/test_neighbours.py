@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
+from scipy.spatial.distance import cdist
 
-from sfumato.evaluation.metrics import neighbours
-from sfumato.evaluation.metrics.neighbours import authenticity, nearest, precision_recall, radii
+from sfumato.evaluation.metrics.neighbours import MEMORY, authenticity, nearest, precision_recall, radii
 
 
 def distance(x, y):
@@ -13,27 +13,28 @@ def kth(points, i, k):
     return sorted(distance(points[i], points[j]) for j in range(len(points)) if j != i)[k - 1]
 
 
-def by_loops(synthetic, real, k):
-    real_balls = [kth(real, i, k) for i in range(len(real))]
-    synthetic_balls = [kth(synthetic, i, k) for i in range(len(synthetic))]
-    inside = [[distance(s, r) <= ball for r, ball in zip(real, real_balls, strict=True)] for s in synthetic]
-    recalled = [any(distance(s, r) <= ball for s, ball in zip(synthetic, synthetic_balls, strict=True)) for r in real]
+def by_definition(synthetic, real, k):
+    """From the whole table of distances at once."""
+    apart = cdist(synthetic, real)
+    real_balls, synthetic_balls = (np.sort(cdist(own, own), axis=1)[:, k] for own in (real, synthetic))
+    inside = apart <= real_balls
     return {
-        "precision": sum(map(any, inside)) / len(synthetic),
-        "recall": sum(recalled) / len(real),
-        "density": sum(map(sum, inside)) / (k * len(synthetic)),
-        "coverage": sum(any(row[j] for row in inside) for j in range(len(real))) / len(real),
+        "precision": inside.any(axis=1).mean(),
+        "recall": (apart <= synthetic_balls[:, None]).any(axis=0).mean(),
+        "density": inside.sum() / (k * len(synthetic)),
+        "coverage": inside.any(axis=0).mean(),
         "neighbours": k,
     }
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])
-@pytest.mark.parametrize("memory", [0.0005, 0.005, 32.0])
-def test_they_agree_with_the_definitions_in_blocks_of_any_size(monkeypatch, k, memory):
-    monkeypatch.setattr(neighbours, "MEMORY", memory)
+@pytest.mark.parametrize(("drawn", "real"), [(35, 50), (1700, 2600)], ids=["one block", "blocks"])
+def test_they_agree_with_the_definitions_in_any_number_of_blocks(k, drawn, real):
+    assert (8 * drawn * real > MEMORY * 2**20) == (drawn > 35)
     rng = np.random.default_rng(k)
-    synthetic, real = rng.normal(0.5, 1.2, size=(35, 3)).astype(np.float32), rng.normal(size=(50, 3)).astype(np.float32)
-    expected = by_loops(synthetic.astype(float), real.astype(float), k)
+    synthetic = rng.normal(0.5, 1.2, size=(drawn, 3)).astype(np.float32)
+    real = rng.normal(size=(real, 3)).astype(np.float32)
+    expected = by_definition(synthetic.astype(float), real.astype(float), k)
     assert 0 < expected["precision"] < 1 and 0 < expected["recall"] < 1
     assert precision_recall(synthetic, real, k) == pytest.approx(expected)
 

@@ -20,13 +20,11 @@ from sfumato.data.lineage import refuse_private_network
 from sfumato.errors import ConfigError, DataError, SfumatoError
 from sfumato.evaluation.extractors import build_extractor
 from sfumato.features import own_network
-from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.efficientnet_lite import LITE0
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.own_network import OWN, OwnFeatures
 from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.teacher_network import TeacherNetwork, fit_features, load_teacher, save_teacher
-from sfumato.queries import feature_means
 from sfumato.queries.feature_means import encoding_alone
 from sfumato.release.teacher import write_card
 from sfumato.settings.evaluate import Evaluate
@@ -96,11 +94,11 @@ def test_networks_beside_another_map_give_a_row_of_its_image_alone(tmp_path, dig
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(40))
 
 
-def test_each_image_goes_alone_through_a_network_of_one_s_own(tmp_path, digits, monkeypatch):
-    sizes = []
-    monkeypatch.setattr(feature_means, "rows_alone", lambda *words: sizes.append(words[2]) or rows_alone(*words))
-    encoded(OwnFeatures(small_file(tmp_path / "weights")), digits.batch(range(3))[0])
-    assert sizes == [True]
+def test_each_image_goes_alone_through_a_network_of_one_s_own(tmp_path, digits):
+    features, sizes = OwnFeatures(small_file(tmp_path / "weights")), []
+    features.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    encoded(features, digits.batch(range(3))[0])
+    assert len(sizes) >= 3 and {*sizes} == {1}
 
 
 class Remembers(nn.Module):

@@ -194,12 +194,12 @@ def test_the_estimate_is_of_an_idle_machine_whatever_number_of_threads_is_fastes
     assert alone["auxiliary"] - alone["plan"] == pytest.approx(work * 2, rel=0.05)
 
 
-def test_the_minutes_are_of_the_device_that_will_be_used_not_of_a_gpu_that_will_not(tmp_path, monkeypatch, cuda):
+def test_the_minutes_are_of_the_device_that_will_be_used_not_of_a_gpu_that_will_not(tmp_path, environment, cuda):
     waits = []
     cuda(is_available=True, device_count=1, get_device_name="a GPU", synchronize=lambda *device: waits.append(1))
     found = {}
     for asked in ("cpu", "cuda"):
-        monkeypatch.setenv("SFUMATO_DEVICE", asked)
+        environment["SFUMATO_DEVICE"] = asked
         compute.no_cuda.cache_clear()
         estimate.now()
         found[asked] = (estimate.Machine(tmp_path).content["machine"][1], estimate.gain(4), len(waits))

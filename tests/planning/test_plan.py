@@ -142,10 +142,10 @@ def test_the_owners_words_change_the_release_alone(tmp_path):
     assert read_stage_plan(tmp_path / "synthesize.yaml", "synthesize").about == words
 
 
-def test_machine_settings_come_from_the_environment_and_are_in_no_plan(monkeypatch):
+def test_machine_settings_come_from_the_environment_and_are_in_no_plan(environment):
     before = files(recipe="sapf-pixel")
-    monkeypatch.setenv("SFUMATO_MICROBATCH", "7")
-    monkeypatch.setenv("SFUMATO_CHECKPOINT_EVERY", "3")
+    environment["SFUMATO_MICROBATCH"] = "7"
+    environment["SFUMATO_CHECKPOINT_EVERY"] = "3"
     loaded = params(recipe="sapf-pixel")
     found = loaded.finetune.on_this_machine()
     assert (found.microbatch_size, found.checkpoint_every) == (7, 3)
@@ -153,7 +153,7 @@ def test_machine_settings_come_from_the_environment_and_are_in_no_plan(monkeypat
     assert files(recipe="sapf-pixel") == before
     assert not [key for content in before.values() for key in content["settings"] if key in MACHINE]
     for wrong in ("0", "many", "-1", "1.5"):
-        monkeypatch.setenv("SFUMATO_MICROBATCH", wrong)
+        environment["SFUMATO_MICROBATCH"] = wrong
         with pytest.raises(ConfigError, match=f"SFUMATO_MICROBATCH={wrong}"):
             loaded.finetune.on_this_machine()
 

@@ -40,15 +40,6 @@ UNIFORM = TimestepMixture(weights=(1,), bounds=(0, 1000))
 B, C = 5, 1e-5  # images, clip (far below the norms: every row is clipped)
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    pytest.importorskip("diffusers")
-    pytest.importorskip("transformers")
-    from tiny_diffusers import save_references
-
-    return save_references(tmp_path_factory.mktemp("models"), CLASSES)
-
-
 def network(models, kind: str, trainable: str = "attention-lora"):
     """A model with adapters that do something, and what is trained of it."""
     from sfumato.text_to_image.network import load_latent

@@ -49,11 +49,11 @@ def test_a_query_that_runs_alone_opens_no_charge_in_many_processes(stage, owner,
 
 
 @pytest.mark.parametrize("stage", [stage for stage in QUERIES if not STAGES[stage].spread])
-def test_a_query_that_runs_alone_refuses_to_be_launched(stage, tmp_path, monkeypatch):
+def test_a_query_that_runs_alone_refuses_to_be_launched(stage, tmp_path, monkeypatch, environment):
     """Before anything is read or opened; it is not run in one process either, for that was not asked."""
     plan = SimpleNamespace(enabled=True, settings=SimpleNamespace(reads=lambda name: False))
     monkeypatch.setattr(runner, "load_plan", lambda *given: plan)
-    monkeypatch.setenv("SFUMATO_LAUNCH", "torchrun --nproc-per-node=2")
+    environment["SFUMATO_LAUNCH"] = "torchrun --nproc-per-node=2"
     with pytest.raises(ConfigError, match=f"{stage} runs in one process: unset SFUMATO_LAUNCH"):
         runner.run_stage(STAGES[stage], out=tmp_path / "out")
 

@@ -173,8 +173,8 @@ def test_no_bar_of_a_query_tells_the_time():
     assert seen >= 4
 
 
-def test_a_bar_without_a_clock_shows_none(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
+def test_a_bar_without_a_clock_shows_none(environment):
+    environment["TERM"] = "xterm"
     for clock in (False, True):
         with redirect_stderr(Terminal()) as screen, progress("finetune", clock=clock) as report:
             report(3, 10), report(4, 10)

@@ -66,10 +66,10 @@ def test_every_use_of_a_charge_has_fresh_noise_of_full_size(owner):
         ("0", {"sigma": 1.0, "total": 1e8}),  # a multiple of 8 in single precision: such noise would vanish or be seen
     ],
 )
-def test_the_noise_is_whole_on_any_process_at_any_rate_and_on_a_large_sum(owner, monkeypatch, rank, law):
+def test_the_noise_is_whole_on_any_process_at_any_rate_and_on_a_large_sum(owner, environment, rank, law):
     """The noise of one release comes from one process: a part of it on each would be too little where one is lost."""
     for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "4"}.items():
-        monkeypatch.setenv(name, value)
+        environment[name] = value
     assert stats.kstest(zeros_released(owner, 20_000, **law), "norm").pvalue > RARE
 
 

@@ -30,12 +30,14 @@ def release(digits, request) -> ImageSet:
     return ImageSet(images, digits.labels[chosen], NAMES)
 
 
-def test_pandas_gives_back_the_pixels_and_labels(release, tmp_path, monkeypatch):
-    monkeypatch.setattr(exports, "ROWS_PER_GROUP", 16)  # several row groups
-    save_parquet(tmp_path, release, KINDS, MARK)
+def test_pandas_gives_back_the_pixels_and_labels(release, tmp_path):
+    rows = np.arange(1050) % len(release)
+    release, kinds = release.take(rows), KINDS[rows]
+    save_parquet(tmp_path, release, kinds, MARK)
+    assert parquet.ParquetFile(tmp_path / PARQUET).num_row_groups == 2
     table = pd.read_parquet(tmp_path / PARQUET)
     assert list(table.columns) == ["image", "label", "kind"] and table["label"].tolist() == release.labels.tolist()
-    assert table["kind"].tolist() == KINDS.tolist()
+    assert table["kind"].tolist() == kinds.tolist()
     for row, image in zip(table["image"], release.images, strict=True):
         assert row["path"] is None
         with Image.open(io.BytesIO(row["bytes"])) as opened:

@@ -8,16 +8,16 @@ import json
 import math
 import re
 import shutil
-import sys
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import typer
+from opened_files import opened_files
+from program import Terminal, call
 from small_record import small_record
-from typer.testing import CliRunner
 
 from sfumato.data.images import ImageSet, save_images
 from sfumato.errors import BudgetError, ConfigError, DataError
@@ -119,8 +119,10 @@ def desk(here):
     app = typer.Typer()
     app.command()(report)
 
-    def stage(*words: str) -> str:
-        return CliRunner().invoke(app, list(words), catch_exceptions=False).output
+    def stage(*words: str, terminal: bool = False) -> str:
+        screen = Terminal() if terminal else StringIO()
+        call(app, "report", *words, screen=screen)
+        return screen.getvalue()
 
     return stage
 
@@ -173,26 +175,13 @@ def test_the_public_edition_is_the_same_bytes_whatever_the_evaluation_and_the_re
     assert (tmp_path / "artifacts" / "report" / "index.html").read_bytes() == found[0]["index.html"]
 
 
-opened: list[str] | None = None
-
-
-def note_open(event: str, arguments: tuple) -> None:
-    if opened is not None and event in ("open", "os.listdir", "os.scandir"):
-        opened.append(str(arguments[0]))
-
-
 def test_the_public_edition_opens_nothing_but_the_release_and_the_ledger(desk, tmp_path):
-    global opened
-    sys.addaudithook(note_open)
-    try:
-        opened = []
+    with opened_files() as opened:
         report_page(tmp_path / "artifacts" / "synthesize", tmp_path / "ledger.json")
-        inside = {name for name in opened if str(tmp_path) in name}
-        opened = []
+    inside = {name for name in opened if str(tmp_path) in name}
+    with opened_files() as opened:
         read_local(tmp_path / "metrics.json", tmp_path / "evaluation", tmp_path / "artifacts")
-        assert any("metrics.json" in name for name in opened)  # the watch works
-    finally:
-        opened = None
+    assert any("metrics.json" in name for name in opened)  # the watch works
     allowed = (str(tmp_path / "artifacts" / "synthesize"), str(tmp_path / "ledger.json"))
     assert inside and all(name.startswith(allowed) for name in inside), inside
 
@@ -273,7 +262,7 @@ def test_the_owners_edition_marks_the_project_on_the_curve_of_public_runs(desk, 
     assert len(places) == len(curve("grey", 1)["runs"]) and all(0 <= x <= 560 and 0 <= y <= 200 for _, x, y in places)
 
 
-def test_the_last_page_says_what_was_released_what_it_cost_and_what_may_be_shared(desk, monkeypatch):
+def test_the_last_page_says_what_was_released_what_it_cost_and_what_may_be_shared(desk):
     said = desk("--audience", "owner")
     assert "12 synthetic images (8 plain, 4 distorted), grey, 8 × 8, 2 classes" in said
     assert "one image with its label, of dataset clinic-2026" in said
@@ -286,8 +275,7 @@ def test_the_last_page_says_what_was_released_what_it_cost_and_what_may_be_share
     assert "git add .gitignore README.md params.yaml pipelines ledger.json (" in said
     assert "ledger.json; artifacts/teacher/, the classifier (sfumato.load_teacher)" in said
     assert "81 %" not in said and "metrics.json" in said  # standard output is no terminal: a log may be kept
-    monkeypatch.setattr("stages.report.sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True)))
-    assert "verdict   fair (81 % of what there is to learn): much." in desk("--audience", "owner")
+    assert "verdict   fair (81 % of what there is to learn): much." in desk("--audience", "owner", terminal=True)
     assert "git add" not in desk()
 
 

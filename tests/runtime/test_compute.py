@@ -49,24 +49,24 @@ def test_freed_memory_is_kept():
     [({1: 1.9, 2: 0.23}, 1), ({1: 1.0, 2: 1.9, 4: 3.5, 6: 4.5}, 6), ({1: 1.0, 2: 1.8, 4: 1.9}, 2)],
     ids=["other programs are running", "all", "more than two bring little"],
 )
-def test_more_threads_are_used_as_long_as_they_are_faster_unless_the_user_chose(monkeypatch, threads, speeds, best):
+def test_threads_are_added_while_they_are_faster_unless_the_user_chose(monkeypatch, environment, threads, speeds, best):
     monkeypatch.setattr(compute, "keep_freed_memory", lambda: None)
     monkeypatch.setattr(compute, "passes_per_second", speeds.__getitem__)
     every = 2 if len(speeds) == 2 else 6
     torch.set_num_threads(every)
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    environment["OMP_NUM_THREADS"] = "3"
     assert configure_processor() == every == torch.get_num_threads()
-    monkeypatch.delenv("OMP_NUM_THREADS")
+    del environment["OMP_NUM_THREADS"]
     assert configure_processor() == best == torch.get_num_threads()
 
 
-def test_a_stage_says_how_many_threads_it_found_fastest_and_nothing_if_the_user_chose(monkeypatch, capsys):
+def test_a_stage_says_how_many_threads_it_found_fastest_and_nothing_if_the_user_chose(monkeypatch, environment, capsys):
     monkeypatch.setattr(compute, "THREADS", 8)
     monkeypatch.setattr(compute, "configure_processor", lambda: 2)
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    environment["OMP_NUM_THREADS"] = "8"
     ready_processor("pretrain")
     assert capsys.readouterr().err == ""
-    monkeypatch.delenv("OMP_NUM_THREADS")
+    del environment["OMP_NUM_THREADS"]
     ready_processor("pretrain")
     assert capsys.readouterr().err == "pretrain: 2 of 8 threads, which is fastest now\n"
 
@@ -77,18 +77,18 @@ def test_a_number_of_threads_is_tried_in_a_moment(threads):
     assert time.process_time() - start < 1
 
 
-def test_the_device_is_as_asked_and_a_missing_gpu_is_no_reason_to_fall_back(monkeypatch, cuda):
-    monkeypatch.setenv("SFUMATO_DEVICE", "cpu")
+def test_the_device_is_as_asked_and_a_missing_gpu_is_no_reason_to_fall_back(environment, cuda):
+    environment["SFUMATO_DEVICE"] = "cpu"
     assert device().type == "cpu"
-    monkeypatch.setenv("SFUMATO_DEVICE", "gpu")
+    environment["SFUMATO_DEVICE"] = "gpu"
     with pytest.raises(ConfigError, match=r"SFUMATO_DEVICE=gpu.*auto, cpu or cuda"):
         device()
     cuda(is_available=False)
     no_cuda.cache_clear()
-    monkeypatch.setenv("SFUMATO_DEVICE", "cuda")
+    environment["SFUMATO_DEVICE"] = "cuda"
     with pytest.raises(ConfigError, match="SFUMATO_DEVICE=cuda, and torch"):
         device()
-    monkeypatch.delenv("SFUMATO_DEVICE")
+    del environment["SFUMATO_DEVICE"]
     assert device().type == "cpu"
     no_cuda.cache_clear()
 

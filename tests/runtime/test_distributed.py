@@ -11,7 +11,7 @@ from sfumato.runtime import compute, distributed
 
 
 @pytest.fixture
-def joined(monkeypatch, cuda) -> Callable[[int, int, int], list[object]]:
+def joined(monkeypatch, environment, cuda) -> Callable[[int, int, int], list[object]]:
     """A function: the GPU that a process takes, and the group that it joins."""
     found: list[object] = []
     monkeypatch.setattr(distributed, "launched", lambda: True)
@@ -21,8 +21,8 @@ def joined(monkeypatch, cuda) -> Callable[[int, int, int], list[object]]:
     def join(place: int, processes: int, cards: int) -> list[object]:
         found.clear()
         cuda(device_count=cards, set_device=found.append)
-        monkeypatch.setenv("LOCAL_RANK", str(place))
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+        environment["LOCAL_RANK"] = str(place)
+        environment["LOCAL_WORLD_SIZE"] = str(processes)
         distributed.join()
         return [*found]
 

@@ -10,6 +10,8 @@ import pytest
 import yaml
 from program import Terminal, call
 
+from sfumato.planning import estimate
+from sfumato.privacy.charge import Charge
 from sfumato.settings.recipes import overlaid
 from stages.cli import main
 
@@ -63,3 +65,49 @@ def desk(here) -> Desk:
     """In a folder with the recipes, and with a state directory of its own."""
     shutil.copytree(ROOT / "pipelines", here / "pipelines")
     return Desk()
+
+
+@pytest.fixture
+def quick(expect_seconds) -> None:
+    """Nothing is timed: the tests of the times are elsewhere."""
+    found = {name: 1.0 for name in estimate.FRAME}
+    expect_seconds(lambda params: {**found, "evaluate": params.evaluate.steps})
+
+
+class Killed(BaseException):
+    """The end of the process: nothing catches it."""
+
+
+@pytest.fixture
+def killed_at(desk, monkeypatch):
+    """A function that runs a stage until it calls what has this name for the nth time, as a kill would end it there."""
+
+    def until(stage: str, name: str, times: int = 1, end: BaseException | None = None) -> None:
+        locks, init, calls = [], Charge.__init__, []
+        module, _, attribute = name.rpartition(".")
+        owner = Charge if module.endswith("Charge") else __import__(module, fromlist=["it"])
+        whole = getattr(owner, attribute)
+
+        def opening(charge, *given, lock, **more):
+            locks.append(lock)
+            init(charge, *given, lock=lock, **more)
+
+        def kill(*given, **more):
+            calls.append(name)
+            if len(calls) == times:
+                raise end or Killed
+            return whole(*given, **more)
+
+        with monkeypatch.context() as dying:
+            dying.setattr(Charge, "__init__", opening)
+            dying.setattr(owner, attribute, kill)
+            if end is None:
+                with pytest.raises(Killed):
+                    desk(stage)
+            else:
+                assert desk(stage)[0] in (1, 4)
+        for lock in locks:
+            lock.close()  # as the end of a process lets go of it
+        assert len(calls) == times
+
+    return until

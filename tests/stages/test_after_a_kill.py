@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sfumato.privacy.charge import Charge
 from sfumato.settings.stages import STAGES
 from sfumato.storage.files import replace_file
 
@@ -33,10 +32,6 @@ DP_SGD_RELEASED = {
 }
 
 
-class Killed(BaseException):
-    """The end of the process: nothing catches it."""
-
-
 @pytest.fixture
 def desk(desk, digits):
     """A project as `stage init` writes it, with small settings and persons of two images each."""
@@ -56,41 +51,6 @@ def desk(desk, digits):
     }
     desk.params()
     return desk
-
-
-@pytest.fixture
-def killed_at(desk, monkeypatch):
-    """A function that runs a stage until it calls what has this name for the nth time, as a kill would end it there."""
-
-    def until(stage: str, name: str, times: int = 1, end: BaseException | None = None) -> None:
-        locks, init, calls = [], Charge.__init__, []
-        module, _, attribute = name.rpartition(".")
-        owner = Charge if module.endswith("Charge") else __import__(module, fromlist=["it"])
-        whole = getattr(owner, attribute)
-
-        def opening(charge, *given, lock, **more):
-            locks.append(lock)
-            init(charge, *given, lock=lock, **more)
-
-        def kill(*given, **more):
-            calls.append(name)
-            if len(calls) == times:
-                raise end or Killed
-            return whole(*given, **more)
-
-        with monkeypatch.context() as dying:
-            dying.setattr(Charge, "__init__", opening)
-            dying.setattr(owner, attribute, kill)
-            if end is None:
-                with pytest.raises(Killed):
-                    desk(stage)
-            else:
-                assert desk(stage)[0] in (1, 4)
-        for lock in locks:
-            lock.close()  # as the end of a process lets go of it
-        assert len(calls) == times
-
-    return until
 
 
 @pytest.mark.parametrize("moment", ONE_SHOT)
@@ -153,9 +113,9 @@ UNITS = {"image": {}, "group": {"data": {"groups": {"pattern": r"^(p\d+)_"}}, "p
 
 
 @pytest.fixture(params=UNITS)
-def trained(desk, request, monkeypatch):
+def trained(desk, request, environment):
     """All but DP-SGD is done, which has a checkpoint after each step."""
-    monkeypatch.setenv("SFUMATO_CHECKPOINT_EVERY", "1")
+    environment["SFUMATO_CHECKPOINT_EVERY"] = "1"
     desk.params(**UNITS[request.param])
     desk.run_all("prepare sensitive", "prepare public", "plan", "count", "central", "pretrain")
     return desk

@@ -76,8 +76,8 @@ def test_a_console_without_greek_letters_shows_their_escapes(desk, encoding):
     assert rb"\u" in shown
 
 
-def test_windows_which_has_no_core_dumps_and_waits_for_no_pipe_reads_files_as_others_do(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "resource", None)
+def test_windows_without_core_dumps_and_pipes_that_wait_reads_files_as_others_do(monkeypatch, uninstall, tmp_path):
+    uninstall("resource")
     monkeypatch.delattr(os, "O_NONBLOCK")
     (tmp_path / "a.json").write_text('{"ε": 1}', encoding="utf-8")
     keep_memory_off_disk()
@@ -231,10 +231,10 @@ def test_a_bound_that_is_none_is_refused(desk, words):
     desk.run(f"ledger check {words}", words.split()[0], "positive number", code=2)
 
 
-def test_a_state_directory_that_cannot_be_is_one_sentence(own, monkeypatch):
+def test_a_state_directory_that_cannot_be_is_one_sentence(own, environment):
     Path("file").write_text("")
     for state, said in {"state": "relative", str(Path("file").resolve()): "name a folder in SFUMATO_STATE"}.items():
-        monkeypatch.setenv("SFUMATO_STATE", state)
+        environment["SFUMATO_STATE"] = state
         own.run("prepare sensitive", said, code=2)
 
 

@@ -281,8 +281,8 @@ def test_a_copy_is_kept_for_the_ledger_of_the_release_and_only_then(evaluate):
     assert found["release"] == measured()["release"]
 
 
-def test_without_fidelity_there_are_accuracies_of_the_classes_and_no_features(evaluate, terminal, monkeypatch):
-    monkeypatch.setenv("TERM", "dumb")  # no codes of style in the text
+def test_without_fidelity_there_are_accuracies_of_the_classes_and_no_features(evaluate, terminal, environment):
+    environment["TERM"] = "dumb"  # no codes of style in the text
     text = evaluate("", "release: lr", "The release, class by class", fidelity=[], seeds=[0, 1])
     assert "feature network" not in text
     assert not list(Path("evaluation").iterdir())

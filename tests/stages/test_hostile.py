@@ -9,11 +9,10 @@ import os
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from typer.testing import CliRunner
+from clinics import begin_clinics
 
 import sfumato
 from sfumato.errors import DataError, SfumatoError
@@ -23,17 +22,9 @@ from sfumato.features.teacher_network import TeacherNetwork, save_teacher
 from sfumato.privacy.events import SEEDED
 from sfumato.storage.artifacts import writing
 from sfumato.storage.digest import digest_of_file
-from stages.cli import app
 from stages.merge import merge
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = {
-    "recipe": "dp-merf",
-    "count": {"noise": "5%"},
-    "frequency": {"size": 200},
-    "auxiliary": {"steps": 3, "batch": 20, "width": 8, "images": 40},
-    "synthesize": {"count": 40},
-}
 DEEP = "[" * 100_000
 WORDS = (None, [], {}, "x", -1, 0, 1e300, 10**30, True, [[1.0]])  # in place of any entry
 
@@ -41,21 +32,7 @@ WORDS = (None, [], {}, "x", -1, 0, 1e300, 10**30, True, [[1.0]])  # in place of 
 @pytest.fixture(scope="module")
 def clinics(tmp_path_factory, digits):
     """The projects of two clinics, which released counts and an embedding of their own digits."""
-    home = tmp_path_factory.mktemp("clinics")
-    with pytest.MonkeyPatch.context() as patch:
-        for i, name in enumerate(("north", "south")):
-            shutil.copytree(ROOT / "pipelines", home / name / "pipelines")
-            own = digits.take(np.arange(300 * i, 300 * (i + 1)))
-            np.savez(home / f"{name}.npz", images=own.images, labels=own.labels, classes=np.array(own.classes))
-            patch.chdir(home / name)
-            patch.setenv("SFUMATO_STATE", str(home / f"state-{name}"))
-            data = {"source": "npz", "path": str(home / f"{name}.npz"), "dataset_id": name}
-            params = SMALL | {"data": data, "privacy": {"epsilon": 5, "size_hint": 300}}
-            Path("params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
-            for command in ("prepare sensitive", "plan", "count", "frequency"):
-                CliRunner().invoke(app, command.split(), catch_exceptions=False)
-            shutil.rmtree(home / name / "pipelines")
-    return home
+    return begin_clinics(tmp_path_factory.mktemp("clinics"), digits, north=5, south=5)
 
 
 @pytest.fixture(scope="module")
@@ -278,15 +255,19 @@ def test_there_are_many():
     assert len(MERGED) + len(TAUGHT) > 200
 
 
-def test_no_hostile_project_is_merged_or_ends_in_a_traceback(clinics, tmp_path, monkeypatch):
-    """Each in the place of either clinic, in turns; without hostility the two are merged."""
+@pytest.fixture
+def without_repository(monkeypatch) -> None:
+    """A merged project begins no repository, which takes longer than all else."""
     monkeypatch.setattr("sfumato.planning.project_files.begin_repository", lambda out, say: None)
+
+
+def test_no_hostile_project_is_merged_or_ends_in_a_traceback(clinics, tmp_path, without_repository):
+    """Each in the place of either clinic, in turns; without hostility the two are merged."""
     wrong = {}
     for number, (name, harm) in enumerate({"as they are": lambda own: None, **MERGED}.items()):
-        folders = [tmp_path / f"{number}" / owner for owner in ("north", "south")]
-        for folder in folders:
-            shutil.copytree(clinics / folder.name, folder)
-        harm(folders[number % 2])
+        folders = [clinics / owner for owner in ("north", "south")]
+        hostile = folders[number % 2] = shutil.copytree(folders[number % 2], tmp_path / f"{number}" / "hostile")
+        harm(hostile)
         try:
             merge(folders, different_people=True, out=tmp_path / f"{number}" / "out")
             wrong[name] = "merged"
@@ -335,9 +316,8 @@ def test_a_config_of_any_sizes_takes_no_more_memory_than_the_files_can_fill(teac
         sfumato.load_teacher(own)
 
 
-def test_a_merge_that_was_killed_anywhere_runs_again(clinics, tmp_path, monkeypatch):
+def test_a_merge_that_was_killed_anywhere_runs_again(clinics, tmp_path, without_repository):
     """At each file and folder that it puts in place, as a power cut would: nothing is cleaned up."""
-    monkeypatch.setattr("sfumato.planning.project_files.begin_repository", lambda out, say: None)
     folders, out, rename = [clinics / name for name in ("north", "south")], tmp_path / "out", os.replace
 
     def merge_and_die(after: int) -> int:

@@ -49,16 +49,9 @@ def write_shapes(root, each=EACH, side=SIDE):
 
 
 @pytest.fixture
-def quick(expect_seconds):
-    """Nothing is timed: the tests of the times are elsewhere."""
-    found = {name: 1.0 for name in estimate.FRAME}
-    expect_seconds(lambda params: {**found, "evaluate": params.evaluate.steps})
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
+def project(tmp_path):
     (tmp_path / "project").mkdir()
-    monkeypatch.chdir(tmp_path / "project")
+    os.chdir(tmp_path / "project")
     return tmp_path / "project"
 
 
@@ -337,8 +330,7 @@ def test_the_plan_can_be_looked_at_before_the_images_are_prepared(desk, init, pr
     desk.run("plan --dry-run", code=4)  # of another source the classes are not seen at a glance
 
 
-def test_pictures_added_after_the_preparation_are_pointed_out_on_a_terminal(desk, init, tmp_path, monkeypatch):
-    monkeypatch.setattr("sfumato.data.listing.FRESH", 0.0)
+def test_pictures_added_after_the_preparation_are_pointed_out_on_a_terminal(desk, init, tmp_path, settled):
     root = write_shapes(tmp_path / "in")
     init()
 
@@ -439,16 +431,16 @@ def test_a_bad_picture_of_a_person_is_named_where_only_the_owner_reads(init, tmp
     init("--groups class/person", "disc/Smith2/2.png cannot be read as an image", code=4)
 
 
-def test_from_a_folder_to_a_release_in_the_time_announced(desk, project, tmp_path, monkeypatch, capsys):
+def test_from_a_folder_to_a_release_in_the_time_announced(desk, project, tmp_path, monkeypatch, environment, capsys):
     """Three commands in a folder of its own, where neither the recipes nor the code are files of the project.
 
     DVC and its stages run by fork, and what a stage imports is timed once; `make demo` starts each as it is installed.
     """
     write_shapes(tmp_path / "photos")
-    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "dvc"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("PATH", f"{programs()}:{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    environment["DVC_SITE_CACHE_DIR"] = str(tmp_path / "dvc")
+    environment["PYTHONPATH"] = str(ROOT)
+    environment["PATH"] = f"{programs()}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment["OMP_NUM_THREADS"] = "1"
 
     def run(*words: str) -> str:
         done = subprocess.run(words, capture_output=True, text=True, timeout=1500)

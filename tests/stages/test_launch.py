@@ -1,6 +1,5 @@
 """`SFUMATO_LAUNCH` in one process: what a launcher must start, and which exit code is the stage's."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,19 +8,16 @@ import pytest
 from sfumato.errors import ConfigError, SfumatoError
 from stages import launch
 
-
-@pytest.fixture(autouse=True)
-def state(here) -> Path:
-    return here / "state"
+pytestmark = pytest.mark.usefixtures("here")
 
 
-def test_a_launcher_that_starts_the_command_itself_ends_at_the_first_level(monkeypatch):
+def test_a_launcher_that_starts_the_command_itself_ends_at_the_first_level(environment, here):
     """`python` would start itself without end."""
-    monkeypatch.setenv(launch.LAUNCH, "python")
-    monkeypatch.setenv(launch.EXIT_CODE, "of the first level")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("one more level"))
+    environment[launch.LAUNCH] = "touch begun"
+    environment[launch.EXIT_CODE] = "of the first level"
     with pytest.raises(ConfigError, match="starts no group of processes: name `torchrun`"):
         launch.again()
+    assert not (here / "begun").exists()
 
 
 NO_END = "and the first process did not come to an end"  # its own exit code says nothing: 0 may leave no artifact
@@ -35,30 +31,28 @@ NO_END = "and the first process did not come to an end"  # its own exit code say
         *((f"sh -c 'exit {code}'", SfumatoError, f"ended with {code}, {NO_END}") for code in (0, 3, 77)),
     ],
 )
-def test_a_launch_without_a_start_or_an_end_of_the_first_process_is_an_error(launcher, kind, message, monkeypatch):
-    monkeypatch.setenv(launch.LAUNCH, launcher)
+def test_a_launch_without_a_start_or_an_end_of_the_first_process_is_an_error(launcher, kind, message, environment):
+    environment[launch.LAUNCH] = launcher
     with pytest.raises(kind, match=message):
         launch.again()
 
 
-def test_the_exit_code_is_that_of_the_first_process(monkeypatch):
+def leaving(code: int, own: int) -> str:
+    """A launcher that notes where it is to leave a code, leaves this one there, and ends with its own."""
+    noted = f"file = os.environ['{launch.EXIT_CODE}']; open('noted', 'a').write(file + chr(10))"
+    return f"{sys.executable} -c \"import os; {noted}; open(file, 'w').write('{code}'); raise SystemExit({own})\""
+
+
+def test_the_exit_code_is_that_of_the_first_process(environment):
     """`torchrun` turns each into 1."""
-    text = f"import os; open(os.environ['{launch.EXIT_CODE}'], 'w').write('3'); raise SystemExit(1)"
-    monkeypatch.setenv(launch.LAUNCH, f'{sys.executable} -c "{text}"')
+    environment[launch.LAUNCH] = leaving(3, 1)
     assert launch.again() == 3
 
 
-def test_the_exit_code_comes_by_the_state_directory_which_all_hosts_share_under_an_id_of_its_own(monkeypatch, state):
+def test_the_exit_code_comes_by_the_state_directory_which_all_hosts_share_under_an_id_of_its_own(environment, here):
     """Rank 0 may be on another host, where no temporary folder of this one is."""
-    files = []
-
-    def run(words, env, check):
-        files.append(Path(env[launch.EXIT_CODE]))
-        files[-1].write_text("0")
-        return subprocess.CompletedProcess(words, 1)
-
-    monkeypatch.setenv(launch.LAUNCH, "srun torchrun")
-    monkeypatch.setattr(subprocess, "run", run)
+    environment[launch.LAUNCH] = leaving(0, 1)
     assert launch.again() == launch.again() == 0
-    assert {file.parent for file in files} == {state / "launches"} and len(set(files)) == 2
+    files = [Path(line) for line in (here / "noted").read_text().splitlines()]
+    assert {file.parent for file in files} == {here / "state/launches"} and len(set(files)) == 2
     assert not any(file.exists() for file in files)

@@ -137,10 +137,10 @@ def test_a_ledger_that_does_not_hold_is_not_written(desk):
     assert not Path("ledger.json").exists()
 
 
-def test_a_ledger_beside_an_empty_state_directory_counts_the_release_and_says_that_it_is_incomplete(desk, monkeypatch):
+def test_a_ledger_beside_an_empty_state_directory_counts_the_release_and_says_that_it_is_incomplete(desk, environment):
     charged("aborted")
     release(charged("p"))
-    monkeypatch.setenv("SFUMATO_STATE", str(Path("elsewhere").absolute()))
+    environment["SFUMATO_STATE"] = str(Path("elsewhere").absolute())
     desk.run("ledger write", "incomplete", "never begun")
     assert line()["charges"] == 1 and line()["epsilon"] > 0 and not line()["complete"]
     desk.run("ledger check")

@@ -1,53 +1,43 @@
 """`stage merge`: two clinics with the same settings, one release, and a ledger that holds for the people of each."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from clinics import begin_clinics
 
 from sfumato.privacy.check import check_ledger
 from sfumato.privacy.ledger import build_ledger, read_budget, read_ledger
 from sfumato.storage.artifacts import read_artifact
 
-SMALL = {
-    "recipe": "dp-merf",
-    "count": {"noise": "5%"},
-    "frequency": {"size": 200},
-    "auxiliary": {"steps": 3, "batch": 20, "width": 8, "images": 40},
-    "synthesize": {"count": 40},
-}
 FREE = ("auxiliary", "classifier", "refine", "select", "pretrain", "synthesize", "ledger write", "report")
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory, digits):
+    return begin_clinics(tmp_path_factory.mktemp("clinics"), digits, north=5, south=3)
+
+
 @pytest.fixture
-def clinics(desk, tmp_path, monkeypatch, digits):
+def clinics(desk, begun, here, environment):
     """`desk` in a folder beside those of two clinics, which released counts and an embedding of their own digits."""
-    for i, (name, epsilon) in enumerate({"north": 5, "south": 3}.items()):
-        (tmp_path / name).mkdir()
-        own = digits.take(np.arange(500 * i, 500 * (i + 1)))
-        np.savez(f"{name}.npz", images=own.images, labels=own.labels, classes=np.array(own.classes))
-        data = {"source": "npz", "path": str(tmp_path / f"{name}.npz"), "dataset_id": name}
-        privacy = {"epsilon": epsilon, "size_hint": 300}
-        shutil.copytree("pipelines", f"{name}/pipelines")
-        monkeypatch.chdir(tmp_path / name)
-        monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / f"state-{name}"))
-        desk.params(**SMALL, data=data, privacy=privacy)
-        desk.run_all("prepare sensitive", "plan", "count", "frequency")
-        monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state-merger"))
+    for name in ("north", "south"):
+        shutil.copytree(begun / name, here / name)
+    environment["SFUMATO_STATE"] = str(here / "state-merger")
     return desk
 
 
-def test_two_clinics_release_together_and_each_keeps_its_own_epsilon(clinics, tmp_path, monkeypatch):
+def test_two_clinics_release_together_and_each_keeps_its_own_epsilon(clinics, tmp_path):
     clinics.run("merge north south --out both", "--different-people", code=2)
     assert not Path("both").exists()
     clinics.run("merge north south --out both --different-people", "nothing was charged")
     merged = read_artifact(Path("both/artifacts/frequency"), "frequency")
     assert merged.apart == ("north", "south") and len(merged.records) == 4
-    monkeypatch.chdir("both")
+    os.chdir("both")
     stages = yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
     assert {entry["cmd"] for entry in stages.values()} == {f"stage {words}" for words in FREE}
     clinics.run_all(*FREE)

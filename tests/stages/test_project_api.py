@@ -46,7 +46,7 @@ def test_a_plan_is_a_table_of_cost_and_minutes_and_spends_nothing(project):
     assert not (project.folder / "artifacts").exists()
 
 
-def test_two_threads_plan_two_projects_and_each_gets_its_own(project, tmp_path, monkeypatch):
+def test_two_threads_plan_two_projects_and_each_gets_its_own(project, tmp_path):
     """Through the folder of the process, 78 of 120 plans were those of the other project."""
     found: dict[float, list] = {5.0: [], 2.0: []}
     other = tmp_path / "other"
@@ -55,7 +55,7 @@ def test_two_threads_plan_two_projects_and_each_gets_its_own(project, tmp_path, 
     params["privacy"]["epsilon"] = 2.0
     (other / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
+    os.chdir(tmp_path / "elsewhere")
     meet = threading.Barrier(2)
 
     def plan(epsilon: float, of: sfumato.Project) -> None:
@@ -121,9 +121,9 @@ finally:
 
 
 @pytest.mark.parametrize(("stage", "end"), [("hears", signal.SIGKILL), ("deaf", signal.SIGINT)])
-def test_dvc_and_its_stage_end_with_the_process_that_called_run(tmp_path, monkeypatch, stage, end):
-    monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
-    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "dvc"))
+def test_dvc_and_its_stage_end_with_the_process_that_called_run(tmp_path, environment, stage, end):
+    environment["DVC_NO_ANALYTICS"] = "1"
+    environment["DVC_SITE_CACHE_DIR"] = str(tmp_path / "dvc")
     subprocess.run(["dvc", "init", "-q", "--no-scm"], cwd=tmp_path, check=True)
     (tmp_path / "params.yaml").touch()
     (tmp_path / "slow.py").write_text(SLOW)

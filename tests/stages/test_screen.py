@@ -15,8 +15,8 @@ risk: who guesses is right at most 86 % of the time (a coin: 50 %); see /a/very/
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 200])
-def test_lines_end_between_words_and_go_on_below_where_they_began(columns, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(columns))
+def test_lines_end_between_words_and_go_on_below_where_they_began(columns, environment):
+    environment["COLUMNS"] = str(columns)
     shown = wrapped(LINES, Terminal())
     assert shown.split() == LINES.split(), "no word is cut"
     assert all(len(line) <= columns or len(line.split()) == 1 or columns < 40 for line in shown.splitlines())

@@ -18,7 +18,6 @@ from filelock import FileLock, Timeout
 from sfumato.data import prepare
 from sfumato.privacy import authorize
 from sfumato.privacy.authorize import ChargeRequest
-from sfumato.privacy.charge import Charge
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.resolved import read_lineage
 from sfumato.privacy.schema4 import table
@@ -56,35 +55,6 @@ def desk(desk):
 def plan(desk) -> dict[str, str]:
     """The first plan, by file name; nothing is released yet."""
     return planned(desk)
-
-
-class Killed(BaseException):
-    """The end of the process: nothing catches it."""
-
-
-@pytest.fixture
-def killed_at(desk, monkeypatch):
-    """A function that runs `stage count` until it calls what has this name, as a kill would end it there."""
-
-    def until(name: str) -> None:
-        locks, init = [], Charge.__init__
-
-        def opening(charge, *given, lock, **more):
-            locks.append(lock)
-            init(charge, *given, lock=lock, **more)
-
-        def kill(*_, **__):
-            raise Killed
-
-        with monkeypatch.context() as dying:
-            dying.setattr(Charge, "__init__", opening)
-            dying.setattr(name, kill)
-            with pytest.raises(Killed):
-                desk("count")
-        for lock in locks:
-            lock.close()  # as the end of a process lets go of it
-
-    return until
 
 
 @pytest.fixture
@@ -268,7 +238,7 @@ MOMENTS = {
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_kill_costs_nothing_at_any_moment(desk, plan, killed_at, moment):
     name, on_disk = MOMENTS[moment]
-    killed_at(name)
+    killed_at("count", name)
     assert desk.opened == ["count"] and not Path("artifacts/count").exists()
     runs = list(Path("state/runs").glob("*/released/counts.json"))
     assert bool(runs) == on_disk
@@ -297,7 +267,7 @@ def withdraw(desk, monkeypatch) -> None:
 
 
 def test_an_open_charge_does_not_go_on_with_other_images(desk, monkeypatch, plan, killed_at):
-    killed_at("stages.count.query_count")
+    killed_at("count", "stages.count.query_count")
     before = Path("data/sensitive/card.json").read_bytes()
     with monkeypatch.context() as context:
         withdraw(desk, context)
@@ -352,7 +322,7 @@ CHANGES = {
 @pytest.mark.parametrize("journalled", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_kept_copy_that_was_changed_is_not_put_back(desk, plan, killed_at, change, journalled):
-    killed_at("stages.runner.copy_directory" if journalled else "sfumato.privacy.charge.Charge.close")
+    killed_at("count", "stages.runner.copy_directory" if journalled else "sfumato.privacy.charge.Charge.close")
     if not journalled and change in ("a file and its hash", "a link to nowhere"):
         return  # nothing says what it was; nothing is there
     (kept,) = Path("state/runs").glob("*/released")
@@ -386,10 +356,10 @@ def test_a_copy_whose_journal_is_older_than_its_digest_is_put_back(desk, release
     desk.run("count", "put back")
 
 
-def test_what_a_process_left_behind_put_there_after_dvc_removed_it_is_no_failure(desk, released, monkeypatch):
+def test_what_a_process_left_behind_put_there_after_dvc_removed_it_is_no_failure(desk, released, environment):
     """DVC was killed, its stage was not: the stage ends while the next one starts."""
     desk.run("count", code=3)
-    monkeypatch.setenv("DVC_STAGE", "count")
+    environment["DVC_STAGE"] = "count"
     desk.run("count", "put back, nothing is charged")
     assert desk.opened == ["count", "central"]
 
@@ -397,7 +367,7 @@ def test_what_a_process_left_behind_put_there_after_dvc_removed_it_is_no_failure
 def test_an_older_artifact_gives_way_to_a_release_that_was_not_taken_over(desk, released, killed_at):
     desk.params(count={"noise": "1%"}, privacy={"lifetime_epsilon": 99})
     planned(desk)
-    killed_at("stages.runner.copy_directory")
+    killed_at("count", "stages.runner.copy_directory")
     desk.run("count", "put back")
     record = json.loads(Path("artifacts/count/privacy.json").read_text())["records"]
     assert desk.opened == ["count", "central", "count"] and len(record) == 1

@@ -46,8 +46,8 @@ def test_every_stage_is_in_some_recipe_here():
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("name", EVALUATED + OTHERS)
-def test_every_stage_of_a_recipe_runs_on_a_gpu(desk, digits, monkeypatch, short_judging, name):
-    monkeypatch.setenv("SFUMATO_DEVICE", "cuda")
+def test_every_stage_of_a_recipe_runs_on_a_gpu(desk, digits, monkeypatch, environment, short_judging, name):
+    environment["SFUMATO_DEVICE"] = "cuda"
     monkeypatch.setattr(finetune, "check_trained", lambda *weights: None)  # those that come back are made up
     np.savez("source.npz", images=digits.images[:40], labels=digits.labels[:40], classes=np.array(digits.classes))
     run = [stage for stage in recipe_of(name)["run"] if stage != "evaluate" or name in EVALUATED]

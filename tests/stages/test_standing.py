@@ -21,14 +21,14 @@ ERASED = re.compile(r"\x1b\[(\d)A\x1b\[J")
 
 
 @pytest.fixture
-def desk(desk, digits, monkeypatch, expect_seconds):
+def desk(desk, digits, environment, expect_seconds):
     """A planned project on digits whose stages take a minute each, with the lock that DVC writes after a stage."""
     np.savez("source.npz", images=digits.images[:317], labels=digits.labels[:317], classes=np.array(digits.classes))
     desk.base = SMALL
     desk.params(recipe="dp-merf", run=RUN)
     desk.run_all("prepare sensitive", "plan")
     expect_seconds(lambda params: dict.fromkeys(STAGES, 60.0))
-    monkeypatch.setenv("DVC_STAGE", "count")
+    environment["DVC_STAGE"] = "count"
     Path("dvc.lock").touch()
     return desk
 
@@ -74,8 +74,8 @@ def test_only_what_dvc_has_just_said_is_taken_back(desk):
     assert ERASED.match(desk.run("central"))[1] == "2", "what stands above is not of DVC"
 
 
-def test_a_log_and_a_stage_by_hand_get_nothing_of_it(desk, monkeypatch):
+def test_a_log_and_a_stage_by_hand_get_nothing_of_it(desk, environment):
     assert "\x1b" not in desk.run("count") + desk.run("central")
     desk.terminal = True
-    monkeypatch.delenv("DVC_STAGE")
+    del environment["DVC_STAGE"]
     assert "\x1b" not in desk.run("central")

@@ -31,15 +31,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CLASSES = ("zero", "one", "two")
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory) -> Path:
-    pytest.importorskip("diffusers")
-    pytest.importorskip("transformers")
-    from tiny_diffusers import save_references
-
-    return save_references(tmp_path_factory.mktemp("models"), CLASSES)
-
-
 SMALL = {
     "profile": None,
     "data": {"dataset_id": "tiny", "source": "npz", "path": "source.npz"},
@@ -61,10 +52,10 @@ def stage(folder: Path, *words: str, code: int = 0) -> str:
 
 
 @pytest.fixture
-def repository(here, monkeypatch) -> Path:
+def repository(here, environment) -> Path:
     """Sixty grey images of 8×8 in three classes, and an empty project."""
-    monkeypatch.setenv("SFUMATO_CHECKPOINT_EVERY", "1")
-    monkeypatch.setenv("SFUMATO_MICROBATCH", "4")
+    environment["SFUMATO_CHECKPOINT_EVERY"] = "1"
+    environment["SFUMATO_MICROBATCH"] = "4"
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (60, 8, 8)).astype(np.uint8)
     np.savez(here / "source.npz", images=images, labels=np.arange(60) % 3, classes=np.array(CLASSES))

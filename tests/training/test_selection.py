@@ -5,7 +5,6 @@ import json
 import math
 import re
 import resource
-import sys
 from secrets import token_hex
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from opened_files import opened_files
 
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.prepare import prepare_sensitive
@@ -217,23 +217,13 @@ def test_a_teacher_labels_the_public_digits_and_they_are_released_as_what_they_a
     assert "All are **public images, privately selected and labelled**" in text and "drawn by" not in text
 
 
-opened: list[str] | None = None
-
-
-def note_open(event: str, arguments: tuple) -> None:
-    if opened is not None and event in ("open", "os.listdir", "os.scandir"):
-        opened.append(str(arguments[0]))
-
-
 def test_the_mixture_is_chosen_without_a_look_at_any_sensitive_image(desk, tmp_path, monkeypatch):
-    global opened
     monkeypatch.setattr("sfumato.evaluation.mixture.STEPS", 20)
     desk("count", noise=5.0)
     desk("frequency", noise=1.0, size=40)
     desk("auxiliary", steps=5, images=50, batch=20, width=8, latent=4)
     desk("teacher", noise=1.0, uses=20, steps=20, dimension=32, learning_rate=30.0, feature="pixels")
     desk("select", by="teacher", images=200)
-    sys.addaudithook(note_open)
     mixed = {
         "sources": {"auxiliary": 1, "select": 1},
         "labels": "uniform",
@@ -241,16 +231,9 @@ def test_the_mixture_is_chosen_without_a_look_at_any_sensitive_image(desk, tmp_p
         "relabel": True,
         "herding": 2,
     }
-    try:
-        opened = []
+    with opened_files() as opened:
         out = desk("synthesize", **mixed, count=300)
-        private = {name for name in opened if str(tmp_path / "state/data") in name}
-        opened = []
-        list((tmp_path / "state/data").iterdir())
-        assert opened, "the watch works"
-    finally:
-        opened = None
-    assert not private
+    assert opened and not any(str(tmp_path / "state/data") in name for name in opened)
     card, text = json.loads((out / "card.json").read_text()), (out / "README.md").read_text()
     said = card["mixture"]
     assert said["chosen"] in said["agreement"] and f"The set is {said['chosen']}" in text

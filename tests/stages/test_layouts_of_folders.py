@@ -1,0 +1,60 @@
+"""Class folders: with parts for training and test, with names that no class should have, and what lies beside them."""
+
+import unicodedata
+
+import pytest
+from layouts import ASKED, KINDS, ORDER, WHOLE, both, bring, draw, folders, images, littered, refused, splits
+
+ROWS = {
+    "class folders": images(folders()),
+    "<class>/train, test": refused(folders("{kind}/{person}/{i}.png", people=["train", "test"]), "which are"),
+    "grades": images(folders(kinds=("grade 1", "grade 2")), classes=("grade 1", "grade 2")),
+    "images beside masks": refused(folders(kinds=("images", "masks")), ASKED),
+    "Images beside Labels": refused(folders(kinds=("Images", "Labels")), ASKED),
+    "train and others": images(folders(kinds=("train", "bus")), ASKED, "bus,train " + WHOLE, classes=("bus", "train")),
+    "splits beside others": refused(both(splits("train", "test"), folders("extra/{kind}/{i}.png")), ORDER),
+    **{
+        " ".join(names): images(splits(*names), held_out=True)
+        for names in [("train", "test"), ("Train", "Val", "Test"), ("train_images", "Val-Images", "test2017")]
+    },
+    "train val": images(splits("train", "val")),
+    "train alone": images(splits("train")),
+    "pictures in train": refused(splits("train", "test", form="{i}.png"), "no folder of a class"),
+    "pictures in train_images": refused(splits("train_images", "test_images", form="{i}.png"), "no folder of"),
+    "pictures in parts": refused(splits("images_001", "images_002", form="{i}.png"), ASKED),
+    "a wrapper": refused(folders("anonymised/{kind}/{i}.png"), ORDER, "x"),
+    "class folders, littered": images(littered(folders())),
+    **{
+        f"{name} differ little": refused(folders(kinds=kinds), "may be one")
+        for name, kinds in {
+            "capitals": ("Benign", "benign", "malignant"),
+            "spaces": ("benign", "benign ", "malignant"),
+            "forms of Unicode": ("s\u00e9v\u00e8re", "se\u0301ve\u0300re", "benign"),
+        }.items()
+    },
+    "class folders in mixed case": refused(
+        lambda root: [
+            splits("Train", form="{kind}/{i}.png")(root),
+            *((root / "Train" / kind).rename(root / "Train" / kind.title()) for kind in KINDS),
+            draw(root / "TEST", [f"{kind}/x{i}.png" for kind in KINDS for i in range(9)], 500),
+        ],
+        "may be one",
+    ),
+    "class folders with spaces": images(folders(kinds=(" benign", "malignant ")), classes=(" benign", "malignant ")),
+    "class folders in two forms of Unicode": refused(
+        lambda root: [
+            draw(
+                root / part,
+                [f"{unicodedata.normalize(form, kind)}/{i}.png" for kind in ("bénin", "sévère") for i in range(20)],
+                100 * n,
+            )
+            for n, (part, form) in enumerate((("train", "NFC"), ("test", "NFD")))
+        ],
+        "may be one",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_no_layout_makes_a_class_of_a_person(desk, quick, tmp_path, name):
+    bring(ROWS[name], desk, tmp_path)

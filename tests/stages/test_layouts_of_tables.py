@@ -1,0 +1,179 @@
+"""Tables beside pictures: what column is the label, which one tells persons, and files that only look like a table."""
+
+import unicodedata
+from pathlib import Path
+
+import pytest
+from layouts import (
+    ASKED,
+    CELLS,
+    IDS,
+    KINDS,
+    NAMES,
+    PERSONS,
+    REPEATED,
+    WHOLE,
+    both,
+    bring,
+    draw,
+    folders,
+    images,
+    pairs,
+    persons,
+    refused,
+    table,
+    tabled,
+)
+
+
+def beside(root: Path) -> None:
+    """Class folders, and a table that names the person of each picture."""
+    names = folders()(root)
+    table(root, {"file_name": names, "participant-id": [IDS[i % 20] for i in range(60)]})
+
+
+def accented(root: Path) -> None:
+    """Files as macOS names them, and a table as others do."""
+    names = draw(root, [unicodedata.normalize("NFD", f"schädel/{i}.png") for i in range(48)])
+    table(root, {"file_name": [unicodedata.normalize("NFC", name) for name in names], "label": [*KINDS] * 24})
+
+
+def listed(head: str, columns: str, form: str = "{i:03}.png", named=lambda path: path.name, tables=("export.csv",)):
+    """Pictures in folders that say nothing, and tables as clinics export them: other names, and semicolons in one."""
+
+    def write(root: Path) -> None:
+        names = draw(root, [form.format(i=i, part=1 + i % 2) for i in range(48)])
+        cells = {what: [CELLS[cell](i, 0) for i in range(48)] for what, cell in pairs(columns)}
+        for name in tables:
+            table(root, {head: [named(Path(one)) for one in names], **cells}, name)
+            if ";" in name:
+                (root / name).write_text((root / name).read_text().replace(",", ";"))
+
+    return write
+
+
+def beside_folders(name: str, content: bytes = b"PK", form: str = "{kind}/{i}.png"):
+    """Class folders, or others, and a file beside them that is not read."""
+    return both(folders(form), lambda root: (root / name).write_bytes(content))
+
+
+def twice(root: Path) -> None:
+    """Class folders, and two tables, one of which names persons."""
+    beside(root)
+    (root / "metadata.csv").rename(root / "persons.csv")
+    table(root, {"image": ["benign/0.png"], "site": ["north"]}, "sites.csv")
+
+
+ROWS = {
+    "a table": images(tabled("label=kind")),
+    "a table, by meaning": images(tabled("Diagnosis=kind, age=age")),
+    "a table, one column": images(tabled("what=kind"), "name that of the labels", "- " + WHOLE),
+    "a table, two columns": images(tabled("what=kind, age=age"), "name that of", "what " + WHOLE),
+    "a table, sole id": refused(tabled("code=id"), "name that of the labels", "- -"),
+    "a table, sole name": refused(tabled("who=name"), "name that of the labels", "- -"),
+    "a table, sole age": refused(tabled("age=age"), "name that of the labels", "- -"),
+    "a table, label of ids": refused(tabled("label=id"), ASKED),
+    "a table, label of names": images(tabled("label=name"), ASKED, "all " + WHOLE, classes=tuple(sorted(NAMES))),
+    **{
+        f"a table, sole {head}": refused(tabled(f"{head}=id"), "has no column of labels")
+        for head in ("Patient ID", "Case")  # others: tests/data/test_layout.py
+    },
+    **{f"a table, {head}": persons("column", tabled(f"label=kind, {head}=id")) for head in ("MRN", "Patient ID")},
+    "a table, two of persons": persons(
+        "column", tabled("label=kind, PID=id, subject=id"), "may all hold", "subject " + PERSONS
+    ),
+    "a table without heads": refused(lambda root: table(root, {f"{IDS[0]}.png": draw(root, ["a.png"])}), "no column"),
+    "Hugging Face's parts": persons(
+        "column", tabled("label=kind, Patient ID=id", parts=("train", "validation", "test")), held_out=True
+    ),
+    "a table above parts": images(
+        tabled("label=kind", form="{kind}/{i}.png", classes=("train", "test")), held_out=True
+    ),
+    "a table of any name": persons("column", listed("Image Index", "Diagnosis=kind, Patient ID=id")),
+    "a table with semicolons": images(listed("Bild", "label=kind", tables=(";.csv",))),
+    "a table without suffixes, pictures in parts": images(
+        listed("image_id", "lesion=age, dx=kind", "X10000_images_part_{part}/X_{i:04}.jpg", lambda path: path.stem)
+    ),
+    "a table, ids that repeat": persons(
+        "column",
+        listed("image_id", "lesion_id=id, dx=kind, date=date", "{i:04}.jpg", lambda path: path.stem),
+        "ids in a column repeat",
+        REPEATED,
+    ),
+    "a table, dates and scanners that repeat": images(
+        listed("image_id", "date=same date, scanner=scanner, dx=kind", "{i:04}.jpg", lambda path: path.stem)
+    ),
+    "a list of labels, pictures in parts": persons(
+        "column", listed("Image Index", "Finding Labels=both, Patient ID=id", "images_00{part}/images/{i:04}.png")
+    ),
+    "a table, one column, beside train": images(
+        listed("image", "level=kind", "train/{i}_left.png", lambda path: path.stem),
+        "name that of the labels",
+        "- " + WHOLE,
+    ),
+    "two tables": refused(listed("id_code", "dx=kind", tables=("a.csv", "b.csv")), "one table is read"),
+    "several labels": persons("column", tabled("mass=bit, nodule=other, MRN=id"), classes=("mass", "nodule")),
+    "labels in a list": persons("column", tabled("found=both, patient=id", "labels.csv")),
+    "folders and a table": images(
+        tabled("label=kind", form="{kind}/{i}.png", classes=("left", "right")),
+        "either may hold the classes",
+        "all " + WHOLE,
+        classes=("left", "right"),
+    ),
+    "folders and a like table": images(tabled("label=kind", form="{kind}/{i}.png")),
+    "folders and persons": persons("column", beside),
+    "a table, labels spelled in two ways": refused(tabled("label=spelled"), "may be one"),
+    "a table, missing labels": refused(tabled("label=gap"), "may stand for a missing label"),
+    "a table, label of e-mails": refused(tabled("label=mail"), ASKED),
+    **{
+        f"a table, {head} that repeats": persons(
+            "column", tabled(f"{head}={cell}, dx=kind"), "ids in a column repeat", REPEATED
+        )
+        for head, cell in {
+            "e-mail": "own mail",
+            "Date of birth": "birthday",
+            "DOB": "birthday",
+            "Nachname": "name",
+            "Name": "name",
+            "radiographer": "full name",
+        }.items()
+    },
+    "a table, a diagnosis beside sex": images(tabled("dx=kind, male=bit, smoker=other")),
+    "one column a class": persons("column", tabled("MEL=word, NV=not, MRN=id"), classes=("MEL", "NV")),
+    **{
+        f"{name} beside pictures": refused(beside_folders(name, content, "scans/{kind}{i}.png"), why)
+        for name, (content, why) in {
+            "Befunde.xlsx": (b"PK", "save it as metadata.csv"),
+            "labels.txt": (b"scans/benign0.png 1", "save it as metadata.csv"),
+            "labels.json": (b"{}", "save it as metadata.csv"),
+            "cp1252.csv": ("Datei,Patient\nbenign0.png,Müller".encode("cp1252"), "write a regular file of UTF-8"),
+            "UTF-16.csv": ("Datei,Diagnose\nbenign0.png,x".encode("utf-16"), "write a regular file of UTF-8"),
+            "rows.csv": (b"patientId,Target\nSmith,1", "has no column file_name"),
+            "more.zip": (b"PK", "unpack it there"),
+        }.items()
+    },
+    "Patients.xlsx beside class folders": images(
+        beside_folders("Patients.xlsx"), "save it as metadata.csv", "all " + WHOLE
+    ),
+    "cp1252.csv beside class folders": images(
+        beside_folders("cp1252.csv", "Datei,Patient\nbenign/0.png,Müller".encode("cp1252")),
+        "write a regular file of UTF-8",
+        "all " + WHOLE,
+    ),
+    "notes beside class folders": images(beside_folders("README.txt")),
+    "two tables beside class folders": refused(twice, "one table is read"),
+    "a table each for train and valid": refused(
+        lambda root: [
+            table(root, {"Path": draw(root, [f"{part}/{IDS[n]}/study1/{i}.jpg" for i in range(9)])}, f"{part}.csv")
+            for n, part in enumerate(("train", "valid"))
+        ],
+        "one table is read",
+    ),
+    "a table with spaces": persons("column", tabled(" label =kind,  Patient ID  =id")),
+    "a table in another form of Unicode": images(accented),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_no_layout_makes_a_class_of_a_person(desk, quick, tmp_path, name):
+    bring(ROWS[name], desk, tmp_path)
