@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/decoding.py FOLDER [--threads 2] [--size 64] [--rounds 5]
     OMP_NUM_THREADS=1 python benchmarks/decoding.py --images 10000 100000 1000000
 
-FOLDER: of pictures, in any folders. Every round decodes all of them in one thread and then in several; the ratio is that of each
-round, so that other programs weigh on both. Processor seconds are those of all threads. With --images: the largest resident anonymous memory that comparing a set of random images,
-8×8 grey, with another of as many adds to a process of its own, by bytes and by looks.
+FOLDER: of pictures, in any folders. Every round decodes all of them in one thread and then in several; the ratio is that
+of each round, so that other programs weigh on both. Processor seconds are those of all threads. With --images: the
+largest resident anonymous memory that comparing a set of random images, 8×8 grey, with another of as many adds to a
+process of its own, by bytes and by looks.
 """
 
 import argparse

@@ -19,9 +19,6 @@ from sfumato.errors import DataError
 Request = Any  # of `sfumato.data.sources.source`, which imports this module
 # Pillow and NumPy let others work while they decode and resize; one thread that writes keeps no more busy
 THREADS = min(16, os.cpu_count() or 1)
-# Formats of plain pictures. Left out are those that hold programs, such as PostScript, which other programs would run,
-# and those of which Pillow cuts the low bits in silence.
-FORMATS = "AVIF BMP DIB GIF ICO JPEG PCX PNG PPM QOI TGA TIFF WEBP"
 
 
 @dataclass(frozen=True)
@@ -69,8 +66,11 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
     """
     if isinstance(path, Path) and is_dicom(path):
         return decode_dicom(path, span)
+    # Left out are formats that hold programs, such as PostScript, which other programs would run, and those of which
+    # Pillow cuts the low bits in silence.
+    formats = "AVIF BMP DIB GIF ICO JPEG PCX PNG PPM QOI TGA TIFF WEBP".split()
     Image.init()
-    known = [form for form in FORMATS.split() if form in Image.OPEN]  # what this Pillow was built with
+    known = [form for form in formats if form in Image.OPEN]  # what this Pillow was built with
     with (
         readable(f"{path} cannot be read as an image"),
         path.open("rb") if isinstance(path, Path) else path.opened() as file,

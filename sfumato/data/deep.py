@@ -11,7 +11,6 @@ from PIL.ExifTags import Base as Tag
 
 from sfumato.errors import ConfigError, DataError, SfumatoError, explained
 
-DICOM = (".dcm", ".dicom")
 MIN_IS_WHITE = 0
 CHANNELS = {0: (1, 2), 1: (1, 2), 2: (3, 4)}  # by photometry: grey, from white or from black, or colours; then alpha
 TRANSPARENT = "is fully transparent: save it without transparency, or remove it"
@@ -134,7 +133,7 @@ def with_alpha(values: np.ndarray, opaque: int, span: Span | None, name: str, in
 def is_dicom(path: Path) -> bool:
     """Whether a file is DICOM, by its bytes, whatever its name; or by its suffix."""
     with suppress(OSError), path.open("rb") as file:  # whoever decodes it says why
-        return file.read(132)[128:] == b"DICM" or path.suffix.lower() in DICOM
+        return file.read(132)[128:] == b"DICM" or path.suffix.lower() in (".dcm", ".dicom")
     return False
 
 
