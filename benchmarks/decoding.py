@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/decoding.py FOLDER [--threads 2] [--size 64] [--rounds 5]
     OMP_NUM_THREADS=1 python benchmarks/decoding.py --images 10000 100000 1000000
 
-FOLDER: of pictures, in any folders. Every round decodes all of them in one thread and then in several; the ratio is that
-of each round, so that other programs weigh on both. Processor seconds are those of all threads. With --images: the
+FOLDER: of pictures, in any folders. Every round decodes all of them in one thread and then in several; the ratio is
+that of each round, so that other programs weigh on both. Processor seconds are those of all threads. With --images: the
 largest resident anonymous memory that comparing a set of random images, 8×8 grey, with another of as many adds to a
 process of its own, by bytes and by looks.
 """
@@ -23,7 +23,7 @@ COMPARE = """
 import sys, threading, time
 from pathlib import Path
 import numpy as np, PIL.Image
-from sfumato.data import prepare
+from sfumato.data import duplicates
 def memory():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith("RssAnon"))
@@ -37,11 +37,8 @@ def watch():
 watcher = threading.Thread(target=watch)
 watcher.start()
 began = time.process_time()
-if hasattr(prepare, "by_content"):
-    same = len(np.intersect1d(*prepare.by_content(fresh, other)))
-else:
-    same = not prepare.placed_digests(fresh).keys().isdisjoint(prepare.placed_digests(other))
-alike = prepare.resized_copies(fresh, other)
+same = len(np.intersect1d(*map(duplicates.by_content, (fresh, other))))
+alike = duplicates.resized_copies(fresh, other)
 seconds = time.process_time() - began
 done = True
 watcher.join()

@@ -68,7 +68,7 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
         return decode_dicom(path, span)
     # Left out are formats that hold programs, such as PostScript, which other programs would run, and those of which
     # Pillow cuts the low bits in silence.
-    formats = "AVIF BMP DIB GIF ICO JPEG PCX PNG PPM QOI TGA TIFF WEBP".split()
+    formats = ["AVIF", "BMP", "DIB", "GIF", "ICO", "JPEG", "PCX", "PNG", "PPM", "QOI", "TGA", "TIFF", "WEBP"]
     Image.init()
     known = [form for form in formats if form in Image.OPEN]  # what this Pillow was built with
     with (

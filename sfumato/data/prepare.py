@@ -44,7 +44,6 @@ KEY_BYTES = 32
 LISTING = "listing"  # what the source's files were then: private
 LEFT_OUT = "left_out.txt"  # pictures of the source that are not among the images, and why: private
 UNNAMED = "unnamed"  # the version that the images have without data.version
-GRID_COLUMNS = 10  # images of each class
 
 
 def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
@@ -204,11 +203,12 @@ def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -
         for image, label in progress(source.train, source.size):
             writer.append(image, label)
     image_set = load_images(directory, source.classes)
-    shown = np.full((min(len(source.classes), 20), GRID_COLUMNS, *image_set.images.shape[1:]), 255, np.uint8)
+    columns = 10
+    shown = np.full((min(len(source.classes), 20), columns, *image_set.images.shape[1:]), 255, np.uint8)
     for label, row in enumerate(shown):
-        first = np.flatnonzero(image_set.labels == label)[:GRID_COLUMNS]
+        first = np.flatnonzero(image_set.labels == label)[:columns]
         row[: len(first)] = image_set.images[first]
-    grid = to_grid(shown.reshape(-1, *shown.shape[2:]).transpose(0, 3, 1, 2) / 255, GRID_COLUMNS)
+    grid = to_grid(shown.reshape(-1, *shown.shape[2:]).transpose(0, 3, 1, 2) / 255, columns)
     save_png(directory / "grid.png", grid)
     return image_set
 

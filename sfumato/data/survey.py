@@ -39,7 +39,6 @@ PATTERNS = (
 MADE = "(?:aug|[ck]op|[hv]?flip|rot|crop|orig)[a-z]*\\d*"
 AUGMENTED = rf"(?i)^(?:{MADE}[-_ ]+)?(.+?)(?:[-_ ]+{MADE}| \(\d+\))?\.[^.]+$"
 LOOKED = "looked.json"  # in the state directory: what the last folder's pictures looked like
-SURVEY_FIELDS: dict[str, type] = {"side": int, "longer": int, "proportion": float, "colour": bool}  # kept there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +132,7 @@ def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: 
     key = digest_of(about)
     if state is not None:
         with suppress(*UNREADABLE):
-            seen = read_json(state / LOOKED)[key]
-            return {name: kind(seen[name]) for name, kind in SURVEY_FIELDS.items()}
+            return dict(read_json(state / LOOKED)[key])
     sides = []
     coloured = 0
     for image, _ in progress(chain(source.train, source.test or ()), source.size, "looking"):

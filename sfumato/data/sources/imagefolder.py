@@ -15,7 +15,7 @@ from sfumato.data.groups import ids_of_files
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.source import Example, Listing, Place, Request, Source
 from sfumato.data.sources.splits import TRAIN, folders_in, split_of, visible
-from sfumato.data.sources.tabled import list_labels, list_metadata, list_shards, rows_of
+from sfumato.data.sources.tabled import column_of, list_labels, list_metadata, list_shards
 from sfumato.data.tables import FILE, METADATA, TABLES
 from sfumato.errors import DataError
 from sfumato.settings.data import OUTER, Groups
@@ -39,35 +39,30 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
         raise DataError(f"{path / GROUPS} {GROUPS_REFUSED}.")
     if found.problems:
         raise refusal([*found.problems, *problems_of(found.places, request)])
-    every = found.places
+    every = places = found.places
     if request.skip and groups is not None:
-        found = replace(found, places=without_strays(every, request))
-    places = found.places
+        places = without_strays(every, request)
     files = [place.file for place in places]
-    trained = len(found.train)
+    trained = sum(not place.held_out for place in places)
     ids = None if groups is None else ids_of_files(groups, files, path, [place.person for place in places])
     shapes: list[tuple[int, ...]] = []  # of the first picture, for both parts
     train = pictures_of(places[:trained], every, request, shapes)
     test = pictures_of(places[trained:], every, request, shapes, trained) if found.official else None
     labels = [place.label for place in places]
     names = [file.name for file in files]
-    compared: list[str] = []
-    if request.compare_by is not None:
-        cells: dict[Any, list[str]] = dict(rows_of(path, [request.compare_by]))
-        compared = [cells.get(file, [""])[0] for file in files]
+    compared = [] if request.compare_by is None else column_of(path, request.compare_by, files)
     return Source(found.classes, train, test, len(files), ids, names, labels, compared, len(files) - trained)
 
 
 def list_pictures(request: Request) -> Listing:
     """The pictures of a request, before any is decoded, by where their labels are."""
-    path = request.required_path()
     if request.several:
         return list_labels(request)
     if request.name == "webdataset":
-        return list_shards(path, request.label_column, request.id_column, request.classes)
+        return list_shards(request)
     if request.label_column is not None:
-        return list_metadata(path, request.label_column, request.id_column, request.classes)
-    return list_folder(path, f"{request.section}.path", request.groups, request.classes)
+        return list_metadata(request, request.label_column)
+    return list_folder(request.required_path(), f"{request.section}.path", request.groups, request.classes)
 
 
 def list_folder(
@@ -99,8 +94,8 @@ def list_folder(
             held += ". For labels.csv, set data.labels: several"
         raise DataError(f"{option}={path} holds {held}.")
     if groups is not None and groups.column is not None and not problems:
-        rows: dict[Any, list[str]] = dict(rows_of(path, [groups.column]))
-        places = [place._replace(person=rows.get(place.file, [""])[0]) for place in places]
+        persons = column_of(path, groups.column, [place.file for place in places])
+        places = [place._replace(person=person) for place, person in zip(places, persons, strict=True)]
     return Listing(tuple(classes), places, official, problems)
 
 
