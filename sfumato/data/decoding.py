@@ -118,6 +118,6 @@ def picture_of(file: Path | Member, request: Request) -> tuple[np.ndarray | Data
     try:
         return fit(decode(file, request.range), request, str(file)), request.converted
     except DataError as error:
-        if type(error) is not DataError:
+        if error.option is not None:  # as of all such files
             raise
         return error, request.converted

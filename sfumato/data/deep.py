@@ -17,26 +17,21 @@ TRANSPARENT = "is fully transparent: save it without transparency, or remove it"
 Span = tuple[float, float]
 
 
-class RangeMissing(DataError):
-    """Files with more than 8 bits, and nothing says which values are black and white."""
-
-    option = "span"  # of `survey`, that decides
-    proposed = None
-
-
 def shown(
     values: np.ndarray, span: Span | None, name: str, alpha: np.ndarray | None = None, inverted: bool = False
 ) -> np.ndarray:
     """Numbers as uint8: span[0] and below are black, span[1] and above white, linear between; or `inverted`.
 
     values: (H, W) or (H, W, C); alpha: (H, W, 1) in [0, 1], over black. Returns (H, W, C), or C = 1.
-    Raises RangeMissing without a span, which follows from no image; DataError for values that are not finite.
+    Raises DataError without a span, which follows from no image, and for values that are not finite.
     """
     if span is None:
-        raise RangeMissing(
+        error = DataError(
             f"{name} has {values.dtype} values: set those to show, such as range: [0, 4095] for 12 bits (in `data`; "
             "`stage init --range 0,4095`). It is public, so take it from the kind of device, not from these images."
         )
+        error.option = "span"
+        raise error
     if not np.isfinite(values).all():
         raise DataError(f"{name} has values that are not finite: repair or remove it.")
     scaled = (np.atleast_3d(values).astype(np.float64) - span[0]) / (span[1] - span[0])

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from sfumato.data import tables
-from sfumato.data.deep import RangeMissing, is_dicom
-from sfumato.data.groups import PatternMisses
+from sfumato.data.deep import is_dicom
 from sfumato.data.images import GROUPS
 from sfumato.data.sources import tabled
 from sfumato.data.sources.npz import archive_layout
@@ -48,15 +47,13 @@ ALL = ("all",)  # the owner's word that none of the classes found is a person's
 
 
 class Unclear(ConfigError):
-    """What only the owner can decide. option: of `survey`, that does; proposed: its value."""
+    """What only the owner can decide."""
 
     def __init__(self, text: str, option: str, proposed: str | None = None) -> None:
         super().__init__(text)
         self.option = option
         self.proposed = proposed
 
-
-ASKED_OF_THE_OWNER = (Unclear, PatternMisses, RangeMissing)  # each has an option that decides, and maybe a proposal
 
 
 def layout_of(

@@ -81,8 +81,8 @@ def survey(
     groups: None for those of the layout; label: the column of a table, None for that of the layout;
     classes: as the owner names them, ALL for those found; alone: images without an id are their persons' only ones;
     skip: the share of the pictures that may be broken; state: where the looking is kept for the next call.
-    Raises Unclear for what only the owner can decide, before any picture is decoded; RangeMissing if a picture has more
-    than 8 bits and there is no `span`; else DataError that names every file that cannot be used.
+    Raises Unclear for what only the owner can decide, before any picture is decoded; DataError if a picture has more
+    than 8 bits and there is no `span`, or that names every file that cannot be used.
     """
     reading_sensitive()
     form, groups = layout_of(path, label, groups, classes)
