@@ -55,7 +55,6 @@ class Unclear(ConfigError):
         self.proposed = proposed
 
 
-
 def layout_of(
     path: Path, label: str | None, groups: Groups | None = None, classes: Sequence[str] | None = None
 ) -> Layout:

@@ -201,8 +201,6 @@ def load_latents(state: Path, card: Card, key: str) -> LatentSet:
     """The latents under `key` with the labels of the images, memory-mapped. Raises DataError if they are not there."""
     images = load_prepared(state, card, SENSITIVE)
     home = latents_directory(state, card, key)
-    if not have_latents(state, card, key):
-        raise DataError(f"{home} holds no latents: run the stage that encodes them")
     latents = load_array(home / LATENTS)
     if latents.dtype != np.float16 or len(latents) != len(images):
         again = "remove that directory and run the stage again"

@@ -164,7 +164,7 @@ def test_the_charge_draws_the_same_images_and_writes_the_same_record(encoded):
 
 
 def test_latents_that_are_missing_or_of_other_images_are_refused_before_a_charge(encoded, tmp_path):
-    with pytest.raises(DataError, match="holds no latents"):
+    with pytest.raises(DataError, match="latents.npy is missing"):
         encoded.open(latents="0" * 32)
     home = latents_directory(encoded.state, encoded.card, encoded.key)
     whole = np.load(home / LATENTS)

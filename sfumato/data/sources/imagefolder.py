@@ -80,11 +80,9 @@ def list_folder(
     if groups is not None and groups.folder == OUTER:  # the folders of a person are laid out as a part is
         trained, held_out = ([person for one in part for person in folders_in(one)] for part in (trained, held_out))
         classes = [*(named or ())]
-    problems: list[str] = []
-    places = [place for part in trained for place in list_part(part, path, classes, groups, problems)]
-    places += [
-        place._replace(held_out=True) for part in held_out for place in list_part(part, path, classes, groups, problems)
-    ]
+    every = [found for part in trained + held_out for found in list_part(part, path, classes, groups, part in held_out)]
+    places = [found for found in every if isinstance(found, Place)]
+    problems = [found for found in every if isinstance(found, str)]
     if not classes:
         held = "no pictures: expected one folder of pictures per class, or a table of labels"
         if problems:
@@ -100,26 +98,22 @@ def list_folder(
 
 
 def list_part(
-    path: Path, root: Path, classes: Sequence[str], groups: Groups | None, problems: list[str]
-) -> list[Place]:
-    """The pictures of one part of the folder `root`, by class; `problems` takes what cannot be used."""
-    entries = visible(path)
+    path: Path, root: Path, classes: Sequence[str], groups: Groups | None, held_out: bool
+) -> Iterator[Place | str]:
+    """The pictures of one part of the folder `root`, by class, and a sentence on each entry that cannot be used."""
     nested = groups is not None and groups.folder is True
-    problems += [
-        f"{entry} lies outside a class: move it into a folder named after its class."
-        for entry in entries
-        if entry.is_file() and (entry.suffix.lower() in registered_extensions() or is_dicom(entry))
-    ]
-    files: list[Place] = []
-    for folder in (entry for entry in entries if entry.is_dir()):
+    for folder in visible(path):
+        if not folder.is_dir():
+            if folder.is_file() and (folder.suffix.lower() in registered_extensions() or is_dicom(folder)):
+                yield f"{folder} lies outside a class: move it into a folder named after its class."
+            continue
         wrong = misplaced(folder, root)
         if wrong is None and folder.name not in classes:
             known = "data.classes" if groups is not None and groups.folder == OUTER else root / TRAIN
             wrong = f"{folder} is a class that {known} does not have: add it there, or remove it."
         if wrong is not None:
-            problems.append(wrong)
+            yield wrong
             continue
-        label = classes.index(folder.name)
         # A folder without pictures is a class all the same: a refusal would reveal that its last picture is gone.
         inner = (visible(entry) if nested and entry.is_dir() else [entry] for entry in visible(folder))
         for picture in chain.from_iterable(inner):
@@ -127,12 +121,9 @@ def list_part(
                 fix = "pictures must lie directly in their class's folder"
                 if groups is None:
                     fix += ", or, if it is one person's, set data.groups: {folder: true}"
-                problems.append(f"{picture} is a folder inside a class: {fix}.")
-            elif wrong := misplaced(picture, root):
-                problems.append(wrong)
+                yield f"{picture} is a folder inside a class: {fix}."
             else:
-                files.append(Place(picture, label))
-    return files
+                yield misplaced(picture, root) or Place(picture, classes.index(folder.name), held_out=held_out)
 
 
 def misplaced(entry: Path, root: Path) -> str | None:
