@@ -17,8 +17,7 @@ import numpy as np
 from sfumato.data.deep import Span
 from sfumato.data.images import per_class
 from sfumato.data.layout import ALL, FOLDERS, check_names, layout_of, repeated_ids
-from sfumato.data.listing import statuses
-from sfumato.data.prepare import progress
+from sfumato.data.prepare import progress, statuses
 from sfumato.data.sources import Source, open_source
 from sfumato.data.sources.source import Request
 from sfumato.data.sources.splits import TEST

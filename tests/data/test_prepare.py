@@ -15,7 +15,7 @@ from PIL import Image
 from program import call
 from sources.writers import write_folder, write_idx, write_mnist, write_public
 
-from sfumato.data import duplicates, listing, prepare
+from sfumato.data import duplicates, prepare
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import (
     fingerprint,
@@ -421,7 +421,7 @@ def test_real_images_that_come_after_the_public_ones_are_found_by_preparing_thes
 def take_folder(owner, tmp_path, monkeypatch):
     """Prepares the folder of pictures `in`; returns how often its source was opened until then."""
     root, read = write_folder(tmp_path / "in", per_class=20), Mock(wraps=read_source)
-    monkeypatch.setattr(listing, "FRESH", 0.0)
+    monkeypatch.setattr(prepare, "FRESH", 0.0)
     monkeypatch.setattr(prepare, "read_source", read)
 
     def take(**changes):
@@ -436,7 +436,7 @@ def test_the_same_files_are_prepared_once_unless_they_changed_just_now(take_fold
     before = rows(owner.part("sensitive"))
     owner.card.unlink()
     assert take_folder() == 1 and rows(owner.part("sensitive")) == before
-    monkeypatch.setattr(listing, "FRESH", 3600.0)
+    monkeypatch.setattr(prepare, "FRESH", 3600.0)
     assert [take_folder(), take_folder()] == [2, 3]
 
 

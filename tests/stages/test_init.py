@@ -329,7 +329,7 @@ def test_the_plan_can_be_looked_at_before_the_images_are_prepared(desk, init, pr
 
 
 def test_pictures_added_after_the_preparation_are_pointed_out_on_a_terminal(desk, init, tmp_path, monkeypatch):
-    monkeypatch.setattr("sfumato.data.listing.FRESH", 0.0)
+    monkeypatch.setattr("sfumato.data.prepare.FRESH", 0.0)
     root = write_shapes(tmp_path / "in")
     init()
 

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from test_recipes import RECIPES, SMALL
 
-from sfumato.data import decoding, listing
+from sfumato.data import decoding, prepare
 from sfumato.planning import estimate
 from sfumato.settings.recipes import overlaid
 from sfumato.settings.stages import QUERIES, STAGES
@@ -38,7 +38,7 @@ def test_these_recipes_run_every_stage():
 @pytest.fixture
 def world(desk, digits, monkeypatch, expect_seconds, short_judging) -> Callable[[bool], Callable[..., Log]]:
     """Begins anew, with the victim's picture or without it. Returns `run`, which runs commands and gives the log."""
-    monkeypatch.setattr(listing, "FRESH", 0.0)
+    monkeypatch.setattr(prepare, "FRESH", 0.0)
     expect_seconds(lambda params: dict.fromkeys(estimate.FRAME, 60.0))
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     read = decoding.decode

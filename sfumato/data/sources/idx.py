@@ -51,7 +51,7 @@ def read_idx_set(request: Request, raw: Path) -> Source:
     chosen = IDX_SETS[request.name]
     splits = chosen.splits if request.sensitive else chosen.splits[:1]
     stems = [f"{split}-{kind}" for split in splits for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
-    home = request.path_or(raw / request.name)
+    home = Path(request.path or raw / request.name).expanduser()
     places = [home, home / "gzip"]  # EMNIST's archive unpacks into the second
     if request.path is None:
         places.append(raw / chosen.torchvision / "raw")  # where torchvision downloads to
