@@ -33,11 +33,6 @@ PERSONS = re.compile(
     r"|groups?(ids?)?|mrns?|pids?|(medicalrecord|hospital|nhs|mrn)(id|no|nr|number)|ssn"
 )
 LABELLED = re.compile(r"(label|class|classname|category|target|diagnosis|dx|disease|pathology|finding|findinglabel)s?")
-# ... and of what else tells who a person is
-ABOUT_PERSONS = re.compile(
-    r"(first|last|sur|full|given|family|nach|vor)?names?|e?mails?(address)?|dob|(dateof)?birth(date|day)?"
-    r"|geburts(datum|tag)|(tele|mobile)?phone(no|number)?|(home)?address"
-)
 # in ids (long, zeros in front, hexadecimal), dates, names of persons ("Smith, John", Smith^John of DICOM) and e-mails
 PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re.IGNORECASE)
 MANY = 20  # classes: of more, pictures than FEW in each are few; else than LEAST
@@ -119,9 +114,13 @@ def repeated_ids(path: Path, label: str | None) -> str | None:
     count: dates, years and sizes repeat too.
     """
     path = unpacked(path)
+    telling = (
+        r"(first|last|sur|full|given|family|nach|vor)?names?|e?mails?(address)?|dob|(dateof)?birth(date|day)?"
+        r"|geburts(datum|tag)|(tele|mobile)?phone(no|number)?|(home)?address"
+    )
     if table := tables.table_of(path) or tables.table_in(split_of(path)[0][0]):
         for name in tables.heads_of(table)[1]:
-            named = ABOUT_PERSONS.fullmatch(meaning(name))
+            named = re.fullmatch(telling, meaning(name))
             cells = [cell for cell in cells_in(table, name) if re.search("." if named else r"[^\W\d_]|^0", cell)]
             ids = {*cells}
             personal = named or likeness(ids) == 2 or like_people(sorted(ids))

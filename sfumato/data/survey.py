@@ -27,16 +27,6 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
 
-# in the names of pictures: a person's id, then what tells the pictures of a person apart
-PATTERNS = (
-    r"^([A-Za-z]+-?\d+)_\d+\.",  # person23_4.png
-    # P0001_left.png, 00012_003.png, IM-0115-0001.jpeg; after a date, 2026-01-31_P0001_2.png
-    r"^(?:(?:19|20)\d\d[-_.]?\d\d[-_.]?\d\d[-_ ]+)?([A-Za-z]*[-_ ]?\d+)[-_ ]",
-    r"^([^\W\d_]+(?:[-_ ,]+[^\W\d_]+)*)[-_ ]*\d[-_ \d]*\.",  # Smith-John_2.png, Smith_John_2026-01-31.png
-)
-# x.png beside x_aug1.png, x - copy.png or x (2).png
-MADE = "(?:aug|[ck]op|[hv]?flip|rot|crop|orig)[a-z]*\\d*"
-AUGMENTED = rf"(?i)^(?:{MADE}[-_ ]+)?(.+?)(?:[-_ ]+{MADE}| \(\d+\))?\.[^.]+$"
 LOOKED = "looked.json"  # in the state directory: what the last folder's pictures looked like
 
 
@@ -152,12 +142,22 @@ def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: 
 def pattern_in(names: Sequence[str], classes: int) -> str | None:
     """The pattern that finds the same id in several names of files, and more ids than there are classes.
 
-    Of AUGMENTED, names that come back in another class are one.
+    It finds a person's id before what tells the pictures of a person apart; or what copies of a picture have in common,
+    of which names that come back in another class are one.
     """
-    for pattern in (*PATTERNS, AUGMENTED):
-        where = {*names} if pattern == AUGMENTED else names
+    copied = "(?:aug|[ck]op|[hv]?flip|rot|crop|orig)[a-z]*\\d*"
+    patterns = (
+        r"^([A-Za-z]+-?\d+)_\d+\.",  # person23_4.png
+        # P0001_left.png, 00012_003.png, IM-0115-0001.jpeg; after a date, 2026-01-31_P0001_2.png
+        r"^(?:(?:19|20)\d\d[-_.]?\d\d[-_.]?\d\d[-_ ]+)?([A-Za-z]*[-_ ]?\d+)[-_ ]",
+        r"^([^\W\d_]+(?:[-_ ,]+[^\W\d_]+)*)[-_ ]*\d[-_ \d]*\.",  # Smith-John_2.png, Smith_John_2026-01-31.png
+        # x.png beside x_aug1.png, x - copy.png or x (2).png
+        rf"(?i)^(?:{copied}[-_ ]+)?(.+?)(?:[-_ ]+{copied}| \(\d+\))?\.[^.]+$",
+    )
+    for pattern in patterns:
+        where = {*names} if pattern == patterns[-1] else names
         found = [match[1] for match in map(re.compile(pattern).match, where) if match]
-        made = all(re.fullmatch(MADE, one) for one in found)
+        made = all(re.fullmatch(copied, one) for one in found)
         if len(found) >= 0.9 * len(where) and classes < len({*found}) < len(found) and not made:
             return pattern
     return None

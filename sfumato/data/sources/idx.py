@@ -5,8 +5,9 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,15 +18,14 @@ from sfumato.errors import DataError, explained
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts it
 
 
-@dataclass(frozen=True)
-class IdxSet:
+class IdxSet(NamedTuple):
     """The names and files of a set. `splits`: how the names of its training and test files begin."""
 
     torchvision: str
     classes: tuple[str, ...]
     splits: tuple[str, str] = ("train", "t10k")
     transposed: bool = False
-    options: Mapping[str, str] = field(default_factory=dict)  # for torchvision
+    options: Mapping[str, str] = MappingProxyType({})  # for torchvision
 
 
 IDX_SETS = {
