@@ -12,7 +12,6 @@ from PIL.ExifTags import Base as Tag
 from sfumato.errors import ConfigError, DataError, SfumatoError, explained
 
 MIN_IS_WHITE = 0
-CHANNELS = {0: (1, 2), 1: (1, 2), 2: (3, 4)}  # by photometry: grey, from white or from black, or colours; then alpha
 TRANSPARENT = "is fully transparent: save it without transparency, or remove it"
 Span = tuple[float, float]
 
@@ -98,13 +97,14 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     with installed("depth", name):
         from tifffile import TiffFile
 
+    channels = {0: (1, 2), 1: (1, 2), 2: (3, 4)}  # by photometry: grey, in two ways, or colours; with alpha
     file.seek(0)
     with TiffFile(file) as tiff:
         page: Any = tiff.pages[0]
         plain = len(tiff.pages) == 1 and page.axes in ("YX", "YXS", "SYX")  # rows, columns, channels
         plain = plain and page.size <= 2**30  # values: Pillow has such a limit of its own
         plain = plain and page.tags.valueof("Orientation", 1) == 1
-        if not plain or page.samplesperpixel not in CHANNELS.get(page.photometric, ()):
+        if not plain or page.samplesperpixel not in channels.get(page.photometric, ()):
             held = f"{len(tiff.pages)} frame(s), {page.photometric.name}, of shape {page.shape}"
             raise DataError(f"{name} holds {held}: save one, upright, in grey or RGB, with alpha or without.")
         values = np.atleast_3d(page.asarray())
@@ -114,7 +114,7 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     if values.dtype.kind in "iu":
         opaque = 2**page.bitspersample - 1
     if 2 not in page.extrasamples:  # the kind of alpha by which colours are not multiplied yet
-        values = values[..., : CHANNELS[page.photometric][0]]
+        values = values[..., : channels[page.photometric][0]]
     return with_alpha(values, opaque, span, name, page.photometric == MIN_IS_WHITE)
 
 

@@ -20,8 +20,6 @@ from sfumato.data.tables import FILE, METADATA, TABLES
 from sfumato.errors import DataError
 from sfumato.settings.data import OUTER, Groups
 
-NAMED = 200  # bad files that one refusal names at most
-
 
 def read_imagefolder(request: Request, raw: Path) -> Source:
     """A folder with one folder of pictures per class, in the order of their names; hidden files are ignored.
@@ -196,11 +194,11 @@ def problems_of(files: Sequence[Place], request: Request) -> list[str]:
 
 
 def refusal(problems: Sequence[str]) -> DataError:
-    """The error that names all problems, one line each."""
+    """The error that names the problems, one line each, 200 at most."""
     if len(problems) == 1:
         return DataError(problems[0])
-    more = [f"and {len(problems) - NAMED} more."] if len(problems) > NAMED else []
-    return DataError("\n".join([f"{len(problems)} files cannot be used:", *problems[:NAMED], *more]))
+    more = [f"and {len(problems) - 200} more."] if len(problems) > 200 else []
+    return DataError("\n".join([f"{len(problems)} files cannot be used:", *problems[:200], *more]))
 
 
 def describe(shape: tuple[int, ...]) -> str:
