@@ -54,14 +54,14 @@ def speed(folder: Path, threads: int, size: int, rounds: int) -> None:
     found: dict[int, list[float]] = {1: [], threads: []}
     print("| threads | s | pictures a second | s of the processor |\n|---|---|---|---|")
     for _ in range(rounds):
-        for decoding.THREADS in found:
+        for decoding.DECODERS in found:
             request = Request(section="data", name="", path=None, size=(size, size), channels=1)
             began, before = time.perf_counter(), time.process_time()
             count = sum(isinstance(image, np.ndarray) for image in decoding.decoded(files, request))
             seconds = time.perf_counter() - began
-            found[decoding.THREADS].append(seconds)
-            row = f"| {decoding.THREADS} | {seconds:.2f} | {count / seconds:.0f} | {time.process_time() - before:.2f} |"
-            print(row, flush=True)
+            found[decoding.DECODERS].append(seconds)
+            spent = time.process_time() - before
+            print(f"| {decoding.DECODERS} | {seconds:.2f} | {count / seconds:.0f} | {spent:.2f} |", flush=True)
     ratios = [one / many for one, many in zip(*found.values(), strict=True)]
     print(f"ratio of each round: {', '.join(f'{ratio:.2f}' for ratio in ratios)}; median {median(ratios):.2f}")
 

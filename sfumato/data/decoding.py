@@ -18,7 +18,7 @@ from sfumato.errors import DataError
 
 Request = Any  # of `sfumato.data.sources.source`, which imports this module
 # Pillow and NumPy let others work while they decode and resize; one thread that writes keeps no more busy
-THREADS = min(16, os.cpu_count() or 1)
+DECODERS = min(16, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ def decoded(files: Sequence[Path | Member], request: Request) -> Generator[np.nd
     Raises what is wrong with more than a picture.
     """
     rest = iter(files)
-    with ThreadPoolExecutor(THREADS) as threads:
-        busy = deque(threads.submit(picture_of, file, request) for file in islice(rest, 2 * THREADS))
+    with ThreadPoolExecutor(DECODERS) as threads:
+        busy = deque(threads.submit(picture_of, file, request) for file in islice(rest, 2 * DECODERS))
         while busy:
             picture, converted = busy.popleft().result()
             busy.extend(threads.submit(picture_of, file, request) for file in islice(rest, 1))

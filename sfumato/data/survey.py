@@ -121,7 +121,8 @@ def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: 
     key = digest_of(about)
     if state is not None:
         with suppress(*UNREADABLE):
-            return dict(read_json(state / LOOKED)[key])
+            seen = read_json(state / LOOKED)[key]
+            return {name: seen[name] for name in ("side", "longer", "proportion", "colour")}
     sides = []
     coloured = 0
     for image, _ in progress(chain(source.train, source.test or ()), source.size, "looking"):

@@ -43,7 +43,7 @@ def test_a_set_is_the_same_byte_by_byte_whatever_the_number_of_threads(tmp_path,
         state = tmp_path / f"state{threads}"
         (state / "keys").mkdir(parents=True)
         (state / "keys/set").write_bytes(b"k" * 32)
-        monkeypatch.setattr(decoding, "THREADS", threads)
+        monkeypatch.setattr(decoding, "DECODERS", threads)
         try:
             with redirect_stderr(Terminal()):  # where messages name files
                 prepare_sensitive(data, state, tmp_path / "card.json", tmp_path)
@@ -62,7 +62,7 @@ def test_conversions_are_counted_once(tmp_path, monkeypatch):
     files = pictures(tmp_path / "in")
     counted = []
     for threads in (1, 2, 4):
-        monkeypatch.setattr(decoding, "THREADS", threads)
+        monkeypatch.setattr(decoding, "DECODERS", threads)
         request = Request(**REQUEST)
         assert len([*decoded(files, request)]) == 90
         counted.append(dict(request.converted))
@@ -96,7 +96,7 @@ def test_a_mistake_that_is_no_picture_s_is_raised_as_in_one_thread(tmp_path, mon
     files[20].write_bytes(b"no picture")
     raised = []
     for threads in (1, 2):
-        monkeypatch.setattr(decoding, "THREADS", threads)
+        monkeypatch.setattr(decoding, "DECODERS", threads)
         with pytest.raises(SfumatoError) as error:
             for number, image in enumerate(decoded(files, Request(**REQUEST))):
                 assert isinstance(image, DataError) == (number == 20)
