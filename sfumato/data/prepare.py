@@ -16,7 +16,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from itertools import chain, compress, repeat
 from pathlib import Path
@@ -168,14 +168,12 @@ def statuses(path: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 def prepared_from(home: Path, listing: str, state: Path) -> bytes | None:
     """The card of the set in `home` if it is whole and was made from the files of `listing`; else None."""
-    try:
-        if (home / LISTING).read_text(encoding="utf-8") != listing:
-            return None
-        for part in (SENSITIVE, HOLDOUT):
-            load_prepared(state, read_card(home / CARD), part)
-        return (home / CARD).read_bytes()
-    except (OSError, DataError):
-        return None
+    with suppress(OSError, DataError):
+        if (home / LISTING).read_text(encoding="utf-8") == listing:
+            for part in (SENSITIVE, HOLDOUT):
+                load_prepared(state, read_card(home / CARD), part)
+            return (home / CARD).read_bytes()
+    return None
 
 
 def unnamed_version(home: Path) -> str | None:
@@ -188,10 +186,9 @@ def unnamed_version(home: Path) -> str | None:
 
 def kept_version(home: Path) -> str | None:
     """The version that an earlier preparation gave these images; None for the first."""
-    try:
+    with suppress(DataError):
         return read_card(home / CARD).version
-    except DataError:
-        return None
+    return None
 
 
 def prepare_public(

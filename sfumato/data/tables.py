@@ -44,8 +44,7 @@ def table_of(root: Path) -> Path | None:
 
 def names_pictures(table: Path) -> bool:
     with suppress(DataError):
-        heads_of(table)
-        return True
+        return bool(heads_of(table))
     return False
 
 
