@@ -1,16 +1,15 @@
-"""Pictures a second in one process and in several, side by side, and the memory of comparing with another dataset.
+"""Pictures a second in one thread and in several, side by side, and the memory of comparing with another dataset.
 
-    OMP_NUM_THREADS=1 python benchmarks/decoding.py FOLDER [--processes 2] [--size 64] [--rounds 5]
+    OMP_NUM_THREADS=1 python benchmarks/decoding.py FOLDER [--threads 2] [--size 64] [--rounds 5]
     OMP_NUM_THREADS=1 python benchmarks/decoding.py --images 10000 100000 1000000
 
-FOLDER: of pictures, in any folders. Every round decodes all of them in one process and then in several, from the first
-on, which includes their start; the ratio is that of each round, so that other programs weigh on both. Processor seconds
-are those of all processes. With --images: the largest resident anonymous memory that comparing a set of random images,
-8×8 grey, with another of as many adds to a process of its own, by bytes and by looks.
+FOLDER: of pictures, in any folders. Every round decodes all of them in one thread and then in several; the ratio is
+that of each round, so that other programs weigh on both. Processor seconds are those of all threads. With --images: the
+largest resident anonymous memory that comparing a set of random images, 8×8 grey, with another of as many adds to a
+process of its own, by bytes and by looks.
 """
 
 import argparse
-import resource
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,7 @@ COMPARE = """
 import sys, threading, time
 from pathlib import Path
 import numpy as np, PIL.Image
-from sfumato.data import prepare
+from sfumato.data import duplicates
 def memory():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith("RssAnon"))
@@ -38,11 +37,8 @@ def watch():
 watcher = threading.Thread(target=watch)
 watcher.start()
 began = time.process_time()
-if hasattr(prepare, "by_content"):
-    same = len(np.intersect1d(*prepare.by_content(fresh, other)))
-else:
-    same = not prepare.placed_digests(fresh).keys().isdisjoint(prepare.placed_digests(other))
-alike = prepare.resized_copies(fresh, other)
+same = len(np.intersect1d(*map(duplicates.by_content, (fresh, other))))
+alike = duplicates.resized_copies(fresh, other)
 seconds = time.process_time() - began
 done = True
 watcher.join()
@@ -50,29 +46,22 @@ print(f"| {most - before:.0f} | {seconds:.0f} |")
 """
 
 
-def spent() -> float:
-    own, others = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime
-
-
-def speed(folder: Path, processes: int, size: int, rounds: int) -> None:
+def speed(folder: Path, threads: int, size: int, rounds: int) -> None:
     from sfumato.data import decoding
     from sfumato.data.sources.source import Request
 
     files = sorted(file for file in folder.rglob("*") if file.is_file())
-    decoding.ALONE = 0.0
-    decoding.os.getloadavg = lambda: (0.0, 0.0, 0.0)  # type: ignore[assignment]  # where all are busy, none would join
-    found: dict[int, list[float]] = {1: [], processes: []}
-    print("| processes | s | pictures a second | s of the processor |\n|---|---|---|---|")
+    found: dict[int, list[float]] = {1: [], threads: []}
+    print("| threads | s | pictures a second | s of the processor |\n|---|---|---|---|")
     for _ in range(rounds):
-        for decoding.PROCESSES in found:
+        for decoding.DECODERS in found:
             request = Request(section="data", name="", path=None, size=(size, size), channels=1)
-            began, before = time.perf_counter(), spent()
+            began, before = time.perf_counter(), time.process_time()
             count = sum(isinstance(image, np.ndarray) for image in decoding.decoded(files, request))
             seconds = time.perf_counter() - began
-            found[decoding.PROCESSES].append(seconds)
-            row = f"| {decoding.PROCESSES} | {seconds:.2f} | {count / seconds:.0f} | {spent() - before:.2f} |"
-            print(row, flush=True)
+            found[decoding.DECODERS].append(seconds)
+            spent = time.process_time() - before
+            print(f"| {decoding.DECODERS} | {seconds:.2f} | {count / seconds:.0f} | {spent:.2f} |", flush=True)
     ratios = [one / many for one, many in zip(*found.values(), strict=True)]
     print(f"ratio of each round: {', '.join(f'{ratio:.2f}' for ratio in ratios)}; median {median(ratios):.2f}")
 
@@ -94,13 +83,13 @@ def memory(images: list[int]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--images", type=int, nargs="+", default=[])
     arguments = parser.parse_args()
     if arguments.folder:
-        speed(arguments.folder, arguments.processes, arguments.size, arguments.rounds)
+        speed(arguments.folder, arguments.threads, arguments.size, arguments.rounds)
     memory(arguments.images)
 
 

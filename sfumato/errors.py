@@ -14,6 +14,8 @@ class SfumatoError(Exception):
 
     exit_code = 1
     public = False  # whether it follows from public facts alone: a log may show it after sensitive files were opened
+    option: str | None = None  # of `survey`, that decides: only the owner of the images can
+    proposed: str | None = None  # its value
 
 
 class ConfigError(SfumatoError):

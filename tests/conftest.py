@@ -104,7 +104,7 @@ def clip_as_one_matrix(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that was written just now counts as one that no longer changes, so that no test waits."""
-    monkeypatch.setattr("sfumato.data.listing.FRESH", 0.0)
+    monkeypatch.setattr("sfumato.data.prepare.FRESH", 0.0)
 
 
 @pytest.fixture

@@ -292,7 +292,7 @@ def test_the_library_starts_only_dvc_and_git_and_stays_in_the_folder_that_it_is_
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in MODULES if room_of(path) != "stages"}
     assert [name for name, text in texts.items() if re.search(r"chdir|[Pp]ath\.cwd|getcwd", text)] == []
     starting = [name for name, text in texts.items() if "subprocess" in text]
-    assert starting == ["sfumato/data/decoding.py", "sfumato/planning/project.py", "sfumato/storage/state_directory.py"]
+    assert starting == ["sfumato/planning/project.py", "sfumato/storage/state_directory.py"]
 
 
 def test_only_queries_open_charges():

@@ -1,37 +1,24 @@
-"""A picture file as an array, made to fit; many of them in several processes, which change nothing but the time.
-
-Those processes import this module and no more, so it is light.
-"""
+"""A picture file as an array, made to fit; many of them in several threads, which change nothing but the time."""
 
 import io
 import os
-import sys
-import time
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import islice
-from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from subprocess import DEVNULL, Popen
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from sfumato.data.deep import TRANSPARENT, Span, decode_deep, decode_dicom, decode_tiff, is_dicom, readable
-from sfumato.errors import DataError, explained
+from sfumato.errors import DataError
 
 Request = Any  # of `sfumato.data.sources.source`, which imports this module
-# one that writes keeps no more busy; macOS does not tell which processors may be used
-PROCESSES = min(16, len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)))
-ALONE = 0.5  # seconds of decoding after which other processes join, if as much is left: they take 0.2 to begin
-TURN = 0.05  # seconds of decoding that a process gets at once
-# Formats of plain pictures. Left out are those that hold programs, such as PostScript, which other programs would run,
-# and those of which Pillow cuts the low bits in silence.
-FORMATS = "AVIF BMP DIB GIF ICO JPEG PCX PNG PPM QOI TGA TIFF WEBP"
+# Pillow and NumPy let others work while they decode and resize; one thread that writes keeps no more busy
+DECODERS = min(16, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
@@ -79,8 +66,11 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
     """
     if isinstance(path, Path) and is_dicom(path):
         return decode_dicom(path, span)
+    # Left out are formats that hold programs, such as PostScript, which other programs would run, and those of which
+    # Pillow cuts the low bits in silence.
+    formats = ["AVIF", "BMP", "DIB", "GIF", "ICO", "JPEG", "PCX", "PNG", "PPM", "QOI", "TGA", "TIFF", "WEBP"]
     Image.init()
-    known = [form for form in FORMATS.split() if form in Image.OPEN]  # what this Pillow was built with
+    known = [form for form in formats if form in Image.OPEN]  # what this Pillow was built with
     with (
         readable(f"{path} cannot be read as an image"),
         path.open("rb") if isinstance(path, Path) else path.opened() as file,
@@ -110,76 +100,24 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
 def decoded(files: Sequence[Path | Member], request: Request) -> Generator[np.ndarray | DataError, None, None]:
     """Each picture as `request` asks, or why it cannot be used, in the order of `files`.
 
-    Raises what is wrong with more than a picture; DataError if a process ends by itself.
+    Raises what is wrong with more than a picture.
     """
-    for picture in pictures(files, request):
-        if isinstance(picture, Exception) and type(picture) is not DataError:
-            raise picture
-        yield picture
-
-
-def pictures(files: Sequence[Path | Member], request: Request) -> Iterator[Any]:
-    spent = 0.0
-    for number, file in enumerate(files, 1):
-        began = time.perf_counter()
-        picture = picture_of(file, request)
-        spent += time.perf_counter() - began
-        yield picture
-        left = (len(files) - number) * spent / number
-        if min(spent, left) >= ALONE and PROCESSES > 1 and os.getloadavg()[0] < PROCESSES:  # else others wait too
-            size = max(1, int(TURN * number / spent))
-            chunks = (files[start : start + size] for start in range(number, len(files), size))
-            return (yield from by_processes(chunks, request))
-
-
-def by_processes(chunks: Iterator[Sequence[Path | Member]], request: Request) -> Iterator[Any]:
-    """The pictures of all chunks, of which each process has one at a time."""
-    place: Path | Member = Path()
-    ended = "a process that decodes pictures ended by itself, at {} or soon after: is there enough memory?"
-    with explained(DataError, lambda _: ended.format(place), causes=(EOFError, OSError)), ExitStack() as stack:
-        busy = deque((stack.enter_context(process(request, chunk)), chunk) for chunk in islice(chunks, PROCESSES))
+    rest = iter(files)
+    with ThreadPoolExecutor(DECODERS) as threads:
+        busy = deque(threads.submit(picture_of, file, request) for file in islice(rest, 2 * DECODERS))
         while busy:
-            channel, (place, *_) = busy.popleft()
-            answers, converted = channel.recv()
-            if following := next(chunks, None):
-                channel.send(following)
-                busy.append((channel, following))
+            picture, converted = busy.popleft().result()
+            busy.extend(threads.submit(picture_of, file, request) for file in islice(rest, 1))
             request.converted.update(converted)
-            yield from answers
+            yield picture
 
 
-@contextmanager
-def process(request: Request, first: Sequence[Path | Member]) -> Iterator[Connection]:
-    """A process that decodes, in a group of its own: a signal to this one's, as Ctrl-C is, reaches this one only.
-
-    It imports nothing of the program that began it, and ends when the other end of its socket does.
-    """
-    ours, theirs = Pipe()
-    words = [sys.executable, "-P", "-c", f"from {__name__} import answer; answer({theirs.fileno()})"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-    ways: dict[str, Any] = {"pass_fds": [theirs.fileno()], "stdin": DEVNULL, "process_group": 0}
-    with ours, Popen(words, env=environment, **ways) as begun:
-        theirs.close()
-        try:
-            ours.send({name: getattr(request, name) for name in ("size", "channels", "range", "pad")})
-            ours.send(first)
-            yield ours
-        finally:
-            begun.kill()
-
-
-def answer(socket: int) -> None:
-    """Decode what comes through the socket, until its other end is closed."""
-    channel = Connection(socket)
-    with suppress(EOFError, OSError):
-        request: Any = SimpleNamespace(**channel.recv(), converted=Counter())
-        while True:
-            channel.send(([picture_of(file, request) for file in channel.recv()], request.converted))
-            request.converted.clear()
-
-
-def picture_of(file: Path | Member, request: Request) -> np.ndarray | Exception:
+def picture_of(file: Path | Member, request: Request) -> tuple[np.ndarray | DataError, Counter[str]]:
+    """A picture, or what is wrong with it alone, and what was done to it."""
+    request = replace(request, converted=Counter())
     try:
-        return fit(decode(file, request.range), request, str(file))
-    except Exception as error:
-        return error
+        return fit(decode(file, request.range), request, str(file)), request.converted
+    except DataError as error:
+        if error.option is not None:  # as of all such files
+            raise
+        return error, request.converted

@@ -11,18 +11,9 @@ from PIL.ExifTags import Base as Tag
 
 from sfumato.errors import ConfigError, DataError, SfumatoError, explained
 
-DICOM = (".dcm", ".dicom")
 MIN_IS_WHITE = 0
-CHANNELS = {0: (1, 2), 1: (1, 2), 2: (3, 4)}  # by photometry: grey, from white or from black, or colours; then alpha
 TRANSPARENT = "is fully transparent: save it without transparency, or remove it"
 Span = tuple[float, float]
-
-
-class RangeMissing(DataError):
-    """Files with more than 8 bits, and nothing says which values are black and white."""
-
-    option = "span"  # of `survey`, that decides
-    proposed = None
 
 
 def shown(
@@ -31,13 +22,15 @@ def shown(
     """Numbers as uint8: span[0] and below are black, span[1] and above white, linear between; or `inverted`.
 
     values: (H, W) or (H, W, C); alpha: (H, W, 1) in [0, 1], over black. Returns (H, W, C), or C = 1.
-    Raises RangeMissing without a span, which follows from no image; DataError for values that are not finite.
+    Raises DataError without a span, which follows from no image, and for values that are not finite.
     """
     if span is None:
-        raise RangeMissing(
+        error = DataError(
             f"{name} has {values.dtype} values: set those to show, such as range: [0, 4095] for 12 bits (in `data`; "
             "`stage init --range 0,4095`). It is public, so take it from the kind of device, not from these images."
         )
+        error.option = "span"
+        raise error
     if not np.isfinite(values).all():
         raise DataError(f"{name} has values that are not finite: repair or remove it.")
     scaled = (np.atleast_3d(values).astype(np.float64) - span[0]) / (span[1] - span[0])
@@ -104,13 +97,14 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     with installed("depth", name):
         from tifffile import TiffFile
 
+    channels = {0: (1, 2), 1: (1, 2), 2: (3, 4)}  # by photometry: grey, in two ways, or colours; with alpha
     file.seek(0)
     with TiffFile(file) as tiff:
         page: Any = tiff.pages[0]
         plain = len(tiff.pages) == 1 and page.axes in ("YX", "YXS", "SYX")  # rows, columns, channels
         plain = plain and page.size <= 2**30  # values: Pillow has such a limit of its own
         plain = plain and page.tags.valueof("Orientation", 1) == 1
-        if not plain or page.samplesperpixel not in CHANNELS.get(page.photometric, ()):
+        if not plain or page.samplesperpixel not in channels.get(page.photometric, ()):
             held = f"{len(tiff.pages)} frame(s), {page.photometric.name}, of shape {page.shape}"
             raise DataError(f"{name} holds {held}: save one, upright, in grey or RGB, with alpha or without.")
         values = np.atleast_3d(page.asarray())
@@ -120,7 +114,7 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     if values.dtype.kind in "iu":
         opaque = 2**page.bitspersample - 1
     if 2 not in page.extrasamples:  # the kind of alpha by which colours are not multiplied yet
-        values = values[..., : CHANNELS[page.photometric][0]]
+        values = values[..., : channels[page.photometric][0]]
     return with_alpha(values, opaque, span, name, page.photometric == MIN_IS_WHITE)
 
 
@@ -134,7 +128,7 @@ def with_alpha(values: np.ndarray, opaque: int, span: Span | None, name: str, in
 def is_dicom(path: Path) -> bool:
     """Whether a file is DICOM, by its bytes, whatever its name; or by its suffix."""
     with suppress(OSError), path.open("rb") as file:  # whoever decodes it says why
-        return file.read(132)[128:] == b"DICM" or path.suffix.lower() in DICOM
+        return file.read(132)[128:] == b"DICM" or path.suffix.lower() in (".dcm", ".dicom")
     return False
 
 

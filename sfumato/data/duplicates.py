@@ -17,9 +17,6 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.journal import REGROUP, Journal
 
 ORIGIN = "origin.json"  # source and path of prepared images: private
-# of resized copies, at least 97 % are above COPY_SIMILARITY; of other slices of the same scanner, 10 %
-COPY_SIMILARITY = 0.995
-MOST_COMPARED = 2**23  # images of a set compared by their bytes, in 64 MiB; of more, a part that follows from them
 LOOKS_AT_ONCE = 4096  # images that are compared by their looks at once
 
 
@@ -37,8 +34,7 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
         if not same and not (other / CARD).is_file():
             continue  # it was forgotten: only its folder is known
         if not same and read_card(other / CARD).shape == shape:
-            of_these, of_others = by_content(fresh, other)
-            same = len(np.intersect1d(of_these, of_others)) > 0
+            same = len(np.intersect1d(by_content(fresh), by_content(other))) > 0
         if same or resized_copies(fresh, other):
             raise ConfigError(
                 f"data.dataset_id={home.name}: some of these images, or their folder, are counted as {other.name!r} "
@@ -47,12 +43,10 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
             )
 
 
-def by_content(*homes: Path) -> list[np.ndarray]:
-    """Of each set (n,) uint64: images of the same bytes have the same. About MOST_COMPARED images of it at most."""
-    images = [[load_array(home / part / IMAGES) for part in (SENSITIVE, HOLDOUT)] for home in homes]
-    below = 2**64 * min(1.0, MOST_COMPARED / max(1, *(sum(map(len, parts)) for parts in images)))
-    values = [(int.from_bytes(value[:8], "big") for value in chain(*map(digests, parts))) for parts in images]
-    return [np.fromiter((value for value in every if value < below), np.uint64) for every in values]
+def by_content(home: Path) -> np.ndarray:
+    """Eight bytes for each image of a set, (n,) uint64, which images of the same bytes share."""
+    every = chain.from_iterable(digests(load_array(home / part / IMAGES)) for part in (SENSITIVE, HOLDOUT))
+    return np.fromiter((int.from_bytes(value[:8], "big") for value in every), np.uint64)
 
 
 def resized_copies(fresh: Path, other: Path) -> bool:
@@ -61,7 +55,8 @@ def resized_copies(fresh: Path, other: Path) -> bool:
     nearest = np.zeros(len(few))
     for block in looks(other):
         nearest = np.maximum(nearest, (few @ block.T).max(axis=1))
-    return bool((nearest > COPY_SIMILARITY).mean() > 1 / 3)
+    # of resized copies, at least 97 % are above 0.995; of other slices of the same scanner, 10 %
+    return bool((nearest > 0.995).mean() > 1 / 3)
 
 
 def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:

@@ -27,13 +27,6 @@ LOOK_ALIKE = str.maketrans("авекмнорстухіјѕαβεηικμνορτ
 Ids = list[str | None]
 
 
-class PatternMisses(DataError):
-    """A pattern that finds no id in the names of some files."""
-
-    option = "groups"  # of `survey`, that decides
-    proposed = None
-
-
 class GroupIndex:
     """The images of each group. groups: (N,) int64, the number of each image's group.
 
@@ -83,15 +76,17 @@ def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequen
 
 
 def ids_in_names(pattern: str, files: Sequence[Any], alone: bool) -> Ids:
-    """The id that a pattern finds in each name. Raises PatternMisses if it finds none in one, or `alone`, in any."""
+    """The id that a pattern finds in each name. Raises DataError if it finds none in one, or `alone`, in any."""
     matches = [re.search(pattern, file.name) for file in files]
     missed = [file.name for file, match in zip(files, matches, strict=True) if match is None]
     if missed and (not alone or len(missed) == len(files)):
-        raise PatternMisses(
+        error = DataError(
             f"data.groups.pattern={pattern} finds no id in {len(missed)} of {len(files)} file names, as in "
             f"{missed[0]}: change it, or say data.groups.alone: true (--alone) where each such image is its person's "
             "only one"
         )
+        error.option = "groups"
+        raise error
     return [match and match[1] for match in matches]
 
 

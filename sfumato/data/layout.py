@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from sfumato.data import tables
-from sfumato.data.deep import RangeMissing, is_dicom
-from sfumato.data.groups import PatternMisses
+from sfumato.data.deep import is_dicom
 from sfumato.data.images import GROUPS
 from sfumato.data.sources import tabled
 from sfumato.data.sources.npz import archive_layout
@@ -34,35 +33,21 @@ PERSONS = re.compile(
     r"|groups?(ids?)?|mrns?|pids?|(medicalrecord|hospital|nhs|mrn)(id|no|nr|number)|ssn"
 )
 LABELLED = re.compile(r"(label|class|classname|category|target|diagnosis|dx|disease|pathology|finding|findinglabel)s?")
-# ... and of what else tells who a person is
-ABOUT_PERSONS = re.compile(
-    r"(first|last|sur|full|given|family|nach|vor)?names?|e?mails?(address)?|dob|(dateof)?birth(date|day)?"
-    r"|geburts(datum|tag)|(tele|mobile)?phone(no|number)?|(home)?address"
-)
 # in ids (long, zeros in front, hexadecimal), dates, names of persons ("Smith, John", Smith^John of DICOM) and e-mails
 PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re.IGNORECASE)
-DATES = re.compile(r"(?<!\d)((19|20)\d\d[-_. ]?\d\d[-_. ]?\d\d|\d{1,2}[-_. ]\d{1,2}[-_. ]\d\d)")
-MISSING = {"nan", "n/a", "na", "null"}  # cells that stand for no label
-SHEETS = (".xls", ".xlsx", ".ods")
-LISTS = (".txt", ".tsv", ".json", ".xml")  # that may hold labels
-PACKED = (".zip", ".7z", ".rar", ".gz", ".tgz")
 MANY = 20  # classes: of more, pictures than FEW in each are few; else than LEAST
 FEW = 50
 LEAST = 10
-LIKE_IDS = 2
 ALL = ("all",)  # the owner's word that none of the classes found is a person's
 
 
 class Unclear(ConfigError):
-    """What only the owner can decide. option: of `survey`, that does; proposed: its value."""
+    """What only the owner can decide."""
 
     def __init__(self, text: str, option: str, proposed: str | None = None) -> None:
         super().__init__(text)
         self.option = option
         self.proposed = proposed
-
-
-ASKED_OF_THE_OWNER = (Unclear, PatternMisses, RangeMissing)  # each has an option that decides, and maybe a proposal
 
 
 def layout_of(
@@ -129,12 +114,16 @@ def repeated_ids(path: Path, label: str | None) -> str | None:
     count: dates, years and sizes repeat too.
     """
     path = unpacked(path)
+    telling = (
+        r"(first|last|sur|full|given|family|nach|vor)?names?|e?mails?(address)?|dob|(dateof)?birth(date|day)?"
+        r"|geburts(datum|tag)|(tele|mobile)?phone(no|number)?|(home)?address"
+    )
     if table := tables.table_of(path) or tables.table_in(split_of(path)[0][0]):
         for name in tables.heads_of(table)[1]:
-            named = ABOUT_PERSONS.fullmatch(meaning(name))
+            named = re.fullmatch(telling, meaning(name))
             cells = [cell for cell in cells_in(table, name) if re.search("." if named else r"[^\W\d_]|^0", cell)]
             ids = {*cells}
-            personal = named or likeness(ids) == LIKE_IDS or like_people(sorted(ids))
+            personal = named or likeness(ids) == 2 or like_people(sorted(ids))
             if name != label and personal and len(ids) < len(cells) and (named or len(cells) <= LEAST * len(ids)):
                 return name
     return None
@@ -224,9 +213,10 @@ def why_unread(file: Path, few: bool) -> str | None:
             tables.cells_of(file)
     except DataError as error:
         return str(error)
-    if suffix in SHEETS or (few and suffix in LISTS and file.stem.casefold() not in ("readme", "license")):
+    listing = suffix in (".txt", ".tsv", ".json", ".xml") and file.stem.casefold() not in ("readme", "license")
+    if suffix in (".xls", ".xlsx", ".ods") or (few and listing):
         return f"{file} is not read: save it as metadata.csv, in UTF-8, with a column file_name and one of the labels"
-    if few and suffix in PACKED:
+    if few and suffix in (".zip", ".7z", ".rar", ".gz", ".tgz"):
         return f"{file} is not read beside other files: unpack it there"
     return None
 
@@ -240,11 +230,10 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
     second = {folder.name for folder in inner}
     proposed = None
     table = tables.table_of(path)
-    if table is None and not any(map(is_filing, first | second)) and not any(map(DATES.search, first | second)):
-        if likeness(second) > likeness(first):
-            proposed = "class/person"
-        elif likeness(first) > likeness(second):
-            proposed = "person/class"
+    dates = re.compile(r"(?<!\d)((19|20)\d\d[-_. ]?\d\d[-_. ]?\d\d|\d{1,2}[-_. ]\d{1,2}[-_. ]\d\d)")
+    if table is None and not any(is_filing(name) or dates.search(name) for name in first | second):
+        forms = {1: "class/person", -1: "person/class"}
+        proposed = forms.get(int(np.sign(likeness(second) - likeness(first))))
     text = f"{path} holds folders in folders: --groups class/person or --groups person/class says which are classes"
     text += f", whose names are published, as of {outer[0].name}/{inner[0].name}"
     if len(first) > 1 and any(entry.is_dir() for entry in visible(inner[0])):
@@ -260,9 +249,10 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
 
 
 def likeness(names: Collection[str]) -> int:
-    """How much names look like ids: LIKE_IDS for most that are PERSONAL, 1 for numbers in all, 0 otherwise."""
-    long = sum(bool(PERSONAL.search(name)) for name in names) > len(names) / 2
-    return LIKE_IDS if long else int(all(re.search(r"\d", name) for name in names))
+    """How much names look like ids: 2 if most are PERSONAL, 1 for numbers in all, 0 otherwise."""
+    if sum(bool(PERSONAL.search(name)) for name in names) > len(names) / 2:
+        return 2
+    return int(all(re.search(r"\d", name) for name in names))
 
 
 def like_people(names: Sequence[str]) -> bool:
@@ -283,7 +273,7 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
     alike = {" ".join(unicodedata.normalize("NFKC", name).casefold().split()) for name in names}
     reasons = {
         "two differ in capitals or spaces only, so they may be one": len(alike) < len(names),
-        "one may stand for a missing label": bool(alike & MISSING),
+        "one may stand for a missing label": bool(alike & {"nan", "n/a", "na", "null"}),
         "some are those of parts or kinds of files": any(map(is_filing, names)),
         "some look like ids, dates or names of persons": any(map(PERSONAL.search, names)) or like_people(names),
         "they are many, and numbered": len(names) > MANY and likeness(names) > 0,

@@ -12,9 +12,11 @@ import json
 import os
 import re
 import secrets
+import stat
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from itertools import chain, compress, repeat
 from pathlib import Path
@@ -28,23 +30,24 @@ from sfumato.data.duplicates import ORIGIN, refuse_another_id, refuse_regrouping
 from sfumato.data.groups import GroupIndex, refuse_crowd
 from sfumato.data.images import COMPARED_FILE, ImageSet, ImageWriter, load_images
 from sfumato.data.lineage import digests, lineage, recognised, refuse_overlap
-from sfumato.data.listing import listing_of
 from sfumato.data.rendered import DRAWN
 from sfumato.data.sources import Example, Source, read_public, read_source
 from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory, load_prepared, read_card
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError, DataError, reading_sensitive
 from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data, Public
 from sfumato.settings.sources import OF_THE_OWNER
 from sfumato.storage.artifacts import Artifact, writing
+from sfumato.storage.digest import canonical
 from sfumato.storage.files import open_private, replace_file, replace_private, replacing_directory, write_local
 from sfumato.storage.journal import Journal
 from sfumato.storage.png import save_png, to_grid
 
 KEY_BYTES = 32
+PREPARE_REVISION = 2  # raise it when the same source would be stored differently
+FRESH = 2.0  # seconds: a file that changed so shortly before may change again without its time showing it
 LISTING = "listing"  # what the source's files were then: private
 LEFT_OUT = "left_out.txt"  # pictures of the source that are not among the images, and why: private
 UNNAMED = "unnamed"  # the version that the images have without data.version
-GRID_COLUMNS = 10  # images of each class
 
 
 def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
@@ -131,16 +134,46 @@ def card_text(content: dict) -> bytes:
     return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
+def listing_of(data: Data, key: bytes) -> str | None:
+    """A keyed digest of what decides a prepared set: settings, PREPARE_REVISION, and every file that they name or hold.
+
+    A file counts by name, size, inode and the times of its last change: of its content, and of its status, which no
+    program can set back. None without a path, if a file changed just now, or if there is a link.
+    """
+    named = [data.path, data.groups.csv] if data.groups is not None else [data.path]
+    paths = [Path(name).expanduser().resolve() for name in named if name is not None]
+    if data.path is None or not all(path.exists() for path in paths):
+        return None
+    reading_sensitive()
+    decides = {"data": data.model_dump(mode="json"), "path": str(paths[0]), "revision": PREPARE_REVISION}
+    mac = hmac.new(key, canonical(decides), "sha256")
+    latest = time.time_ns() - int(FRESH * 1e9)
+    for name, status in chain.from_iterable(map(statuses, paths)):
+        if stat.S_ISLNK(status.st_mode) or max(status.st_ctime_ns, status.st_mtime_ns) > latest:
+            return None
+        entry = [name, status.st_mode, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+        mac.update(json.dumps(entry).encode())
+    return mac.hexdigest()
+
+
+def statuses(path: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Every file, folder and link at and below `path`, in the order of their names."""
+    yield str(path), path.stat()
+    for folder, folders, files in os.walk(path):
+        folders.sort()
+        for name in sorted([*folders, *files]):
+            file = os.path.join(folder, name)
+            yield file, os.lstat(file)
+
+
 def prepared_from(home: Path, listing: str, state: Path) -> bytes | None:
     """The card of the set in `home` if it is whole and was made from the files of `listing`; else None."""
-    try:
-        if (home / LISTING).read_text(encoding="utf-8") != listing:
-            return None
-        for part in (SENSITIVE, HOLDOUT):
-            load_prepared(state, read_card(home / CARD), part)
-        return (home / CARD).read_bytes()
-    except (OSError, DataError):
-        return None
+    with suppress(OSError, DataError):
+        if (home / LISTING).read_text(encoding="utf-8") == listing:
+            for part in (SENSITIVE, HOLDOUT):
+                load_prepared(state, read_card(home / CARD), part)
+            return (home / CARD).read_bytes()
+    return None
 
 
 def unnamed_version(home: Path) -> str | None:
@@ -153,10 +186,9 @@ def unnamed_version(home: Path) -> str | None:
 
 def kept_version(home: Path) -> str | None:
     """The version that an earlier preparation gave these images; None for the first."""
-    try:
+    with suppress(DataError):
         return read_card(home / CARD).version
-    except DataError:
-        return None
+    return None
 
 
 def prepare_public(
@@ -204,11 +236,12 @@ def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -
         for image, label in progress(source.train, source.size):
             writer.append(image, label)
     image_set = load_images(directory, source.classes)
-    shown = np.full((min(len(source.classes), 20), GRID_COLUMNS, *image_set.images.shape[1:]), 255, np.uint8)
+    columns = 10
+    shown = np.full((min(len(source.classes), 20), columns, *image_set.images.shape[1:]), 255, np.uint8)
     for label, row in enumerate(shown):
-        first = np.flatnonzero(image_set.labels == label)[:GRID_COLUMNS]
+        first = np.flatnonzero(image_set.labels == label)[:columns]
         row[: len(first)] = image_set.images[first]
-    grid = to_grid(shown.reshape(-1, *shown.shape[2:]).transpose(0, 3, 1, 2) / 255, GRID_COLUMNS)
+    grid = to_grid(shown.reshape(-1, *shown.shape[2:]).transpose(0, 3, 1, 2) / 255, columns)
     save_png(directory / "grid.png", grid)
     return image_set
 

@@ -4,7 +4,6 @@ Latents are the sensitive images after a public model's frozen encoder. They are
 artifact, never tracked by DVC, under the state directory with its modes (0700, 0600).
 """
 
-import json
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -31,7 +30,6 @@ CARD = "card.json"
 TO_PREPARE = "run `stage prepare sensitive`"
 AGAIN_PUBLIC = "run `stage prepare public`"
 LATENTS = "latents.npy"
-META = "latents.json"
 # raised by hand when an encoder, the VAE or a feature map, would give other latents; `tests/test_golden.py` pins maps
 ENCODING = 1
 
@@ -165,7 +163,7 @@ def latents_directory(state: Path, card: Card, key: str) -> Path:
 
 
 def have_latents(state: Path, card: Card, key: str) -> bool:
-    return (latents_directory(state, card, key) / META).is_file()
+    return latents_directory(state, card, key).is_dir()
 
 
 def write_latents(
@@ -181,39 +179,30 @@ def write_latents(
     home = latents_directory(state, card, key)
     with FileLock(home.parent / ".latents.lock"):
         for other in home.parent.glob("*latents-*"):
-            if other != home or not (home / META).is_file():
+            if other != home:
                 shutil.rmtree(other)
         if home.exists():
             return
-        with replacing_directory(home, private=True) as fresh:
-            shape = None
+        with replacing_directory(home, private=True) as fresh, open_private(fresh / LATENTS) as file:
             shown = 0
-            with open_private(fresh / LATENTS) as file:
-                for start in range(0, len(images), 64):  # so many in memory at a time
-                    batch, _ = images.batch(np.arange(start, min(start + 64, len(images))))
-                    rows = encode(batch).cpu().half().numpy()
-                    if shape is None:
-                        shape = rows.shape[1:]
-                        write_header(file, rows.dtype, (len(images), *shape))
-                    file.write(np.ascontiguousarray(rows).tobytes())
-                    while shown < 100 * (start + len(rows)) // len(images):
-                        shown += 1
-                        if progress:
-                            progress(shown, 100)
-            with open_private(fresh / META) as file:
-                file.write(json.dumps({"key": key, "version": card.version, "shape": list(shape or ())}).encode())
+            for start in range(0, len(images), 64):  # so many in memory at a time
+                batch, _ = images.batch(np.arange(start, min(start + 64, len(images))))
+                rows = encode(batch).cpu().half().numpy()
+                if start == 0:
+                    write_header(file, rows.dtype, (len(images), *rows.shape[1:]))
+                file.write(np.ascontiguousarray(rows).tobytes())
+                while shown < 100 * (start + len(rows)) // len(images):
+                    shown += 1
+                    if progress:
+                        progress(shown, 100)
 
 
 def load_latents(state: Path, card: Card, key: str) -> LatentSet:
     """The latents under `key` with the labels of the images, memory-mapped. Raises DataError if they are not there."""
     images = load_prepared(state, card, SENSITIVE)
     home = latents_directory(state, card, key)
-    again = "remove that directory and run the stage again"
-    with explained(DataError, lambda error: f"{home} holds no latents ({error!r}): {again}"):
-        content = read_json(home / META)
-        fits = (content["key"], content["version"]) == (key, card.version)
-        shape = tuple(content["shape"])
     latents = load_array(home / LATENTS)
-    if not fits or latents.dtype != np.float16 or latents.shape != (len(images), *shape):
+    if latents.dtype != np.float16 or len(latents) != len(images):
+        again = "remove that directory and run the stage again"
         raise DataError(f"{home} holds latents of other images than those of the data card: {again}")
     return LatentSet(latents, images.labels, images.groups)

@@ -17,8 +17,7 @@ import numpy as np
 from sfumato.data.deep import Span
 from sfumato.data.images import per_class
 from sfumato.data.layout import ALL, FOLDERS, check_names, layout_of, repeated_ids
-from sfumato.data.listing import statuses
-from sfumato.data.prepare import progress
+from sfumato.data.prepare import progress, statuses
 from sfumato.data.sources import Source, open_source
 from sfumato.data.sources.source import Request
 from sfumato.data.sources.splits import TEST
@@ -28,18 +27,7 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
 
-# in the names of pictures: a person's id, then what tells the pictures of a person apart
-PATTERNS = (
-    r"^([A-Za-z]+-?\d+)_\d+\.",  # person23_4.png
-    # P0001_left.png, 00012_003.png, IM-0115-0001.jpeg; after a date, 2026-01-31_P0001_2.png
-    r"^(?:(?:19|20)\d\d[-_.]?\d\d[-_.]?\d\d[-_ ]+)?([A-Za-z]*[-_ ]?\d+)[-_ ]",
-    r"^([^\W\d_]+(?:[-_ ,]+[^\W\d_]+)*)[-_ ]*\d[-_ \d]*\.",  # Smith-John_2.png, Smith_John_2026-01-31.png
-)
-# x.png beside x_aug1.png, x - copy.png or x (2).png
-MADE = "(?:aug|[ck]op|[hv]?flip|rot|crop|orig)[a-z]*\\d*"
-AUGMENTED = rf"(?i)^(?:{MADE}[-_ ]+)?(.+?)(?:[-_ ]+{MADE}| \(\d+\))?\.[^.]+$"
 LOOKED = "looked.json"  # in the state directory: what the last folder's pictures looked like
-SURVEY_FIELDS: dict[str, type] = {"side": int, "longer": int, "proportion": float, "colour": bool}  # kept there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +70,8 @@ def survey(
     groups: None for those of the layout; label: the column of a table, None for that of the layout;
     classes: as the owner names them, ALL for those found; alone: images without an id are their persons' only ones;
     skip: the share of the pictures that may be broken; state: where the looking is kept for the next call.
-    Raises Unclear for what only the owner can decide, before any picture is decoded; RangeMissing if a picture has more
-    than 8 bits and there is no `span`; else DataError that names every file that cannot be used.
+    Raises Unclear for what only the owner can decide, before any picture is decoded; DataError if a picture has more
+    than 8 bits and there is no `span`, or that names every file that cannot be used.
     """
     reading_sensitive()
     form, groups = layout_of(path, label, groups, classes)
@@ -134,7 +122,7 @@ def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: 
     if state is not None:
         with suppress(*UNREADABLE):
             seen = read_json(state / LOOKED)[key]
-            return {name: kind(seen[name]) for name, kind in SURVEY_FIELDS.items()}
+            return {name: seen[name] for name in ("side", "longer", "proportion", "colour")}
     sides = []
     coloured = 0
     for image, _ in progress(chain(source.train, source.test or ()), source.size, "looking"):
@@ -155,12 +143,22 @@ def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: 
 def pattern_in(names: Sequence[str], classes: int) -> str | None:
     """The pattern that finds the same id in several names of files, and more ids than there are classes.
 
-    Of AUGMENTED, names that come back in another class are one.
+    It finds a person's id before what tells the pictures of a person apart; or what copies of a picture have in common,
+    of which names that come back in another class are one.
     """
-    for pattern in (*PATTERNS, AUGMENTED):
-        where = {*names} if pattern == AUGMENTED else names
+    copied = "(?:aug|[ck]op|[hv]?flip|rot|crop|orig)[a-z]*\\d*"
+    patterns = (
+        r"^([A-Za-z]+-?\d+)_\d+\.",  # person23_4.png
+        # P0001_left.png, 00012_003.png, IM-0115-0001.jpeg; after a date, 2026-01-31_P0001_2.png
+        r"^(?:(?:19|20)\d\d[-_.]?\d\d[-_.]?\d\d[-_ ]+)?([A-Za-z]*[-_ ]?\d+)[-_ ]",
+        r"^([^\W\d_]+(?:[-_ ,]+[^\W\d_]+)*)[-_ ]*\d[-_ \d]*\.",  # Smith-John_2.png, Smith_John_2026-01-31.png
+        # x.png beside x_aug1.png, x - copy.png or x (2).png
+        rf"(?i)^(?:{copied}[-_ ]+)?(.+?)(?:[-_ ]+{copied}| \(\d+\))?\.[^.]+$",
+    )
+    for pattern in patterns:
+        where = {*names} if pattern == patterns[-1] else names
         found = [match[1] for match in map(re.compile(pattern).match, where) if match]
-        made = all(re.fullmatch(MADE, one) for one in found)
+        made = all(re.fullmatch(copied, one) for one in found)
         if len(found) >= 0.9 * len(where) and classes < len({*found}) < len(found) and not made:
             return pattern
     return None

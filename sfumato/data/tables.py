@@ -18,10 +18,6 @@ METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # as Hugging 
 TABLES = ("labels.csv", *METADATA)  # of several labels: a column of 0 and 1 for each, or one that lists them
 BETWEEN = "|"  # labels in a cell that lists several
 FILE = "file_name"  # the column that names the picture, by its path from the table's folder
-# what else it is called, as `meaning` has it
-NAMING = re.compile(
-    r"(file|image|img|picture|photo|scan|bild|datei)s?((file)?(name|path)|id|index|no)?|(relative)?path|idcode"
-)
 
 Rows = list[tuple[int, list[Any]]]  # each row's number in messages, and its cells
 
@@ -48,8 +44,7 @@ def table_of(root: Path) -> Path | None:
 
 def names_pictures(table: Path) -> bool:
     with suppress(DataError):
-        heads_of(table)
-        return True
+        return bool(heads_of(table))
     return False
 
 
@@ -64,7 +59,8 @@ def heads_of(table: Path) -> tuple[str, list[str]]:
     Raises DataError, as `cells_of`.
     """
     heads = cells_of(table)[0]  # the first line may be somebody's row
-    found = [head for head in heads if head == FILE] or [head for head in heads if NAMING.fullmatch(meaning(head))]
+    naming = r"(file|image|img|picture|photo|scan|bild|datei)s?((file)?(name|path)|id|index|no)?|(relative)?path|idcode"
+    found = [head for head in heads if head == FILE] or [head for head in heads if re.fullmatch(naming, meaning(head))]
     if len(found) != 1:
         raise DataError(f"{table} has no column {FILE}: name the columns in its first line")
     return found[0], [name for name in heads if name != found[0]]

@@ -15,11 +15,11 @@ from pydantic import ValidationError
 
 from sfumato import errors
 from sfumato.data.duplicates import ORIGIN
-from sfumato.data.layout import ASKED_OF_THE_OWNER, Unclear
+from sfumato.data.layout import Unclear
 from sfumato.data.sources.imagefolder import list_folder
 from sfumato.data.sources.splits import VALIDATION, split_of, words_in
 from sfumato.data.survey import Survey, survey
-from sfumato.errors import ConfigError, explained
+from sfumato.errors import ConfigError, SfumatoError, explained
 from sfumato.planning.project_files import Say, project_files, unsaid, write_project
 from sfumato.settings.data import GROUP, IMAGE, OUTER, SEVERAL, Data, Groups
 from sfumato.settings.fields import Size, both_sides, by, part_of, size_of
@@ -220,8 +220,8 @@ def look(folder: Path, said: dict[str, Any], owner: Owner, state: Path) -> Surve
             for line in understood(seen):
                 owner.see(line)
             return seen
-        except ASKED_OF_THE_OWNER as unclear:
-            if owner.ask is None:
+        except SfumatoError as unclear:
+            if owner.ask is None or unclear.option is None:
                 raise
             owner.see(str(unclear))
             answer = owner.answer(questions[unclear.option], unclear.proposed)

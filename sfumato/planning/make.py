@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.data.lineage import lineage
-from sfumato.data.listing import listing_of
-from sfumato.data.prepare import LISTING, prepare_sensitive, secret_key, unnamed_version
+from sfumato.data.prepare import LISTING, listing_of, prepare_sensitive, secret_key, unnamed_version
 from sfumato.data.sources.imagefolder import list_folder
 from sfumato.data.sources.splits import split_of
 from sfumato.data.store import Card, PublicCard, dataset_directory, read_card, read_public_card

@@ -90,19 +90,17 @@ def mended(stage: str) -> str:
 
 def holds_release(path: Path, stage: str, record_id: str, digest: str | None) -> bool:
     """Whether the whole release of a charge is at `path`. digest: of its `privacy.json`, if that is known."""
-    try:
+    with suppress(DataError):
         depends = record_id in read_artifact(path, stage, allow_local=True).records
-    except DataError:
-        return False
-    return depends and digest in (None, digest_of_file(path / PRIVACY))
+        return depends and digest in (None, digest_of_file(path / PRIVACY))
+    return False
 
 
 def own_record(path: Path, record_id: str) -> bool:
     """Whether an artifact at `path` depends on the charge `record_id`."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):
         return record_id in read_json(path / PRIVACY)["records"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return False
 
 
 def changed_files(path: Path, files: dict[str, str]) -> list[str]:

@@ -17,12 +17,10 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 DEEPEST = 50  # levels of nested lists and mappings
-TWO_READINGS = re.compile(r"[-+]?0[0-9b_].*|.*[_:].*")  # octal, 1_000, 1:30, 0b1: text or other numbers to YAML 1.2
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a dataset: it also names files
 # control characters, line ends, marks that change the direction of text, unpaired surrogates
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
-T = TypeVar("T")
+Form = TypeVar("Form")
 adapter: Any = functools.cache(TypeAdapter)
 
 
@@ -104,7 +102,8 @@ class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
     def construct_number(self, node: yaml.ScalarNode) -> Any:
         if len(node.value) > 70:
             raise ValueError(f"the number {node.value[:24]}… is too large")
-        if TWO_READINGS.fullmatch(node.value):
+        # octal, 1_000, 1:30, 0b1: text or other numbers to YAML 1.2
+        if re.fullmatch(r"[-+]?0[0-9b_].*|.*[_:].*", node.value):
             unsure = "is one number to some programs, and text or another to others"
             raise ValueError(f"{node.value} {unsure}: write 8, 1000 or 90, or in quotes '{node.value}'")
         return getattr(self, f"construct_yaml_{node.tag.rpartition(':')[2]}")(node)
@@ -144,7 +143,7 @@ def parse_yaml(text: str) -> Any:
     return content
 
 
-def validated(kind: type[T], content: Any) -> T:
+def validated(kind: type[Form], content: Any) -> Form:
     """`content` as `kind`, without coercion but list → tuple. Raises ValueError, which names the first wrong entry."""
     try:
         return adapter(kind).validate_json(json.dumps(content, allow_nan=False), strict=True)
@@ -158,7 +157,8 @@ def validated(kind: type[T], content: Any) -> T:
 
 def dataset_name(name: str) -> str:
     """The id of a dataset, which names files. Raises ValueError for one that could name a file elsewhere."""
-    if not NAME.fullmatch(name) or name.endswith(".journal"):  # `keys/<id>.journal` lies beside the key `keys/<id>`
+    # `keys/<id>.journal` lies beside the key `keys/<id>`
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) or name.endswith(".journal"):
         rule = "1 to 64 letters, digits, dots, underscores or hyphens, a letter or digit first, not ending in .journal"
         raise ValueError(f"{name[:80]!r} is not a valid dataset id: give {rule}")
     return name

@@ -13,9 +13,6 @@ from torch import Tensor
 
 from sfumato.storage.files import replace_file
 
-GAP = 2  # pixels between images
-LETTERS = 18  # pixels of the letters of a name
-
 
 def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np.ndarray:
     """Images side by side, row by row, as (H', W', C) uint8 on a white ground; small ones are magnified.
@@ -28,11 +25,12 @@ def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np
     array = array.transpose(0, 2, 3, 1).repeat(factor, axis=1).repeat(factor, axis=2)  # (N, fH, fW, C)
     height, width = array.shape[1:3]
     columns = max(1, min(columns, count))
+    gap = 2  # pixels between images
     rows = math.ceil(count / columns)
-    grid = np.full((rows * (height + GAP) + GAP, columns * (width + GAP) + GAP, channels), 255, dtype=np.uint8)
+    grid = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, channels), 255, dtype=np.uint8)
     for i, image in enumerate(array):
-        top = GAP + i // columns * (height + GAP)
-        left = GAP + i % columns * (width + GAP)
+        top = gap + i // columns * (height + gap)
+        left = gap + i % columns * (width + gap)
         grid[top : top + height, left : left + width] = image
     return grid
 
@@ -40,12 +38,13 @@ def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np
 def named_grid(images: Tensor, names: Sequence[str], columns: int, smallest: int) -> np.ndarray:
     """A row of `columns` images for each name, which stands at its left. images: as `to_grid` takes them."""
     grid = to_grid(images, columns, smallest)
-    font = ImageFont.load_default(LETTERS)
-    width = int(max(map(font.getlength, names))) + LETTERS
+    letters = 18  # pixels
+    font = ImageFont.load_default(letters)
+    width = int(max(map(font.getlength, names))) + letters
     canvas = Image.fromarray(np.pad(grid, ((0, 0), (width, 0), (0, 0)), constant_values=255).squeeze())
     for row, name in enumerate(names):
         middle = (row + 0.5) * len(grid) / len(names)
-        ImageDraw.Draw(canvas).text((LETTERS // 2, middle), name, 0 if canvas.mode == "L" else "black", font, "lm")
+        ImageDraw.Draw(canvas).text((letters // 2, middle), name, 0 if canvas.mode == "L" else "black", font, "lm")
     return np.asarray(canvas)
 
 

@@ -17,7 +17,7 @@ from sfumato.storage.files import replacing, write_json
 
 WEIGHTS = "weights.safetensors"
 CONFIG = "config.json"
-N = TypeVar("N", bound=nn.Module)
+Network = TypeVar("Network", bound=nn.Module)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
@@ -65,7 +65,7 @@ class Room(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
-def load_network(directory: Path, build: Callable[..., N], stage: str, weights: str = WEIGHTS) -> N:
+def load_network(directory: Path, build: Callable[..., Network], stage: str, weights: str = WEIGHTS) -> Network:
     """The network that `save_network` wrote. build: makes it from its arguments; stage: the one that writes it.
 
     Raises DataError if files do not fit together. No more memory is taken than they could fill, and 2²⁷ numbers.

@@ -1,6 +1,5 @@
 """Guarantees with public text-to-image models: what one image moves, what a latent depends on, who may draw it."""
 
-import json
 from dataclasses import replace
 from functools import partial
 
@@ -156,16 +155,11 @@ def test_the_charge_draws_the_same_images_and_writes_the_same_record(encoded):
 
 
 def test_latents_that_are_missing_or_of_other_images_are_refused_before_a_charge(encoded, tmp_path):
-    with pytest.raises(DataError, match="holds no latents"):
+    with pytest.raises(DataError, match="latents.npy is missing"):
         encoded.open(latents="0" * 32)
     home = latents_directory(encoded.state, encoded.card, encoded.key)
     whole = np.load(home / LATENTS)
     np.save(home / LATENTS, whole[:-1])
-    with pytest.raises(DataError, match="of other images"):
-        encoded.open(latents=encoded.key)
-    np.save(home / LATENTS, whole)
-    meta = json.loads((home / "latents.json").read_text())
-    (home / "latents.json").write_text(json.dumps(meta | {"version": "another"}))
     with pytest.raises(DataError, match="of other images"):
         encoded.open(latents=encoded.key)
     assert encoded.odometer.opened() == []

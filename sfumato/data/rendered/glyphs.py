@@ -14,13 +14,6 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from sfumato.errors import DataError
 
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
-# the fonts of matplotlib that show every character at its place, not symbols or placeholders
-FONTS = (
-    *(f"DejaVu{kind}{style}" for kind in ("Sans", "SansMono") for style in ("-Bold", "-BoldOblique", "-Oblique", "")),
-    *(f"DejaVuSerif{style}" for style in ("-Bold", "-BoldItalic", "-Italic", "")),
-    *(f"STIXGeneral{style}" for style in ("", "Bol", "BolIta", "Italic")),
-    *("cmb10", "cmmi10", "cmr10", "cmss10", "cmti10", "cmtt10"),
-)
 CONTRAST = 110.0  # least distance of foreground and ground, in units of 1/255
 
 
@@ -40,10 +33,16 @@ def glyph_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
 
 
 def font_files() -> list[Path]:
-    """The files of FONTS, in that order. Raises DataError if one is missing."""
+    """The fonts of matplotlib that show every character at its place. Raises DataError if one is missing."""
     import matplotlib
 
-    files = [Path(matplotlib.get_data_path(), "fonts", "ttf", f"{name}.ttf") for name in FONTS]
+    names = (
+        *(f"DejaVuSans{kind}{style}" for kind in ("", "Mono") for style in ("-Bold", "-BoldOblique", "-Oblique", "")),
+        *(f"DejaVuSerif{style}" for style in ("-Bold", "-BoldItalic", "-Italic", "")),
+        *(f"STIXGeneral{style}" for style in ("", "Bol", "BolIta", "Italic")),
+        *("cmb10", "cmmi10", "cmr10", "cmss10", "cmti10", "cmtt10"),
+    )
+    files = [Path(matplotlib.get_data_path(), "fonts", "ttf", f"{name}.ttf") for name in names]
     if missing := [file for file in files if not file.is_file()]:
         raise DataError(f"{missing[0]} is missing. Install matplotlib again.")
     return files

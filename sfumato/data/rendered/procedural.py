@@ -9,19 +9,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-FINE = 2  # textures with edges are drawn this many times larger, per side
-# (random stream, H, W, C) -> (H, W, C) float in [0, 1]
-Texture = Callable[[np.random.Generator, int, int, int], np.ndarray]
-
 
 def procedural_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """A function (random stream, label) -> one texture, (H, W, C) uint8; those in EDGED are drawn FINE times larger."""
+    """A function (random stream, label) -> one texture, (H, W, C) uint8; those with edges are drawn twice as large."""
     channels, height, width = shape
     textures = list(FAMILIES.values())
+    edged = (dead_leaves, shapes, cells)
 
     def draw(random: np.random.Generator, label: int) -> np.ndarray:
         texture = textures[label]
-        factor = FINE if texture in EDGED else 1
+        factor = 2 if texture in edged else 1
         image = texture(random, height * factor, width * factor, channels)
         image = image.reshape(height, factor, width, factor, channels).mean(axis=(1, 3))
         return np.rint(image.clip(0, 1) * 255).astype(np.uint8)
@@ -150,7 +147,8 @@ def cells(random: np.random.Generator, height: int, width: int, channels: int) -
     return low + (value / value.max())[..., None] * (high - low)
 
 
-FAMILIES: dict[str, Texture] = {
+# of (random stream, H, W, C), each gives (H, W, C) float in [0, 1]
+FAMILIES = {
     "dead-leaves": dead_leaves,
     "fractal-noise": fractal_noise,
     "gradient-noise": gradient_noise,
@@ -158,7 +156,6 @@ FAMILIES: dict[str, Texture] = {
     "shapes": shapes,
     "cells": cells,
 }
-EDGED = (dead_leaves, shapes, cells)
 
 
 def grid(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,8 +5,9 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,19 +15,17 @@ from sfumato.data.images import check_labels
 from sfumato.data.sources.source import Request, Source, download, examples
 from sfumato.errors import DataError, explained
 
-MAX_SIZE = 2**32  # values of a file; the largest set in this format has 6 · 10⁸
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts it
 
 
-@dataclass(frozen=True)
-class IdxSet:
+class IdxSet(NamedTuple):
     """The names and files of a set. `splits`: how the names of its training and test files begin."""
 
     torchvision: str
     classes: tuple[str, ...]
     splits: tuple[str, str] = ("train", "t10k")
     transposed: bool = False
-    options: Mapping[str, str] = field(default_factory=dict)  # for torchvision
+    options: Mapping[str, str] = MappingProxyType({})  # for torchvision
 
 
 IDX_SETS = {
@@ -52,7 +51,7 @@ def read_idx_set(request: Request, raw: Path) -> Source:
     chosen = IDX_SETS[request.name]
     splits = chosen.splits if request.sensitive else chosen.splits[:1]
     stems = [f"{split}-{kind}" for split in splits for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
-    home = request.path_or(raw / request.name)
+    home = Path(request.path or raw / request.name).expanduser()
     places = [home, home / "gzip"]  # EMNIST's archive unpacks into the second
     if request.path is None:
         places.append(raw / chosen.torchvision / "raw")  # where torchvision downloads to
@@ -93,6 +92,7 @@ def first_with_all(places: list[Path], stems: list[str]) -> list[Path] | None:
 def read_idx(path: Path) -> np.ndarray:
     """An idx file of unsigned bytes: magic 0, 0, 8, rank; then one big-endian int32 per axis; then the bytes."""
     broken = f"{path} is truncated or corrupt"
+    largest = 2**32  # values; the largest set in this format has 6 · 10⁸
     causes = (OSError, EOFError, zlib.error, struct.error)
     with (
         explained(DataError, lambda error: f"{broken} ({error}): fetch it again.", causes=causes),
@@ -104,11 +104,10 @@ def read_idx(path: Path) -> np.ndarray:
             raise DataError(f"{path} is not an idx file of unsigned bytes: it starts with {start}, expected 000008.")
         shape = struct.unpack(f">{magic[3]}i", file.read(4 * magic[3]))
         size = math.prod(shape)
-        if min(shape, default=0) < 0 or size > MAX_SIZE:
-            raise DataError(f"{broken}: its header says {shape}, expected at most {MAX_SIZE:,} values. Fetch it again.")
+        if min(shape, default=0) < 0 or size > largest:
+            raise DataError(f"{broken}: its header says {shape}, expected at most {largest:,} values. Fetch it again.")
         content = file.read(size + 1)  # a few bytes of gzip can stand for any number: only what is meant is unpacked
-    if len(content) > size:
-        raise DataError(f"{broken}: more than {size} values for shape {shape}. Fetch it again.")
-    if len(content) < size:
-        raise DataError(f"{broken}: {len(content)} values for shape {shape}. Fetch it again.")
+    if len(content) != size:
+        held = len(content) if len(content) < size else f"more than {size}"
+        raise DataError(f"{broken}: {held} values for shape {shape}. Fetch it again.")
     return np.frombuffer(content, np.uint8).reshape(shape)

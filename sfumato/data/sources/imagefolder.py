@@ -15,12 +15,10 @@ from sfumato.data.groups import ids_of_files
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.source import Example, Listing, Place, Request, Source
 from sfumato.data.sources.splits import TRAIN, folders_in, split_of, visible
-from sfumato.data.sources.tabled import list_labels, list_metadata, list_shards, rows_of
+from sfumato.data.sources.tabled import column_of, list_labels, list_metadata, list_shards
 from sfumato.data.tables import FILE, METADATA, TABLES
 from sfumato.errors import DataError
 from sfumato.settings.data import OUTER, Groups
-
-NAMED = 200  # bad files that one refusal names at most
 
 
 def read_imagefolder(request: Request, raw: Path) -> Source:
@@ -39,35 +37,30 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
         raise DataError(f"{path / GROUPS} {GROUPS_REFUSED}.")
     if found.problems:
         raise refusal([*found.problems, *problems_of(found.places, request)])
-    every = found.places
+    every = places = found.places
     if request.skip and groups is not None:
-        found = replace(found, places=without_strays(every, request))
-    places = found.places
+        places = without_strays(every, request)
     files = [place.file for place in places]
-    trained = len(found.train)
+    trained = sum(not place.held_out for place in places)
     ids = None if groups is None else ids_of_files(groups, files, path, [place.person for place in places])
     shapes: list[tuple[int, ...]] = []  # of the first picture, for both parts
     train = pictures_of(places[:trained], every, request, shapes)
     test = pictures_of(places[trained:], every, request, shapes, trained) if found.official else None
     labels = [place.label for place in places]
     names = [file.name for file in files]
-    compared: list[str] = []
-    if request.compare_by is not None:
-        cells: dict[Any, list[str]] = dict(rows_of(path, [request.compare_by]))
-        compared = [cells.get(file, [""])[0] for file in files]
+    compared = [] if request.compare_by is None else column_of(path, request.compare_by, files)
     return Source(found.classes, train, test, len(files), ids, names, labels, compared, len(files) - trained)
 
 
 def list_pictures(request: Request) -> Listing:
     """The pictures of a request, before any is decoded, by where their labels are."""
-    path = request.required_path()
     if request.several:
         return list_labels(request)
     if request.name == "webdataset":
-        return list_shards(path, request.label_column, request.id_column, request.classes)
+        return list_shards(request)
     if request.label_column is not None:
-        return list_metadata(path, request.label_column, request.id_column, request.classes)
-    return list_folder(path, f"{request.section}.path", request.groups, request.classes)
+        return list_metadata(request, request.label_column)
+    return list_folder(request.required_path(), f"{request.section}.path", request.groups, request.classes)
 
 
 def list_folder(
@@ -85,11 +78,9 @@ def list_folder(
     if groups is not None and groups.folder == OUTER:  # the folders of a person are laid out as a part is
         trained, held_out = ([person for one in part for person in folders_in(one)] for part in (trained, held_out))
         classes = [*(named or ())]
-    problems: list[str] = []
-    places = [place for part in trained for place in list_part(part, path, classes, groups, problems)]
-    places += [
-        place._replace(held_out=True) for part in held_out for place in list_part(part, path, classes, groups, problems)
-    ]
+    every = [found for part in trained + held_out for found in list_part(part, path, classes, groups, part in held_out)]
+    places = [found for found in every if isinstance(found, Place)]
+    problems = [found for found in every if isinstance(found, str)]
     if not classes:
         held = "no pictures: expected one folder of pictures per class, or a table of labels"
         if problems:
@@ -99,32 +90,28 @@ def list_folder(
             held += ". For labels.csv, set data.labels: several"
         raise DataError(f"{option}={path} holds {held}.")
     if groups is not None and groups.column is not None and not problems:
-        rows: dict[Any, list[str]] = dict(rows_of(path, [groups.column]))
-        places = [place._replace(person=rows.get(place.file, [""])[0]) for place in places]
+        persons = column_of(path, groups.column, [place.file for place in places])
+        places = [place._replace(person=person) for place, person in zip(places, persons, strict=True)]
     return Listing(tuple(classes), places, official, problems)
 
 
 def list_part(
-    path: Path, root: Path, classes: Sequence[str], groups: Groups | None, problems: list[str]
-) -> list[Place]:
-    """The pictures of one part of the folder `root`, by class; `problems` takes what cannot be used."""
-    entries = visible(path)
+    path: Path, root: Path, classes: Sequence[str], groups: Groups | None, held_out: bool
+) -> Iterator[Place | str]:
+    """The pictures of one part of the folder `root`, by class, and a sentence on each entry that cannot be used."""
     nested = groups is not None and groups.folder is True
-    problems += [
-        f"{entry} lies outside a class: move it into a folder named after its class."
-        for entry in entries
-        if entry.is_file() and (entry.suffix.lower() in registered_extensions() or is_dicom(entry))
-    ]
-    files: list[Place] = []
-    for folder in (entry for entry in entries if entry.is_dir()):
+    for folder in visible(path):
+        if not folder.is_dir():
+            if folder.is_file() and (folder.suffix.lower() in registered_extensions() or is_dicom(folder)):
+                yield f"{folder} lies outside a class: move it into a folder named after its class."
+            continue
         wrong = misplaced(folder, root)
         if wrong is None and folder.name not in classes:
             known = "data.classes" if groups is not None and groups.folder == OUTER else root / TRAIN
             wrong = f"{folder} is a class that {known} does not have: add it there, or remove it."
         if wrong is not None:
-            problems.append(wrong)
+            yield wrong
             continue
-        label = classes.index(folder.name)
         # A folder without pictures is a class all the same: a refusal would reveal that its last picture is gone.
         inner = (visible(entry) if nested and entry.is_dir() else [entry] for entry in visible(folder))
         for picture in chain.from_iterable(inner):
@@ -132,12 +119,9 @@ def list_part(
                 fix = "pictures must lie directly in their class's folder"
                 if groups is None:
                     fix += ", or, if it is one person's, set data.groups: {folder: true}"
-                problems.append(f"{picture} is a folder inside a class: {fix}.")
-            elif wrong := misplaced(picture, root):
-                problems.append(wrong)
+                yield f"{picture} is a folder inside a class: {fix}."
             else:
-                files.append(Place(picture, label))
-    return files
+                yield misplaced(picture, root) or Place(picture, classes.index(folder.name), held_out=held_out)
 
 
 def misplaced(entry: Path, root: Path) -> str | None:
@@ -210,11 +194,11 @@ def problems_of(files: Sequence[Place], request: Request) -> list[str]:
 
 
 def refusal(problems: Sequence[str]) -> DataError:
-    """The error that names all problems, one line each."""
+    """The error that names the problems, one line each, 200 at most."""
     if len(problems) == 1:
         return DataError(problems[0])
-    more = [f"and {len(problems) - NAMED} more."] if len(problems) > NAMED else []
-    return DataError("\n".join([f"{len(problems)} files cannot be used:", *problems[:NAMED], *more]))
+    more = [f"and {len(problems) - 200} more."] if len(problems) > 200 else []
+    return DataError("\n".join([f"{len(problems)} files cannot be used:", *problems[:200], *more]))
 
 
 def describe(shape: tuple[int, ...]) -> str:

@@ -1,7 +1,6 @@
 """NumPy archives: a set of the owner, or of MedMNIST. Pickles are refused."""
 
 import re
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ import numpy as np
 from sfumato.data.groups import checked, ids_of_array
 from sfumato.data.images import GROUPS_REFUSED, check_labels
 from sfumato.data.sources.packed import arrays_in
-from sfumato.data.sources.source import Example, Request, Source, examples
+from sfumato.data.sources.source import Request, Source, examples
 from sfumato.errors import ConfigError, DataError
 
-TESTING = "test_"
 AS_PLAIN_ARRAYS = "write it with np.savez and plain arrays."
 
 
@@ -36,8 +34,7 @@ def read_npz(request: Request, raw: Path) -> Source:
     arrays = arrays_in(path, AS_PLAIN_ARRAYS)
     parts = [""]  # what the names of the arrays of each part begin with: nothing if there is one part
     if "train_images" in arrays:
-        # how the names of its arrays begin
-        parts = [part for part in ("train_", "val_", TESTING) if f"{part}images" in arrays]
+        parts = [part for part in ("train_", "val_", "test_") if f"{part}images" in arrays]
     needed = [f"{part}{name}" for part in parts for name in ("images", "labels")]
     names: Any = request.classes
     if parts == [""] or not names:
@@ -65,13 +62,13 @@ def read_npz(request: Request, raw: Path) -> Source:
         ids = np.concatenate([arrays[name] for name in ids_in])
         persons = checked(ids_of_array(ids, size, f"{path}: `{owners}`"), groups)
 
-    def read(part: str) -> Iterator[Example]:
-        return examples(arrays[f"{part}images"], labels[part], request, path.name)
-
-    train = chain.from_iterable(read(part) for part in parts if part != TESTING)
-    test = read(TESTING) if TESTING in parts and request.sensitive else None
+    read = {part: examples(arrays[f"{part}images"], labels[part], request, path.name) for part in parts}
+    test = read.pop("test_", None)
+    if not request.sensitive:
+        test = None
     every = chain.from_iterable(labels.values())
-    return Source(classes, train, test, size, persons, labels=every, held_out=len(labels.get(TESTING, ())))
+    train = chain.from_iterable(read.values())
+    return Source(classes, train, test, size, persons, labels=every, held_out=len(labels.get("test_", ())))
 
 
 def labels_of(

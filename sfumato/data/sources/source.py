@@ -100,11 +100,6 @@ class Request:
             raise public(ConfigError(f"{self.section}.path is missing: {self.section}.source={self.name} needs it."))
         return Path(self.path).expanduser()
 
-    def path_or(self, usual: Path) -> Path:
-        if self.path is None:
-            return usual
-        return self.required_path()
-
 
 def examples(images: Iterable[np.ndarray], labels: Iterable, request: Request, name: str) -> Iterator[Example]:
     """Images one by one, (H, W) or (H, W, C) uint8, converted as `request` asks, with their labels."""

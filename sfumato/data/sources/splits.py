@@ -9,17 +9,13 @@ TRAIN = "train"
 TEST = "test"
 VALIDATION = ("val", "valid", "validation", "dev")  # they join the training part: nothing is chosen by them
 PARTS = {TRAIN: TRAIN, "training": TRAIN, TEST: TEST, "testing": TEST, **dict.fromkeys(VALIDATION, TRAIN)}
-# words of names that say how files are kept, not what they show
-FILED = re.compile(
-    "(image|img|picture|photo|scan|file|mask|label|annotation|segmentation|part|fold)s?|(data)?set|raw|data"
-)
-LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "dicomdir"}  # in any case; and hidden files
 
 
 def visible(folder: Path) -> list[Path]:
     """The entries of a folder, by name, without hidden files and those of operating systems."""
+    left = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "dicomdir"}
     entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
-    return [e for e in entries if not e.name.startswith(".") and e.name.lower() not in LEFT_BY_SYSTEMS]
+    return [entry for entry in entries if not entry.name.startswith(".") and entry.name.lower() not in left]
 
 
 def is_test(name: str) -> bool:
@@ -33,7 +29,8 @@ def words_in(name: str) -> list[str]:
 
 def is_filing(name: str) -> bool:
     """Whether a name only says how files are kept: images_001, Train, masks, HAM10000_images_part_1."""
-    others = [word for word in words_in(name) if word not in PARTS and not FILED.fullmatch(word)]
+    filed = "(image|img|picture|photo|scan|file|mask|label|annotation|segmentation|part|fold)s?|(data)?set|raw|data"
+    others = [word for word in words_in(name) if word not in PARTS and not re.fullmatch(filed, word)]
     numbered = re.findall(r"[^\W\d_]+(?=\d)", name.casefold())
     return {*others} <= {*numbered} and len(others) < len(words_in(name))
 

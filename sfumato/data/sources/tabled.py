@@ -4,6 +4,7 @@ import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL.Image import registered_extensions
@@ -21,19 +22,26 @@ LABEL = "label"  # the column, or key, of the label, if nothing else is said
 Sample = dict[str, Member]  # its files, by suffix
 
 
-def list_metadata(path: Path, label: str, group: str | None, classes: Sequence[str] | None) -> Listing:
+def list_metadata(request: Request, label: str) -> Listing:
     """A folder with metadata.csv, .jsonl or .parquet: file_name, and columns of the label and of the person's id.
 
-    Or its parts, by `split_of`, each with its own. classes: None for those that occur. Raises as `rows_by_file`.
+    Or its parts, by `split_of`, each with its own. Raises as `rows_by_file`.
     """
+    path = request.required_path()
     if not path.is_dir():
         raise DataError(f"data.path={path} is not a folder: expected pictures and {METADATA[0]}.")
     held_out = split_of(path)[1]
     rows = [
-        Place(file, text, person, any(file.is_relative_to(folder) for folder in held_out))
-        for file, (text, person) in rows_of(path, [label, group or label]).items()
+        Place(file, text, person, any(map(file.is_relative_to, held_out)))
+        for file, (text, person) in rows_of(path, [label, request.id_column or label]).items()
     ]
-    return listing_of(rows, bool(held_out), classes, str(path))
+    return numbered(rows, bool(held_out), request)
+
+
+def column_of(path: Path, column: str, files: Iterable[Path | Member]) -> list[str]:
+    """The cells of these files, "" without a row. Raises as `rows_by_file`."""
+    rows: dict[Any, list[str]] = dict(rows_of(path, [column]))
+    return [rows.get(file, [""])[0] for file in files]
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> dict[Path, list[str]]:
@@ -101,28 +109,28 @@ def list_labels(request: Request) -> Listing:
 
 
 def labels_listed(cell: str) -> list[str]:
-    """The labels that a cell lists."""
     return [part.strip() for part in cell.split(BETWEEN) if part.strip()]
 
 
-def listing_of(rows: list[Place], official: bool, classes: Sequence[str] | None, what: str) -> Listing:
+def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
     """The pictures of rows whose labels are text. official: there is a test split.
 
-    classes: the owner's list, or None for those that occur, which depend on the images. A label is the name of a class,
-    or its number from 0 if the name of none is a number. Raises DataError for an empty label, or one of no class.
+    The classes are the owner's, or those that occur, which depend on the images. A label is the name of a class, or its
+    number from 0 if the name of none is a number. Raises DataError for an empty label, or one of no class.
     """
     rows = sorted(rows, key=lambda row: row.held_out)
     labels = [row.label for row in rows]
     if "" in labels:
         where = f"picture {labels.index('') + 1}, in the order of its table,"
-        raise DataError(f"{what}: {where} has no label: give it one")
-    classes = classes_in(labels) if classes is None else tuple(classes)
+        raise DataError(f"{request.path}: {where} has no label: give it one")
+    classes = classes_in(labels) if request.classes is None else request.classes
     numbers = {text: i for i, text in enumerate(classes)}
     if not any(name.isdecimal() for name in classes):
         given = {text: int(text) for text in labels if text.isdecimal() and len(text) < 10}
         numbers |= {text: number for text, number in given.items() if number < len(classes)}
     if unknown := next((text for text in labels if text not in numbers), None):
-        raise DataError(f"{what} holds a label that data.classes does not name: {unknown[:40]!r}. Name all of them.")
+        wrong = f"{request.path} holds a label that data.classes does not name"
+        raise DataError(f"{wrong}: {unknown[:40]!r}. Name all of them.")
     return Listing(classes, [row._replace(label=numbers[row.label]) for row in rows], official)
 
 
@@ -144,15 +152,15 @@ def shards_of(path: Path) -> list[Path]:
     return shards
 
 
-def list_shards(path: Path, label: str | None, group: str | None, classes: Sequence[str] | None) -> Listing:
+def list_shards(request: Request) -> Listing:
     """Samples of tar files, each of one picture with a `.cls` (name or number of its class), or a `.json`.
 
-    Shards whose names begin with "test", or have it as a word, are the hold-out. label: the key in each .json, instead
-    of .cls; group: the key of the person's id. Raises DataError that names a sample by its place.
+    Shards whose names begin with "test", or have it as a word, are the hold-out. Label and id are keys of each .json;
+    without a `label_column`, the .cls is the label. Raises DataError that names a sample by its place.
     Guarantee: nothing is unpacked, and links within an archive are refused.
     """
     rows: list[Place] = []
-    shards = shards_of(path)
+    shards = shards_of(request.required_path())
     for shard in shards:
         held_out = len(shards) > 1 and is_test(shard.name)
         for number, sample in enumerate(samples_in(shard), 1):
@@ -160,8 +168,9 @@ def list_shards(path: Path, label: str | None, group: str | None, classes: Seque
             pictures = [member for suffix, member in sample.items() if f".{suffix}" in registered_extensions()]
             if len(pictures) != 1:
                 raise DataError(f"{what} has {len(pictures)} pictures: expected one ({', '.join(sorted(sample))}).")
-            rows.append(Place(pictures[0], *words_of(sample, label, group, what), held_out))
-    return listing_of(rows, any(row.held_out for row in rows), classes, str(path))
+            words = words_of(sample, request.label_column, request.id_column, what)
+            rows.append(Place(pictures[0], *words, held_out))
+    return numbered(rows, any(row.held_out for row in rows), request)
 
 
 def samples_in(shard: Path) -> Iterable[Sample]:
