@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import Field
 
 from sfumato.errors import ConfigError, explained
-from sfumato.privacy.events import Mechanism
 from sfumato.privacy.schema4 import as_now
 from sfumato.settings.data import IMAGE, SEVERAL, DatasetId
-from sfumato.settings.fields import Positive
+from sfumato.settings.fields import Positive, Settings
 from sfumato.settings.stages import STAGES, Kind
 from sfumato.settings.training import Model
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import Exact, read_json, read_yaml, validated
 
-S = TypeVar("S")
+if TYPE_CHECKING:
+    from sfumato.privacy.events import Mechanism
+
+S = TypeVar("S", bound=Settings)
 LINEAGE = "lineage.json"  # beside the resolved files: what decides whether each query spends
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagePlan(Exact, Generic[S]):
-    """One stage, resolved: what its file holds. shape: (C, H, W) of the images; digest: as `settings_digest` has it.
+class Resolved:
+    """What the resolved file of any stage holds. shape: (C, H, W) of the images.
 
     about: the owner's words, for the release; prepared, accountant: how pictures were cut and shown, where not as by
     default, and by which ε is stated: for cards, no digest depends on them; again: how often the owner asked to pay
@@ -36,9 +38,6 @@ class StagePlan(Exact, Generic[S]):
 
     stage: str
     enabled: bool
-    settings: S
-    digest: str
-    model: Model | None = None
     shape: tuple[Positive, Positive, Positive]
     revision: Positive = 1
     again: Annotated[int, Field(ge=0)] = 0
@@ -58,6 +57,15 @@ class StagePlan(Exact, Generic[S]):
     def several(self) -> bool:
         """Whether an image has any number of the classes at once."""
         return self.labels == SEVERAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePlan(Resolved, Generic[S]):
+    """One stage, resolved. digest: as `settings_digest` has it."""
+
+    settings: S
+    digest: str
+    model: Model | None = None
 
     @property
     def network(self) -> Model:
@@ -93,6 +101,13 @@ class Lineage:
         return (self.plan, *filter(None, [self.schema4.get("plan")]))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ResolvedFile(Resolved, Exact):
+    settings: dict[str, Any]
+    model: dict[str, Any] | None = None
+    mechanism: dict[str, Any] = field(default_factory=dict)
+
+
 def read_lineage(folder: Path, stage: str) -> Lineage:
     """The lineage of a query, from the folder of a plan. Raises ConfigError if it is missing."""
     with explained(ConfigError, lambda error: f"{folder / LINEAGE} cannot be read ({error}): run `stage plan`"):
@@ -118,11 +133,17 @@ def read_stage_plan(path: Path, stage: str, extra: Literal["forbid", "ignore"] =
         raise ConfigError(f"{path} is not a resolved configuration of `{stage}`: run `stage plan`")
     with explained(ConfigError, lambda error: f"{path} cannot be used ({error}): run `stage plan` again"):
         content = as_now(content, extra)
-        kind: Any = StagePlan
-        if STAGES[stage].kind is Kind.QUERY and content["enabled"]:
-            kind = QueryPlan
-            Mechanism(**content["mechanism"])  # refuses unknown keys
-        plan: StagePlan[Any] = validated(kind, content | {"digest": settings_digest(content)})
-        if plan.revision != STAGES[stage].revision:
-            raise ValueError(f"it is of revision {plan.revision} of {stage}, now {STAGES[stage].revision}")
-        return replace(plan, settings=STAGES[stage].settings.model_validate(plan.settings))
+        file = validated(ResolvedFile, content)
+        if file.revision != STAGES[stage].revision:
+            raise ValueError(f"it is of revision {file.revision} of {stage}, now {STAGES[stage].revision}")
+        fields: dict[str, Any] = vars(file) | {
+            "settings": STAGES[stage].settings.model_validate(file.settings),
+            "digest": settings_digest(content),
+            "model": None if file.model is None else Model.model_validate(file.model),
+        }
+        mechanism = fields.pop("mechanism")
+        if STAGES[stage].kind is Kind.QUERY and file.enabled:
+            from sfumato.privacy.events import Mechanism  # slow to import: only for a query
+
+            return QueryPlan(**fields, mechanism=Mechanism(**mechanism))
+        return StagePlan(**fields)
