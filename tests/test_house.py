@@ -378,7 +378,7 @@ def test_a_class_may_describe_its_fields_and_those_of_its_base():
 
 
 # what makes a line hard to read, in all modules together: these numbers only go down
-MOST = {"ternaries": 377, "packed assignments": 28, "functions of more than 60 lines": 0, "constants of two values": 0}
+MOST = {"ternaries": 375, "packed assignments": 27, "functions of more than 60 lines": 0, "constants of two values": 0}
 
 
 def constants_of(tree: ast.Module) -> Iterator[tuple[str, str]]:
