@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -295,7 +295,7 @@ def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, nois
         "settings": work.settings,
         "revision": work.revision,
         "again": work.again,
-        "versions": {name: version(name) for name in packages},
+        "versions": {name: installed_version(name) for name in packages},
         "time": int(time.time()) // DAY * DAY,
     }
     if work.unit == GROUP:
@@ -306,6 +306,13 @@ def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, nois
     if work.unit == IMAGE and permission.one_image_each:
         record["claim"] = "no two images are of one person, says the owner"
     return record
+
+
+def installed_version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: bool) -> None:
