@@ -56,8 +56,8 @@ def fit_generator(
     Coarse to fine: large images are first fitted as block means, to the features that see no finer ones.
     Each class ends where it would begin to learn the noise (EarlyStopping): more steps make no worse images.
     releases: under Fourier features; priors: (classes,) public label shares, summing to 1; teacher: (B, C, H, W) ->
-    (B, classes) logits, whose
-    cross-entropy with the labels asked for has the weight `agreement`; progress: called with (steps done, steps).
+    (B, classes) logits, whose cross-entropy with the labels asked for has the weight `agreement`; progress: called with
+    (steps done, steps).
     row_means: of several labels, whose priors are the share of images that have each; see `PublicCounts`.
     Returns `generator` with the moving average of its weights and recomputed batch-norm statistics, in eval mode.
     """
