@@ -5,6 +5,7 @@ Source: DP-FETA §3.1 and FETA-Pro §3.2 ("from easy to hard"), RPGen §Stage 2.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ class MappedImages:
 Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
 # name -> images; labels (N,) int64, rows of the model's label table, or (N, classes) of 0 and 1
 Sources = Mapping[str, tuple[Images, Tensor]]
+
+IMAGES_PER_DRAW = 2  # of RandAugment operations
 
 
 def warm_up(
@@ -137,19 +140,32 @@ def mixed_batch(phase: Phase, sources: Sources, generator: torch.Generator) -> t
 
 
 def rand_augment(images: Tensor, operations: int, generator: torch.Generator) -> Tensor:
-    """`operations` of the 14 RandAugment operations on each image, drawn again for every two images.
+    """`operations` of the 14 RandAugment operations on each image, drawn again for every IMAGES_PER_DRAW images.
 
     images: (N, C, H, W) float32 in [0, 1], rounded to 8 bits. Returns the same shape and range, in the same order.
     Source: Cubuk et al. 2019, with torchvision's bag and its default magnitude.
     """
-    from torchvision.transforms import RandAugment
+    from torchvision.transforms import InterpolationMode, RandAugment
+    from torchvision.transforms.autoaugment import _apply_op
 
-    # pairs in random order, because neighbours in a batch come from the same source
+    # groups in random order, because neighbours in a batch come from the same source
     order = torch.randperm(len(images), generator=generator)
     pixels = (images * 255).round().clamp(0, 255).to(torch.uint8)
-    augment = RandAugment(operations)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
-        for pair in order.split(2):
-            pixels[pair] = augment(pixels[pair])
+    drawn = torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
+    augment = RandAugment()
+    bag = [*augment._augmentation_space(augment.num_magnitude_bins, images.shape[-2:]).items()]
+
+    # the draws of `RandAugment.forward`, group by group, not by the global generator: batches are made in a thread;
+    # then each operation on all images that drew it
+    rounds: list[dict[tuple[str, float], list[Tensor]]] = [{} for _ in range(operations)]
+    for group, groups_of in itertools.product(order.split(IMAGES_PER_DRAW), rounds):
+        name, (magnitudes, signed) = bag[int(torch.randint(len(bag), (1,), generator=drawn))]
+        magnitude = float(magnitudes.expand(augment.num_magnitude_bins)[augment.magnitude])
+        if signed and torch.randint(2, (1,), generator=drawn):
+            magnitude = -magnitude
+        groups_of.setdefault((name, magnitude), []).append(group)
+    for groups_of in rounds:
+        for (name, magnitude), groups in groups_of.items():
+            rows = torch.cat(groups)
+            pixels[rows] = _apply_op(pixels[rows], name, magnitude, InterpolationMode.NEAREST, None)
     return pixels.float() / 255

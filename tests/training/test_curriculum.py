@@ -4,13 +4,22 @@ import threading
 import numpy as np
 import pytest
 import torch
+from torchvision.transforms import RandAugment
 
 from sfumato.data.images import ImageSet, as_floats
 from sfumato.diffusion.ema import ema_model
 from sfumato.diffusion.unet import UNet, drop_extra_classes
 from sfumato.errors import DataError
 from sfumato.settings.training import Amp, Phase
-from sfumato.training.curriculum import MappedImages, ahead, mean_loss, mixed_batch, rand_augment, warm_up
+from sfumato.training.curriculum import (
+    IMAGES_PER_DRAW,
+    MappedImages,
+    ahead,
+    mean_loss,
+    mixed_batch,
+    rand_augment,
+    warm_up,
+)
 from sfumato.training.training_sets import public_training_set
 
 SOURCES = {
@@ -66,6 +75,20 @@ def test_augmentation_changes_images_keeps_range_order_and_the_global_generator(
     out = rand_augment(pair, 1, torch.Generator().manual_seed(0)).amax(dim=(1, 2, 3))
     assert out[:40].median() < 0.3 < out[40:].median()
     assert rand_augment(torch.rand(5, 3, 12, 12), 14, torch.Generator().manual_seed(0)).shape == (5, 3, 12, 12)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 12, 20)])
+def test_augmentation_is_that_of_torchvision_group_by_group_bit_for_bit(shape):
+    images, random = torch.rand(101, *shape), torch.Generator().manual_seed(3)
+    again = torch.Generator().manual_seed(3)
+    order = torch.randperm(len(images), generator=again)
+    expected = (images * 255).round().to(torch.uint8)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**62, (1,), generator=again)))
+        for group in order.split(IMAGES_PER_DRAW):
+            expected[group] = RandAugment(num_ops=3)(expected[group])
+    assert torch.equal(rand_augment(images, 3, random), expected.float() / 255)
+    assert torch.equal(random.get_state(), again.get_state())
 
 
 def test_batches_ahead_are_the_same_and_each_is_made_while_the_one_before_is_in_use():
