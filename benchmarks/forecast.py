@@ -4,7 +4,7 @@ python benchmarks/forecast.py    # writes sfumato/planning/forecast.yaml and doc
 
 `results/usefulness.csv` has a row a run: kind of images (`chosen`: photographs chosen among public ones), units
 (sensitive images, or persons), balanced accuracy in % of the best classifier trained on the release and on the real
-images. Where the latter was not run, 100 stands for it.
+images. Where the latter was not run, 100 stands for it. `results/sizes.csv` has the same by size (by_size.py).
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import numpy as np
 import pandas as pd
 import yaml
 from scipy.special import expit, logit
+from sklearn.isotonic import IsotonicRegression
 
 from sfumato.evaluation.verdict import VERDICT_LEVELS, level_of
 
 HERE = Path(__file__).parent
 FITTED = HERE.parent / "sfumato" / "planning" / "forecast.yaml"
-HEADER = "# Written by `python benchmarks/forecast.py` from benchmarks/results/usefulness.csv: public sets only.\n"
+HEADER = "# Written by `python benchmarks/forecast.py` from two tables of benchmarks/results: public sets only.\n"
 COLOURS = {"grey": "tab:blue", "colour": "tab:orange", "chosen": "tab:green"}
 NAMES = {"grey": "grey images", "colour": "colour images", "chosen": "photographs chosen among public ones"}
 
@@ -72,7 +73,29 @@ def fitted(table: pd.DataFrame) -> dict[str, Any]:
         {"name": f"{name}, ε = {epsilon:g}", "kind": kind, "product": float(product), "learned": round(float(part), 3)}
         for name, epsilon, kind, product, part in rows
     ]
-    return line_of(table) | {"spread": math.ceil(100 * wrong.quantile(2 / 3)) / 100, "runs": runs}
+    spread = math.ceil(100 * wrong.quantile(2 / 3)) / 100
+    return line_of(table) | {"spread": spread, "sizes": kept_by_size(), "runs": runs}
+
+
+def kept_by_size() -> dict[int, float]:
+    """By pixels a side, the part that is left of what images of the largest size teach: 1 at that one.
+
+    Least squares of log(learned), with one offset for each set, number of units and ε, so that not every size has to be
+    run with each; then a larger size never has less. What is learned is measured by the best real accuracy of a set.
+    """
+    table = pd.read_csv(HERE / "results" / "sizes.csv")
+    chance = 100 / table.classes
+    real = table.groupby("set").real.transform("max")
+    learned = ((table.release - chance) / (real - chance)).clip(lower=0.01)
+    sides = sorted(table["size"].unique())
+    groups = table.groupby(["set", "units", "epsilon"]).ngroup()
+    columns = np.column_stack(
+        [*(table["size"] == side for side in sides[:-1]), *(groups == group for group in range(groups.max() + 1))]
+    )
+    found, *_ = np.linalg.lstsq(columns.astype(float), np.log(learned.to_numpy()))
+    parts = np.exp([*found[: len(sides) - 1], 0.0])
+    smoothed = IsotonicRegression(y_max=1.0).fit_transform(range(len(sides)), parts)
+    return {int(side): round(float(part), 2) for side, part in zip(sides, smoothed, strict=True)}
 
 
 def draw(table: pd.DataFrame, line: dict[str, Any]) -> None:

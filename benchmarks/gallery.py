@@ -2,7 +2,7 @@
 
 python benchmarks/gallery.py digits --work WORK
 python benchmarks/gallery.py clothes --work WORK    # the Debian package dataset-fashion-mnist, or a download
-python benchmarks/gallery.py mri --work WORK --images FOLDER   # one folder a class
+python benchmarks/gallery.py mri --work WORK --images FOLDER   # and chest, cells: one folder a class
 
 Whatever ran before in the folder --work is kept: a second call spends nothing and only writes the pages again.
 """
@@ -25,7 +25,7 @@ from sfumato.release.exports import mark_of, save_parquet
 from sfumato.settings.stages import ARTIFACTS, LEDGER
 
 GALLERY = Path(__file__).resolve().parent.parent / "docs" / "gallery"
-FIRST = 1000  # images of each release
+SMALL = 32 * 32  # pixels, up to which a page has the first 1000 images; 100 of larger ones
 PARAMS: dict[str, dict[str, Any]] = {
     "digits": {"recipe": "full", "profile": "digits", "seed": 0, "data": {}, "privacy": {"epsilon": 10}},
     "clothes": {
@@ -40,14 +40,18 @@ PARAMS: dict[str, dict[str, Any]] = {
         "synthesize": {"count": 8000},
     },
 }
-MRI = {"epsilon": 5, "minutes": 10, "dataset_id": "brain-mri"}
+FOLDERS: dict[str, dict[str, Any]] = {
+    "mri": {"epsilon": 5, "minutes": 10, "dataset_id": "brain-mri"},
+    "chest": {"epsilon": 10, "minutes": 60, "dataset_id": "chest-x-rays", "groups": r"^([A-Za-z]+-?\d+)_\d+\."},
+    "cells": {"epsilon": 10, "minutes": 60, "dataset_id": "blood-cells", "one_image_each": True},
+}
 
 
 def make(name: str, project: Path, images: Path | None) -> None:
     """Write the project, unless it is there, and run all of it but the numbers on real images."""
     if not (project / "params.yaml").is_file():
         if images is not None:
-            sfumato.Project.create(project, images=images, **MRI)  # type: ignore[arg-type]
+            sfumato.Project.create(project, images=images, **FOLDERS[name])
         else:
             project.mkdir(parents=True)
             (project / "params.yaml").write_text(params_text(PARAMS[name], {}), encoding="utf-8")
@@ -66,7 +70,8 @@ def collect(project: Path, out: Path) -> None:
     shutil.copyfile(report / "index.html", out / "report.html")  # README.md is the index of a site
     shutil.copyfile(project / LEDGER, out / LEDGER)
     found = sfumato.load_release(release)
-    first = min(FIRST, found.card["kinds"]["plain"])  # then come those that are distorted or mixed
+    shown = 1000 if found.images[0, :, :, 0].size <= SMALL else 100
+    first = min(shown, found.card["kinds"]["plain"])  # then come those that are distorted or mixed
     some = ImageSet(found.images[:first], found.labels[:first], found.classes)
     table = out / f"first-{first}.parquet"
     save_parquet(table, some, found.kinds[:first], mark_of(found.card["sources"]))
@@ -75,12 +80,12 @@ def collect(project: Path, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=[*PARAMS, "mri"])
+    parser.add_argument("name", choices=[*PARAMS, *FOLDERS])
     parser.add_argument("--work", type=Path, required=True, help="folder of the projects and of their private state")
-    parser.add_argument("--images", type=Path, help="of mri: one folder of pictures a class")
+    parser.add_argument("--images", type=Path, help="of mri, chest and cells: one folder of pictures a class")
     given = parser.parse_args()
-    if (given.name == "mri") != (given.images is not None):
-        parser.error("--images goes with mri, and mri with --images")
+    if (given.name in FOLDERS) != (given.images is not None):
+        parser.error(f"--images goes with {', '.join(FOLDERS)}, and they with --images")
     os.environ.setdefault("SFUMATO_STATE", str(given.work.resolve() / "state"))
     os.environ.setdefault("DVC_SITE_CACHE_DIR", str(given.work.resolve() / "dvc"))
     make(given.name, given.work / given.name, given.images)

@@ -1,12 +1,13 @@
 """Teachers on maps alone and side by side: a linear classifier under DP, without a generator and without a project.
 
     OMP_NUM_THREADS=1 python benchmarks/teacher_maps.py FOLDER PUBLIC [--rows FILE] [--maps patches,imagenet]
-        [--epsilons 1,10] [--seeds 0,1] [--set dimension=128 ...]
+        [--epsilons 1,10] [--seeds 0,1] [--side 128] [--units 500] [--set dimension=128 ...]
 
 FOLDER: public images that play the sensitive ones, in class folders; PUBLIC: a folder of images that span the features,
 or `procedural`, drawn textures; `itself` takes the hold-out, which no release may do: a bound of what directions bring.
 Every seed holds out another fifth and draws other noise. All of ε goes to the teacher, by the exact composition of its
 full-batch steps, δ = 1/(N ln N). Balanced accuracy on the hold-out, %. The maps' rows are made once and kept in --rows.
+With --units, so many images at random play the sensitive ones, with the constants that `stage init` takes for them.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from torch import Tensor, nn
 from sfumato.data.sources import read_public, read_source
 from sfumato.features.batch_invariant import rows_alone
 from sfumato.features.projection import ProjectedFeatures, map_of
+from sfumato.planning.proposal import at_effective_epsilon
 from sfumato.privacy.rows import bounded_sum
 from sfumato.queries.teacher import query_teacher
 from sfumato.settings.data import Data, Public
 from sfumato.settings.queries import Teacher, TeacherMap
 
-SIDE, DRAWN, HELD_OUT = 128, 400, 5  # pixels; textures of each kind; one of so many images is held out
+DRAWN, HELD_OUT = 400, 5  # textures of each kind; one of so many images is held out
 
 
 class Known(nn.Module):
@@ -69,23 +71,23 @@ def total_mu(epsilon: float, delta: float) -> float:
     return low
 
 
-def read_images(folder: str, public: bool) -> tuple[Tensor, Tensor, int]:
-    """Grey images, (N, 1, SIDE, SIDE) uint8, their labels, and the number of classes."""
+def read_images(folder: str, public: bool, side: int) -> tuple[Tensor, Tensor]:
+    """Grey images, (N, 1, side, side) uint8, and their labels."""
     if not public:
-        source = read_source(Data(source="imagefolder", path=folder, dataset_id="trial", size=SIDE, channels=1), Path())
+        source = read_source(Data(source="imagefolder", path=folder, dataset_id="trial", size=side, channels=1), Path())
     elif folder == "procedural":
-        source = read_public(Public(source=folder, per_class=DRAWN), (1, SIDE, SIDE), Path(), 0)
+        source = read_public(Public(source=folder, per_class=DRAWN), (1, side, side), Path(), 0)
     else:
         about = Public(source="imagefolder", path=folder, declared_public=True)
-        source = read_public(about, (1, SIDE, SIDE), Path(), 0)
+        source = read_public(about, (1, side, side), Path(), 0)
     examples = [*source.train, *(source.test or ())]
     images = torch.from_numpy(np.stack([image for image, _ in examples])).permute(0, 3, 1, 2)
-    return images, torch.tensor([int(label) for _, label in examples]), len(source.classes)
+    return images, torch.tensor([int(label) for _, label in examples])
 
 
 def made_rows(names: list[str], images: Tensor) -> dict[str, np.ndarray]:
     """By map: (N, d, 2) float32, of images and of their mirror images."""
-    shape = (1, SIDE, SIDE)
+    shape = (1, *images.shape[2:])
     shown = images.float() / 255
     made = {}
     for name in names:
@@ -99,10 +101,10 @@ def kept_rows(arguments: argparse.Namespace, names: list[str]) -> dict[str, np.n
     file = Path(arguments.rows)
     if file.is_file():
         return dict(np.load(file))
-    images, labels, _ = read_images(arguments.folder, public=False)
+    images, labels = read_images(arguments.folder, False, arguments.side)
     found = {f"private.{name}": rows for name, rows in made_rows(names, images).items()} | {"labels": labels.numpy()}
     if arguments.public != "itself":
-        public, _, _ = read_images(arguments.public, public=True)
+        public, _ = read_images(arguments.public, True, arguments.side)
         found |= {f"public.{name}": rows for name, rows in made_rows(names, public).items()}
     np.savez(file, **found)  # type: ignore[arg-type]
     return found
@@ -113,17 +115,17 @@ def balanced(predicted: Tensor, labels: Tensor) -> float:
     return 100 * float(torch.stack(rates).mean())
 
 
-def trained(settings: Teacher, rows: dict[str, np.ndarray], epsilon: float, seed: int) -> float:
-    """The accuracy of one teacher on its hold-out."""
+def trained(settings: Teacher, rows: dict[str, np.ndarray], epsilon: float, seed: int, units: int, side: int) -> float:
+    """The accuracy of one teacher on its hold-out, of `units` of the other images, or of all of them if it is 0."""
     names, labels = [part.map for part in settings.maps], torch.from_numpy(rows["labels"])
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    held_out, kept = order[: len(labels) // HELD_OUT], order[len(labels) // HELD_OUT :]
+    held_out, kept = order[: len(labels) // HELD_OUT], order[len(labels) // HELD_OUT :][: units or None]
     private = torch.cat([torch.from_numpy(rows[f"private.{name}"]) for name in names], dim=1)[:, :, None]
     public = private[held_out]
     if f"public.{names[0]}" in rows:
         public = torch.cat([torch.from_numpy(rows[f"public.{name}"]) for name in names], dim=1)[:, :, None]
     edges = np.cumsum([0, *(rows[f"private.{name}"].shape[1] for name in names)])
-    about = settings.features or settings.feature, (1, SIDE, SIDE), settings.dimension
+    about = settings.features or settings.feature, (1, side, side), settings.dimension
     features = ProjectedFeatures(*about, flip=settings.flip)
     parts = [Known(slice(int(start), int(end))) for start, end in itertools.pairwise(edges)]
     if len(parts) > 1:
@@ -148,6 +150,8 @@ def main() -> None:
     parser.add_argument("--maps", default="patches,imagenet")
     parser.add_argument("--epsilons", default="1,10")
     parser.add_argument("--seeds", default="0,1")
+    parser.add_argument("--side", type=int, default=128)
+    parser.add_argument("--units", type=int, default=0)
     parser.add_argument("--constants", default="auxiliary", choices=["public", "auxiliary"])
     parser.add_argument("--set", action="append", default=[], help="a number of `teacher`: dimension=128, flip=1")
     arguments = parser.parse_args()
@@ -157,11 +161,14 @@ def main() -> None:
     for epsilon in map(float, arguments.epsilons.split(",")):
         for maps in ways:
             given = dict(pair.split("=") for pair in arguments.set)
-            about = Teacher.constants(arguments.constants, epsilon) | {
-                key: float(value) for key, value in given.items()
-            }
+            about = Teacher.constants(arguments.constants, epsilon)
+            if arguments.units:
+                effective = epsilon * arguments.units / 60_000
+                about |= at_effective_epsilon("teacher-generator", effective)["teacher"] | {"ridge": 0.01}
+            about |= {key: float(value) for key, value in given.items()}
             settings = Teacher(features=tuple(TeacherMap(map=name) for name in maps), **about)
-            found = [trained(settings, rows, epsilon, seed) for seed in map(int, arguments.seeds.split(","))]
+            few = arguments.units, arguments.side
+            found = [trained(settings, rows, epsilon, seed, *few) for seed in map(int, arguments.seeds.split(","))]
             shown = ", ".join(f"{one:.1f}" for one in found)
             print(f"ε = {epsilon:g}, {' and '.join(maps)}, {settings.dimension} directions: {shown}", flush=True)
 

@@ -171,7 +171,8 @@ def propose_for(
         wanted |= {"public": str(public), "public_images": len(list_folder(public, "--public").train)}
     words = {word for name in seen.classes for word in re.split(r"[\W_]+", name.lower())}
     wanted["sided"] = not words.isdisjoint(PROPOSALS["sided"])
-    known = Known(side=max(sides, key=both_sides), channels=3 if seen.colour else 1, **wanted)
+    largest = max(sides, key=both_sides)
+    known = Known(side=largest, longer=seen.longer, channels=3 if seen.colour else 1, **wanted)
 
     def seconds_of(params: Params) -> dict[str, float | None]:
         shape = (known.channels, *both_sides(params.data.size or known.side))
@@ -389,7 +390,7 @@ def size_rows(made: Proposed) -> Iterator[list[str]]:
         mark = "proposed " if one is made.chosen else ""
         pixels = f"{size}" if isinstance(size, int) else by(size)
         minutes = f"{one.seconds / 60:.0f}{'' if one.enough else ' at least'}"
-        useful = forecast(one.kind, privacy.size * privacy.epsilon, one.grown) if one.kind else "unknown"
+        useful = forecast(one.kind, privacy.size * privacy.epsilon, one.left) if one.kind else "unknown"
         yield [mark + pixels, minutes, f"{math.ceil(one.whole)}", useful]
 
 

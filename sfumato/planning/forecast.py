@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from scipy.special import expit, logit
 
 from sfumato.evaluation.verdict import VERDICT_LEVELS, level_of
@@ -19,23 +20,30 @@ from sfumato.storage.documents import read_yaml
 LINE: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("forecast.yaml")))
 
 
-def fitted(grown: float) -> float:
-    """The part of it that is left with fits of such a length: 0, the shortest, to 1, the longest that were measured."""
-    return 1 - 0.3 * (1 - grown) ** 2  # by brain MRI with 18, 49 and 64 % of the longest
+def kept(grown: float, side: int, largest: int) -> float:
+    """The part of it that is left with shorter fits and smaller images.
+
+    grown: length of the fits, 0, the shortest, to 1, the longest that were measured; side: of the images in pixels, the
+    longer one; largest: to which they could be resized.
+    """
+    sides, parts = zip(*LINE["sizes"].items(), strict=True)
+    of_size, of_largest = np.interp(np.log([side, largest]), np.log(sides), parts)
+    return float((1 - 0.3 * (1 - grown) ** 2) * of_size / of_largest)  # fits: brain MRI, 18, 49 and 64 % of the longest
 
 
-def expected_part(kind: str, product: float, grown: float = 1.0, sure: float = 0.0) -> float:
+def expected_part(kind: str, product: float, left: float = 1.0, sure: float = 0.0) -> float:
     """The part of what there is to learn that is expected of units · ε.
 
-    kind: one of the offsets; sure: standard deviations of the public results, of which two of three lay within one.
+    kind: one of the offsets; left: by `kept`; sure: standard deviations of the public results, of which two of three
+    lay within one.
     """
     middle = LINE["offsets"][kind] + LINE["slope"] * math.log10(product)
-    return fitted(grown) * float(expit(middle + sure * LINE["spread"]))
+    return left * float(expit(middle + sure * LINE["spread"]))
 
 
-def forecast(kind: str, product: float, grown: float) -> str:
+def forecast(kind: str, product: float, left: float) -> str:
     """The level, and the part in per cent with its range."""
-    low, part, high = (expected_part(kind, product, grown, sure) for sure in (-1, 0, 1))
+    low, part, high = (expected_part(kind, product, left, sure) for sure in (-1, 0, 1))
     return f"{level_of(part)}, {100 * part:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
 
 

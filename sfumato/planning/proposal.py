@@ -15,12 +15,12 @@ from typing import Any
 
 from sfumato.data.store import Card
 from sfumato.errors import ConfigError
-from sfumato.planning.forecast import fitted
+from sfumato.planning.forecast import kept
 from sfumato.settings.data import SEVERAL
 from sfumato.settings.fields import Size, both_sides, by, size_of
 from sfumato.settings.noise import noise_at
 from sfumato.settings.params import Params
-from sfumato.settings.queries import Teacher
+from sfumato.settings.queries import TEACHER_CONSTANTS, Teacher
 from sfumato.settings.recipes import overlaid, params_of, read_overlay, recipes_at
 from sfumato.settings.stages import RECIPES
 from sfumato.storage.documents import read_yaml
@@ -39,6 +39,7 @@ class Known:
     path: str
     side: Size  # of the images as they will be stored, at most; or rows and columns
     channels: int
+    longer: int = 0  # pixels of the longer side of the images as they are; 0: of the largest size
     size_hint: int  # a rounded number of sensitive images, or of persons
     epsilon: float
     minutes: float
@@ -62,6 +63,7 @@ class Proposal:
     judging: float  # seconds of them that the evaluation takes
     enough: bool  # whether the time suffices
     whole: float = math.inf  # minutes for fits as long as what was measured
+    left: float = 1.0  # part of what whole fits of the largest images teach: see `forecast.kept`
 
     @property
     def kind(self) -> str | None:
@@ -131,20 +133,22 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
 def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Proposal]:
     """A proposal for each of the sizes that the table has a row for: the chosen one first, then the others by size.
 
-    The largest that the minutes allow, and that is nine tenths as useful as the best, is chosen, else the smallest.
+    The one that is expected to teach most in the minutes is chosen, the larger of equal ones, else the smallest.
     Raises ConfigError if there is a row for none of them.
     """
+    ordered = sorted(sides, key=both_sides, reverse=True)
     by_size = []
-    for side in sorted(sides, key=both_sides, reverse=True):
+    for side in ordered:
         with suppress(ConfigError):
             one = replace(known, side=side)
             if len(sides) == 1 or not row_for(one).get("asked"):
                 by_size.append(propose(one, seconds))
     if not by_size:
-        row_for(replace(known, side=max(sides, key=both_sides)))  # raises
-    best = max((fitted(one.grown) for one in by_size if one.enough), default=0.0)
-    worth = (one for one in by_size if one.enough and fitted(one.grown) >= 0.9 * best)
-    chosen = next(worth, by_size[-1])
+        row_for(replace(known, side=ordered[0]))  # raises
+    longer = [max(both_sides(one.params.data.size or 0)) for one in by_size]
+    largest = max(longer[0], known.longer)
+    by_size = [replace(one, left=kept(one.grown, side, largest)) for one, side in zip(by_size, longer, strict=True)]
+    chosen = max((one for one in by_size if one.enough), key=lambda one: one.left, default=by_size[-1])
     return [chosen, *(one for one in by_size if one is not chosen)]
 
 
@@ -185,8 +189,13 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
     if beside or not known.evaluate:
         content["run"] = runs
     if row.get("tuned_at"):
-        rules = at_effective_epsilon(content["recipe"], known.epsilon * known.size_hint / row["tuned_at"])
+        product = known.epsilon * known.size_hint
+        rules = at_effective_epsilon(content["recipe"], product / row["tuned_at"])
         content = overlaid(content, {name: section for name, section in rules.items() if name in runs})
+        rule = PROPOSALS["directions"]
+        usual = content["teacher"].get("dimension", TEACHER_CONSTANTS["auxiliary"]["dimension"][0])
+        dimension = min(usual, max(rule["least"], int(product / rule["images"])))
+        content = overlaid(content, {"teacher": {"dimension": dimension}})
     for key, (first, last) in row["grows"].items():  # by equal factors, to two digits
         value: Any = int(float(f"{first * (last / first) ** part:.1e}"))
         for name in reversed(key.split(".")):

@@ -7,20 +7,29 @@ import pytest
 from scipy.special import logit
 
 from sfumato.evaluation.verdict import VERDICT_LEVELS, level_of
-from sfumato.planning.forecast import LINE, advice, curve, expected_part, forecast
+from sfumato.planning.forecast import LINE, advice, curve, expected_part, forecast, kept
 
 KINDS = tuple(LINE["offsets"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_units_a_larger_epsilon_and_longer_fits_never_lower_the_forecast(kind):
-    parts = [expected_part(kind, product, grown) for product in (10, 1e3, 1e5) for grown in (0, 0.5, 1)]
+    lengths = [kept(grown, 64, 64) for grown in (0, 0.5, 1)]
+    parts = [expected_part(kind, product, left) for product in (10, 1e3, 1e5) for left in lengths]
+    assert lengths[2] == 1
     assert parts[:3] == sorted(parts[:3]) and parts[2::3] == sorted(parts[2::3])
     for product in (10, 1e3, 1e5):
         low, part, high = (expected_part(kind, product, sure=sure) for sure in (-1, 0, 1))
         assert 0 < low < part < high < 1
         shown = f"{level_of(part)}, {100 * part:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
         assert forecast(kind, product, 1) == shown
+
+
+def test_images_that_are_made_smaller_never_raise_the_forecast_and_small_ones_are_no_worse_for_being_small():
+    sides = [4, 8, 16, 24, 28, 32, 48, 64, 128, 224]
+    parts = [kept(1.0, side, 224) for side in sides]
+    assert parts == sorted(parts) and parts[0] < 0.9 and parts[-1] == 1
+    assert all(kept(1.0, side, side) == 1 for side in sides)
 
 
 @pytest.mark.parametrize("units", [30, 300, 3000, 30_000])
