@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,11 @@ def collect(project: Path, out: Path) -> None:
     shown = 1000 if found.images[0, :, :, 0].size <= SMALL else 100
     first = min(shown, found.card["kinds"]["plain"])  # then come those that are distorted or mixed
     some = ImageSet(found.images[:first], found.labels[:first], found.classes)
-    table = out / f"first-{first}.parquet"
-    save_parquet(table, some, found.kinds[:first], mark_of(found.card["sources"]))
-    parquet.write_table(parquet.read_table(table), table, compression="zstd")  # every PNG repeats its mark
+    with tempfile.TemporaryDirectory() as written:
+        save_parquet(Path(written), some, found.kinds[:first], mark_of(found.card["sources"]))
+        (table,) = Path(written).rglob("*.parquet")
+        smaller = out / f"first-{first}.parquet"  # every PNG repeats its mark
+        parquet.write_table(parquet.read_table(table), smaller, compression="zstd")
 
 
 def main() -> None:

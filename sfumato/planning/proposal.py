@@ -188,14 +188,16 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
         runs = [name for name in runs if name != "evaluate"]
     if beside or not known.evaluate:
         content["run"] = runs
+    product = known.epsilon * known.size_hint
     if row.get("tuned_at"):
-        product = known.epsilon * known.size_hint
         rules = at_effective_epsilon(content["recipe"], product / row["tuned_at"])
         content = overlaid(content, {name: section for name, section in rules.items() if name in runs})
-        rule = PROPOSALS["directions"]
-        usual = content["teacher"].get("dimension", TEACHER_CONSTANTS["auxiliary"]["dimension"][0])
-        dimension = min(usual, max(rule["least"], int(product / rule["images"])))
-        content = overlaid(content, {"teacher": {"dimension": dimension}})
+        teacher = content["teacher"]
+        most = teacher.get("dimension", TEACHER_CONSTANTS["auxiliary"]["dimension"][0])
+        fewer = {"dimension": min(most, int(few("dimension", product)))}
+        content = overlaid(content, {"teacher": {"ridge": float(f"{few('ridge', product):.2g}"), **teacher, **fewer}})
+    share = max(float(content["count"]["noise"].rstrip("%")), few("count", product))
+    content = overlaid(content, {"count": {"noise": f"{share:.2g}%"}})
     for key, (first, last) in row["grows"].items():  # by equal factors, to two digits
         value: Any = int(float(f"{first * (last / first) ** part:.1e}"))
         for name in reversed(key.split(".")):
@@ -224,6 +226,13 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
     total = sum(expected.values())
     enough = total <= 60 * known.minutes
     return Proposal(content, params, row["name"], part, total, expected.get("evaluate", 0.0), enough)
+
+
+def few(what: str, product: float) -> float:
+    """What the table `few` gives for so many images, or persons, times ε."""
+    rule = PROPOSALS["few"][what]
+    low, high = rule["within"]
+    return float(min(max(rule["value"] * (product / rule["at"]) ** rule["power"], low), high))
 
 
 def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:
