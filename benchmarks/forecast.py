@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 import yaml
 from scipy.special import expit, logit
-from sklearn.isotonic import IsotonicRegression
 
 from sfumato.evaluation.verdict import VERDICT_LEVELS, level_of
 
@@ -74,28 +73,26 @@ def fitted(table: pd.DataFrame) -> dict[str, Any]:
         for name, epsilon, kind, product, part in rows
     ]
     spread = math.ceil(100 * wrong.quantile(2 / 3)) / 100
-    return line_of(table) | {"spread": spread, "sizes": kept_by_size(), "runs": runs}
+    return line_of(table) | {"spread": spread, "sizes": power_of_size(), "runs": runs}
 
 
-def kept_by_size() -> dict[int, float]:
-    """By pixels a side, the part that is left of what images of the largest size teach: 1 at that one.
+def power_of_size() -> dict[str, float]:
+    """What is learned goes by (side / largest)^(offset + slope · log10(units · ε)): least squares of its logarithm.
 
-    Least squares of log(learned), with one offset for each set, number of units and ε, so that not every size has to be
-    run with each; then a larger size never has less. What is learned is measured by the best real accuracy of a set.
+    With one offset more for each set, number of units and ε, so that not every size has to be run with each. Runs weigh
+    by what was learned, since the logarithm of little is mostly noise. What there is to learn is by the best real
+    accuracy of the set.
     """
     table = pd.read_csv(HERE / "results" / "sizes.csv")
     chance = 100 / table.classes
     real = table.groupby("set").real.transform("max")
     learned = ((table.release - chance) / (real - chance)).clip(lower=0.01)
-    sides = sorted(table["size"].unique())
-    groups = table.groupby(["set", "units", "epsilon"]).ngroup()
-    columns = np.column_stack(
-        [*(table["size"] == side for side in sides[:-1]), *(groups == group for group in range(groups.max() + 1))]
-    )
-    found, *_ = np.linalg.lstsq(columns.astype(float), np.log(learned.to_numpy()))
-    parts = np.exp([*found[: len(sides) - 1], 0.0])
-    smoothed = IsotonicRegression(y_max=1.0).fit_transform(range(len(sides)), parts)
-    return {int(side): round(float(part), 2) for side, part in zip(sides, smoothed, strict=True)}
+    side = np.log(table["size"])
+    groups = pd.get_dummies(table.groupby(["set", "units", "epsilon"]).ngroup()).to_numpy(float)
+    columns = np.column_stack([side, side * np.log10(table.units * table.epsilon), groups])
+    weights = learned.to_numpy()
+    (offset, slope, *_), *_ = np.linalg.lstsq(columns * weights[:, None], np.log(weights) * weights)
+    return {"offset": round(float(offset), 3), "slope": round(float(slope), 3)}
 
 
 def draw(table: pd.DataFrame, line: dict[str, Any]) -> None:

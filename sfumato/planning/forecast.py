@@ -10,7 +10,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from scipy.special import expit, logit
 
 from sfumato.evaluation.verdict import VERDICT_LEVELS, level_of
@@ -20,15 +19,15 @@ from sfumato.storage.documents import read_yaml
 LINE: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("forecast.yaml")))
 
 
-def kept(grown: float, side: int, largest: int) -> float:
-    """The part of it that is left with shorter fits and smaller images.
+def kept(grown: float, side: int, largest: int, product: float) -> float:
+    """The part of it that is left with shorter fits and smaller images: above 1 where smaller ones teach more.
 
     grown: length of the fits, 0, the shortest, to 1, the longest that were measured; side: of the images in pixels, the
-    longer one; largest: to which they could be resized.
+    longer one; largest: to which they could be resized; product: units · ε, as detail is lost in noise with few.
     """
-    sides, parts = zip(*LINE["sizes"].items(), strict=True)
-    of_size, of_largest = np.interp(np.log([side, largest]), np.log(sides), parts)
-    return float((1 - 0.3 * (1 - grown) ** 2) * of_size / of_largest)  # fits: brain MRI, 18, 49 and 64 % of the longest
+    power = LINE["sizes"]["offset"] + LINE["sizes"]["slope"] * math.log10(product)
+    fits = 1 - 0.3 * (1 - grown) ** 2  # by brain MRI with 18, 49 and 64 % of the longest
+    return fits * float((side / largest) ** power)
 
 
 def expected_part(kind: str, product: float, left: float = 1.0, sure: float = 0.0) -> float:

@@ -133,7 +133,7 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
 def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Proposal]:
     """A proposal for each of the sizes that the table has a row for: the chosen one first, then the others by size.
 
-    The one that is expected to teach most in the minutes is chosen, the larger of equal ones, else the smallest.
+    The largest that the minutes allow, and that is nine tenths as useful as the best, is chosen, else the smallest.
     Raises ConfigError if there is a row for none of them.
     """
     ordered = sorted(sides, key=both_sides, reverse=True)
@@ -146,9 +146,11 @@ def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Pro
     if not by_size:
         row_for(replace(known, side=ordered[0]))  # raises
     longer = [max(both_sides(one.params.data.size or 0)) for one in by_size]
-    largest = max(longer[0], known.longer)
-    by_size = [replace(one, left=kept(one.grown, side, largest)) for one, side in zip(by_size, longer, strict=True)]
-    chosen = max((one for one in by_size if one.enough), key=lambda one: one.left, default=by_size[-1])
+    about = max(longer[0], known.longer), known.epsilon * known.size_hint
+    by_size = [replace(one, left=kept(one.grown, side, *about)) for one, side in zip(by_size, longer, strict=True)]
+    best = max((one.left for one in by_size if one.enough), default=0.0)
+    worth = (one for one in by_size if one.enough and one.left >= 0.9 * best)
+    chosen = next(worth, by_size[-1])
     return [chosen, *(one for one in by_size if one is not chosen)]
 
 

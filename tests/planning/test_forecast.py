@@ -14,7 +14,7 @@ KINDS = tuple(LINE["offsets"])
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_units_a_larger_epsilon_and_longer_fits_never_lower_the_forecast(kind):
-    lengths = [kept(grown, 64, 64) for grown in (0, 0.5, 1)]
+    lengths = [kept(grown, 64, 64, 1000) for grown in (0, 0.5, 1)]
     parts = [expected_part(kind, product, left) for product in (10, 1e3, 1e5) for left in lengths]
     assert lengths[2] == 1
     assert parts[:3] == sorted(parts[:3]) and parts[2::3] == sorted(parts[2::3])
@@ -25,11 +25,12 @@ def test_more_units_a_larger_epsilon_and_longer_fits_never_lower_the_forecast(ki
         assert forecast(kind, product, 1) == shown
 
 
-def test_images_that_are_made_smaller_never_raise_the_forecast_and_small_ones_are_no_worse_for_being_small():
-    sides = [4, 8, 16, 24, 28, 32, 48, 64, 128, 224]
-    parts = [kept(1.0, side, 224) for side in sides]
-    assert parts == sorted(parts) and parts[0] < 0.9 and parts[-1] == 1
-    assert all(kept(1.0, side, side) == 1 for side in sides)
+def test_with_many_units_smaller_images_teach_less_and_with_few_more():
+    sides = [8, 16, 24, 28, 32, 48, 64, 128, 224]
+    many, few = ([kept(1.0, side, 224, product) for side in sides] for product in (50_000, 400))
+    assert many == sorted(many) and few == sorted(few, reverse=True) and many[-1] == few[-1] == 1
+    assert all(kept(1.0, side, side, 400) == 1 for side in sides)
+    assert all(0.95 < kept(1.0, side, 224, 2900) < 1.05 for side in sides)  # without a jump between them
 
 
 @pytest.mark.parametrize("units", [30, 300, 3000, 30_000])

@@ -196,18 +196,26 @@ def test_a_proposal_for_rectangles_is_a_plan_of_their_size(known, minutes):
     make_plan(proposed.params, card("set", (known.channels, *size), source="imagefolder", labels=labels))
 
 
-def test_the_size_is_proposed_that_is_expected_to_teach_most_in_the_minutes_and_the_others_are_named():
+def test_the_largest_size_is_proposed_that_the_minutes_allow_and_the_others_are_named():
     sizes = []
     for minutes in (0.1, 60, 200, 1e6):
         chosen, *others = proposals(replace(GREY, minutes=minutes), (16, 32, 64, 128), seconds)
         sizes.append(chosen.params.data.size)
         assert {one.params.data.size for one in (chosen, *others)} == {16, 32, 64, 128}
-        assert chosen.left == max((one.left for one in (chosen, *others) if one.enough), default=chosen.left)
     assert sizes == sorted(sizes) and sizes[-1] == 128 and sizes[0] == 16 and 64 in sizes
 
 
+def test_few_persons_get_a_size_at_which_little_is_enough():
+    """400 at ε = 1: releases of 16 pixels taught 49 % of brain MRI and 78 % of X-rays, of 32 pixels 39 and 75 %."""
+    sizes = []
+    for size in (400, 1000, 2000, 60_000):
+        asked = replace(GREY, size_hint=size, longer=224)
+        sizes.append(proposals(asked, (8, 16, 32, 64, 128), lambda _: {"auxiliary": 1.0})[0].params.data.size)
+    assert sizes == [16, 64, 128, 128]
+
+
 def test_a_size_below_that_of_the_images_lowers_the_forecast_also_where_it_is_asked_for():
-    lefts = [proposals(replace(GREY, longer=224), (size,), seconds)[0].left for size in (16, 32, 64, 128)]
+    lefts = [proposals(replace(GREY, longer=128), (size,), seconds)[0].left for size in (16, 32, 64, 128)]
     assert lefts == sorted(lefts) and lefts[0] < lefts[-1] == 1
     assert proposals(GREY, (16,), seconds)[0].left == 1
 
