@@ -81,7 +81,7 @@ def power_of_size() -> dict[str, float]:
 
     With one offset more for each set, number of units and ε, so that not every size has to be run with each. Runs weigh
     by what was learned, since the logarithm of little is mostly noise. What there is to learn is by the best real
-    accuracy of the set.
+    accuracy of the set. Larger images than the largest of the rows count as those.
     """
     table = pd.read_csv(HERE / "results" / "sizes.csv")
     chance = 100 / table.classes
@@ -92,7 +92,7 @@ def power_of_size() -> dict[str, float]:
     columns = np.column_stack([side, side * np.log10(table.units * table.epsilon), groups])
     weights = learned.to_numpy()
     (offset, slope, *_), *_ = np.linalg.lstsq(columns * weights[:, None], np.log(weights) * weights)
-    return {"offset": round(float(offset), 3), "slope": round(float(slope), 3)}
+    return {"offset": round(float(offset), 3), "slope": round(float(slope), 3), "largest": int(table["size"].max())}
 
 
 def draw(table: pd.DataFrame, line: dict[str, Any]) -> None:

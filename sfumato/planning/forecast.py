@@ -25,9 +25,10 @@ def kept(grown: float, side: int, largest: int, product: float) -> float:
     grown: length of the fits, 0, the shortest, to 1, the longest that were measured; side: of the images in pixels, the
     longer one; largest: to which they could be resized; product: units · ε, as detail is lost in noise with few.
     """
-    power = LINE["sizes"]["offset"] + LINE["sizes"]["slope"] * math.log10(product)
+    rule = LINE["sizes"]
+    power = rule["offset"] + rule["slope"] * math.log10(product)
     fits = 1 - 0.3 * (1 - grown) ** 2  # by brain MRI with 18, 49 and 64 % of the longest
-    return fits * float((side / largest) ** power)
+    return fits * float((min(side, rule["largest"]) / min(largest, rule["largest"])) ** power)
 
 
 def expected_part(kind: str, product: float, left: float = 1.0, sure: float = 0.0) -> float:

@@ -192,12 +192,13 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
         content["run"] = runs
     product = known.epsilon * known.size_hint
     if row.get("tuned_at"):
-        rules = at_effective_epsilon(content["recipe"], product / row["tuned_at"])
+        effective = product / row["tuned_at"]
+        rules = at_effective_epsilon(content["recipe"], effective)
         content = overlaid(content, {name: section for name, section in rules.items() if name in runs})
         teacher = content["teacher"]
         most = teacher.get("dimension", TEACHER_CONSTANTS["auxiliary"]["dimension"][0])
         fewer = {"dimension": min(most, int(few("dimension", product)))}
-        content = overlaid(content, {"teacher": {"ridge": float(f"{few('ridge', product):.2g}"), **teacher, **fewer}})
+        content = overlaid(content, {"teacher": {"ridge": float(f"{few('ridge', effective):.2g}"), **teacher, **fewer}})
     share = max(float(content["count"]["noise"].rstrip("%")), few("count", product))
     content = overlaid(content, {"count": {"noise": f"{share:.2g}%"}})
     for key, (first, last) in row["grows"].items():  # by equal factors, to two digits
@@ -231,7 +232,7 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
 
 
 def few(what: str, product: float) -> float:
-    """What the table `few` gives for so many images, or persons, times ε."""
+    """What the table `few` gives for a number of images, or persons, times ε."""
     rule = PROPOSALS["few"][what]
     low, high = rule["within"]
     return float(min(max(rule["value"] * (product / rule["at"]) ** rule["power"], low), high))

@@ -30,6 +30,9 @@ def test_with_many_units_smaller_images_teach_less_and_with_few_more():
     many, few = ([kept(1.0, side, 224, product) for side in sides] for product in (50_000, 400))
     assert many == sorted(many) and few == sorted(few, reverse=True) and many[-1] == few[-1] == 1
     assert all(kept(1.0, side, side, 400) == 1 for side in sides)
+    assert kept(1.0, 64, 224, 400) == kept(1.0, 64, 128, 400) == kept(1.0, 64, 9000, 400)
+    for product in (10, 100, 400, 1000, 3000):  # a part, whatever is small
+        assert all(expected_part(kind, product, kept(1.0, 8, 224, product), 1.0) < 1 for kind in KINDS)
     assert all(0.95 < kept(1.0, side, 224, 2900) < 1.05 for side in sides)  # without a jump between them
 
 
