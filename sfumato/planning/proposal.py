@@ -190,17 +190,7 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
         runs = [name for name in runs if name != "evaluate"]
     if beside or not known.evaluate:
         content["run"] = runs
-    product = known.epsilon * known.size_hint
-    if row.get("tuned_at"):
-        effective = product / row["tuned_at"]
-        rules = at_effective_epsilon(content["recipe"], effective)
-        content = overlaid(content, {name: section for name, section in rules.items() if name in runs})
-        teacher = content["teacher"]
-        most = teacher.get("dimension", TEACHER_CONSTANTS["auxiliary"]["dimension"][0])
-        fewer = {"dimension": min(most, int(few("dimension", product)))}
-        content = overlaid(content, {"teacher": {"ridge": float(f"{few('ridge', effective):.2g}"), **teacher, **fewer}})
-    share = max(float(content["count"]["noise"].rstrip("%")), few("count", product))
-    content = overlaid(content, {"count": {"noise": f"{share:.2g}%"}})
+    content = for_so_many(content, known.epsilon * known.size_hint, row, runs)
     for key, (first, last) in row["grows"].items():  # by equal factors, to two digits
         value: Any = int(float(f"{first * (last / first) ** part:.1e}"))
         for name in reversed(key.split(".")):
@@ -229,6 +219,20 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
     total = sum(expected.values())
     enough = total <= 60 * known.minutes
     return Proposal(content, params, row["name"], part, total, expected.get("evaluate", 0.0), enough)
+
+
+def for_so_many(content: dict[str, Any], product: float, row: Mapping[str, Any], runs: Sequence[str]) -> dict[str, Any]:
+    """The content with shares and teacher's constants that fit `product`, images or persons times ε."""
+    if row.get("tuned_at"):
+        effective = product / row["tuned_at"]
+        rules = at_effective_epsilon(content["recipe"], effective)
+        content = overlaid(content, {name: section for name, section in rules.items() if name in runs})
+        teacher = content["teacher"]
+        most = teacher.get("dimension", TEACHER_CONSTANTS["auxiliary"]["dimension"][0])
+        fewer = {"dimension": min(most, int(few("dimension", product)))}
+        content = overlaid(content, {"teacher": {"ridge": float(f"{few('ridge', effective):.2g}"), **teacher, **fewer}})
+    share = max(float(content["count"]["noise"].rstrip("%")), few("count", product))
+    return overlaid(content, {"count": {"noise": f"{share:.2g}%"}})
 
 
 def few(what: str, product: float) -> float:
