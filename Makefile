@@ -4,7 +4,10 @@ REPRO ?=
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 
-INSTALLER ?= $(VENV)/bin/python -m pip install
+UV := $(shell command -v uv)
+INSTALLER ?= $(if $(UV),$(UV) pip install --python $(VENV)/bin/python,$(VENV)/bin/python -m pip install)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+export UV_NO_SOURCES := 1
 # Tests wait for the disk to sync tens of thousands of small files. In memory that takes no time, where there are 8 GB of it.
 IN_MEMORY = $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'END {print $$4}')" -gt 8000000 ] 2>/dev/null && echo /dev/shm)
 LOCK_FOR := --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
@@ -27,18 +30,29 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# PyTorch's CPU builds, for machines without an NVIDIA card. The public index has no others for macOS, and serves where
+# PyTorch's own does not answer within five seconds.
+define install_torch
+@command -v nvidia-smi > /dev/null || [ "$$(uname)" = Darwin ] || { \
+	$(PYTHON) -c 'from urllib.request import urlopen; urlopen("$(TORCH_INDEX)/torch/", timeout=5)' 2> /dev/null && \
+	$(INSTALLER) --no-deps --index-url $(TORCH_INDEX) $$(sed -n 's/^\(torch.*\);.*/\1/p' cpu.txt); } || \
+	echo "PyTorch's index cannot be reached. The public index serves: on Linux, 3 GB with CUDA instead of 0.2 GB." >&2
+endef
+
 # With LOCKED the lock has all that both need, and nothing is installed that it does not name.
-ifdef LOCKED
+ifneq ($(LOCKED),)
 $(VENV)/.installed $(VENV)/.installed-test: pyproject.toml requirements.lock | $(VENV)/bin/python
 	$(INSTALLER) --require-hashes -r requirements.lock
 	$(INSTALLER) --no-deps --no-build-isolation -e .
 	@touch $(VENV)/.installed $(VENV)/.installed-test
 else
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml constraints.txt cpu.txt | $(VENV)/bin/python
+	$(install_torch)
 	$(INSTALLER) -c constraints.txt -e .
 	@touch $@
 
-$(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.installed-test: pyproject.toml constraints.txt cpu.txt | $(VENV)/bin/python
+	$(install_torch)
 	$(INSTALLER) -c constraints.txt -e '.[test]'
 	@touch $@ $(VENV)/.installed
 endif

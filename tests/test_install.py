@@ -1,0 +1,91 @@
+"""Installation: PyTorch's CPU builds without an NVIDIA card, the public index where PyTorch's own does not answer."""
+
+import os
+import re
+import shutil
+import subprocess
+import threading
+import tomllib
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CPU = (ROOT / "cpu.txt").read_text()
+BUILDS = re.findall(r"(?m)^(torch\w*)==([0-9.]+)\+cpu;", CPU)
+FILES = ("Makefile", "cpu.txt", "constraints.txt", "pyproject.toml")
+UNREACHABLE = "http://127.0.0.1:9"  # the discard port, which nothing serves
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        """Print nothing."""
+
+
+@pytest.fixture
+def index(tmp_path):
+    """The address of an index that has a page for torch."""
+    (tmp_path / "index" / "torch").mkdir(parents=True)
+    handler = partial(Quiet, directory=tmp_path / "index")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def make_install(folder: Path, index: str, *, card: bool = False) -> tuple[list[str], str]:
+    """Run `make install` with an installer that only prints its arguments. Returns its lines and standard error."""
+    project = folder / "project"
+    (project / ".venv" / "bin").mkdir(parents=True)
+    (project / ".venv" / "bin" / "python").touch()
+    for name in FILES:
+        shutil.copy(ROOT / name, project)
+    programs = folder / "programs"
+    programs.mkdir()
+    for name in ("sh", "sed", "uname", "touch", "env", "python3", "make", "awk", "df", "echo"):
+        (programs / name).symlink_to(shutil.which(name))
+    if card:
+        (programs / "nvidia-smi").symlink_to(shutil.which("true"))
+    words = ["make", "--silent", "install", "INSTALLER=echo installed", f"TORCH_INDEX={index}"]
+    environment = os.environ | {"PATH": str(programs)}
+    done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stdout.splitlines() if line.startswith("installed")], done.stderr
+
+
+def test_cpu_builds_have_the_versions_that_the_tests_use():
+    constraints = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    assert dict(BUILDS) == {name: constraints[name] for name in ("torch", "torchvision")}
+    assert CPU.splitlines()[-1] == "."
+
+
+def test_uv_takes_the_cpu_builds_from_the_same_index():
+    uv = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]
+    (index,) = uv["index"]
+    assert index["explicit"] and f"--extra-index-url {index['url']}\n" in CPU
+    assert {source["index"] for name, _ in BUILDS for source in uv["sources"][name]} == {index["name"]}
+
+
+def test_the_package_itself_names_no_index():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert not [words for words in project["dependencies"] if "+" in words or "@" in words]
+
+
+def test_make_takes_cpu_builds_where_their_index_answers(tmp_path, index):
+    lines, _ = make_install(tmp_path, index)
+    wanted = [f"{name}=={version}+cpu" for name, version in BUILDS]
+    assert lines[0].split()[1:] == ["--no-deps", "--index-url", index, *wanted]
+    assert lines[1].endswith("-c constraints.txt -e .")
+
+
+def test_make_takes_the_public_index_where_the_other_is_silent(tmp_path):
+    lines, errors = make_install(tmp_path, UNREACHABLE)
+    assert len(lines) == 1 and "+cpu" not in lines[0]
+    assert errors.count("cannot be reached") == 1
+
+
+def test_make_keeps_cuda_for_an_nvidia_card(tmp_path, index):
+    lines, errors = make_install(tmp_path, index, card=True)
+    assert len(lines) == 1 and "+cpu" not in lines[0] and not errors
