@@ -76,7 +76,7 @@ def main() -> None:
         params, _ = at(content, 1.0, "exact")
         images, labels, held_out, right = pictures(params)
         settings = params.teacher
-        features = ProjectedFeatures(settings.feature, images.shape[1:], settings.dimension, flip=settings.flip)
+        features = ProjectedFeatures(settings.feature, (*images.shape[1:],), settings.dimension, flip=settings.flip)
         spanned = features.fit(held_out, settings.power, 0).double()
         covariance = spanned.T @ spanned / len(spanned)
         rows = torch.cat([rows_alone(features, part.float() / 255) for part in images.split(1000)])

@@ -166,7 +166,7 @@ def main() -> None:
                 effective = epsilon * arguments.units / 60_000
                 about |= at_effective_epsilon("teacher-generator", effective)["teacher"] | {"ridge": 0.01}
             about |= {key: float(value) for key, value in given.items()}
-            settings = Teacher(features=tuple(TeacherMap(map=name) for name in maps), **about)
+            settings = Teacher.model_validate({"features": [TeacherMap(map=name) for name in maps], **about})
             few = arguments.units, arguments.side
             found = [trained(settings, rows, epsilon, seed, *few) for seed in map(int, arguments.seeds.split(","))]
             shown = ", ".join(f"{one:.1f}" for one in found)

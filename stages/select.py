@@ -2,6 +2,7 @@
 
 from sfumato.data.store import load_public
 from sfumato.features.teacher_network import classify, load_teacher
+from sfumato.runtime.compute import device
 from sfumato.settings.training import Select
 from sfumato.training.selection import read_votes, relabel, save_selection, save_surest, select_public, surest
 from stages.runner import StageRun
@@ -11,7 +12,7 @@ def select(run: StageRun, settings: Select) -> None:
     images = load_public(run.path("public"), run.plan.shape)
     classes = run.plan.classes
     if settings.by == "teacher":
-        probabilities = classify(load_teacher(run.path("teacher")), images).numpy()
+        probabilities = classify(load_teacher(run.path("teacher")).to(device()), images).numpy()
         indices, labels = surest(probabilities, max(1, settings.images // len(classes)))
         with run.writing() as directory:
             save_surest(directory, images, probabilities, indices, labels, classes)

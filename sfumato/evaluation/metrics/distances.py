@@ -1,12 +1,10 @@
 """Distances between two sets of features: Fréchet, sliced, maximum mean discrepancy; Inception Score of one set.
 
 On Inception features the first and the last distance are FID and KID. On other features they are not called so:
-published values do not compare with them.
+published values do not compare with them. SciPy and scikit-learn load when a metric is computed.
 """
 
 import numpy as np
-from scipy.stats import entropy
-from sklearn.metrics.pairwise import polynomial_kernel
 
 PROJECTED = 2_000_000  # numbers held at a time, of each set
 
@@ -69,6 +67,8 @@ def kernel_distance(
 def squared_mmd(a: np.ndarray, b: np.ndarray) -> float:
     """Unbiased MMD² of (n, D) and (m, D) float64 under k(x, y) = (x·y / D + 1)³: inner sums without their diagonals."""
 
+    from sklearn.metrics.pairwise import polynomial_kernel
+
     def mean_within(x: np.ndarray) -> float:
         kernel = polynomial_kernel(x, degree=3)
         return (kernel.sum() - np.trace(kernel)) / (len(x) * (len(x) - 1))
@@ -83,6 +83,8 @@ def inception_score(probabilities: np.ndarray, splits: int = 10) -> tuple[float,
     probabilities: (N, classes), rows that add up to 1. They are shuffled first, because sets may be sorted by class.
     There are fewer parts if one would have fewer than two images. Source: Salimans et al. 2016.
     """
+    from scipy.stats import entropy
+
     order = np.random.default_rng(0).permutation(len(probabilities))
     scores = []
     for part in np.array_split(order, min(splits, len(order) // 2)):

@@ -1,8 +1,9 @@
-"""Metrics from nearest neighbours in a feature space: precision, recall, density, coverage, authenticity."""
+"""Metrics from nearest neighbours in a feature space: precision, recall, density, coverage, authenticity.
+
+scikit-learn loads when a metric is computed: `stage plan` needs only the names of the metrics.
+"""
 
 import numpy as np
-from sklearn.metrics import pairwise_distances_argmin_min, pairwise_distances_chunked
-from sklearn.neighbors import NearestNeighbors
 
 MEMORY = 32.0  # MiB of distances held at a time
 NEIGHBOURS = 5  # k of precision, recall, density, coverage; fewer of few images
@@ -10,12 +11,16 @@ NEIGHBOURS = 5  # k of precision, recall, density, coverage; fewer of few images
 
 def nearest(features: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The nearest row of `reference` for each row of `features`: (index (N,) int64, distance (N,) float64)."""
+    from sklearn.metrics import pairwise_distances_argmin_min
+
     index, distance = pairwise_distances_argmin_min(features.astype(np.float64), reference.astype(np.float64))
     return index, distance
 
 
 def radii(features: np.ndarray, k: int) -> np.ndarray:
     """(N,) distance of each row to its k-th nearest other row, float64. Raises ValueError for too few rows."""
+    from sklearn.neighbors import NearestNeighbors
+
     distances, _ = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(features.astype(np.float64)).kneighbors()
     return np.asarray(distances[:, -1])
 
@@ -28,6 +33,8 @@ def precision_recall(synthetic: np.ndarray, real: np.ndarray, k: int = NEIGHBOUR
     Density: mean number of real balls around a synthetic image, over k; it can exceed 1. Coverage: share of real balls
     that hold a synthetic image.
     """
+    from sklearn.metrics import pairwise_distances_chunked
+
     k = min(k, len(synthetic) - 1, len(real) - 1)
     real_radii = radii(real, k)
     synthetic_radii = radii(synthetic, k)
