@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sfumato.release.loading import Release, load_release
     from sfumato.release.teacher import load_teacher
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 __all__ = ["Project", "Release", "__version__", "load_release", "load_teacher", "open_charge"]
 MODULE_OF = {
     "Project": "sfumato.planning.project",

@@ -13,7 +13,6 @@ from sfumato.privacy.ledger import by_id
 from sfumato.privacy.odometer import ABANDON, CLOSE, Odometer, Run
 from sfumato.privacy.record import is_record
 from sfumato.privacy.resolved import Lineage, settings_digest
-from sfumato.privacy.schema4 import as_now
 from sfumato.settings.params import Params
 from sfumato.settings.stages import ARTIFACTS, LEDGER, PUBLIC, QUERIES, STAGES
 from sfumato.storage.artifacts import PRIVACY, own_record
@@ -96,13 +95,13 @@ def records_in(file: Path) -> list[dict]:
     return []
 
 
-def repeat_count(name: str, params: Params, plans: Sequence[str], runs: Sequence[Run]) -> int:
-    """How often a query was, or will be, paid for again under its plan. plans: its digests.
+def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> int:
+    """Count how often a query was, or will be, paid for again under its plan, which has the digest `plan`.
 
     The number in privacy.spend_again is compared with what was released, or else left open, so a wish is granted once.
     It also reaches the queries that depend on a named one, because their inputs will change.
     """
-    mine = [run for run in runs if run.opened.get("plan") in plans and run.end != ABANDON]
+    mine = [run for run in runs if run.opened.get("plan") == plan and run.end != ABANDON]
     done = [run.record.get("again", 0) for run in [run for run in mine if run.end == CLOSE] or mine]
     wished = sum(params.privacy.spend_again.get(other, 0) for other in (name, *stages_before(name, params)))
     last = max(done, default=wished)  # a first release fulfils the wish
@@ -140,7 +139,7 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[
 
 
 def holds(file: Path, content: dict) -> bool:
-    """Whether a resolved file exists and means this, in whichever version's form."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return as_now(read_yaml(file)) == content
+    """Whether a resolved file exists and has this content."""
+    with suppress(OSError, ValueError):
+        return bool(read_yaml(file) == content)
     return False

@@ -5,7 +5,7 @@ All of it is public: nothing here reads an image or a noisy answer.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from sfumato.privacy.ledger import by_line
 from sfumato.privacy.odometer import Run
 from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import LINEAGE, Lineage, settings_digest
-from sfumato.privacy.schema4 import as_then
 from sfumato.settings.data import GROUP, IMAGE, SEVERAL
 from sfumato.settings.fields import REST
 from sfumato.settings.params import Params
@@ -93,16 +92,13 @@ def make_plan(
         },
     }
     files = {name: stage_file(stage, params, card, mechanisms.get(name)) for name, stage in STAGES.items()}
-    then = {name: as_then(content) for name, content in files.items()}
     lineage = {}
     for name in mechanisms:
-        schema4: dict[str, str] = {}  # none after a query's raised revision
-        if all(STAGES[n].revision == 1 for n in (*stages_before(name, params), name) if n in QUERIES):
-            schema4 = {"plan": plan_digest(name, params, then, public), "settings": settings_digest(then[name])}
-        same = Lineage(plan=plan_digest(name, params, files, public), schema4=schema4)
-        lineage[name] = replace(same, again=repeat_count(name, params, same.plans, runs))
-        if lineage[name].again:
-            files[name]["again"] = lineage[name].again
+        digest = plan_digest(name, params, files, public)
+        again = repeat_count(name, params, digest, runs)
+        lineage[name] = Lineage(plan=digest, again=again)
+        if again:
+            files[name]["again"] = again
     return Plan(params, files, mechanisms, budget, lineage)
 
 

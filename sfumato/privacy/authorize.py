@@ -196,7 +196,7 @@ def open_alone(
         with explained(BudgetError, lambda _: held, causes=(Timeout,)):
             stack.enter_context(FileLock(run / "lock", blocking=False))
         if left_open is None:
-            odometer.append(OPEN, plan=work.plan, work=work.digests[0], images=prepared, record=record)
+            odometer.append(OPEN, plan=work.plan, work=work.digest, images=prepared, record=record)
         elif decision.problem:
             withheld = left_open.drew_others(prepared)  # that the images have changed is private
             raise (DataError if withheld else BudgetError)(decision.problem)

@@ -40,11 +40,9 @@ class Work(Lineage):
         return f"privacy.spend_again: {{{self.stage}: {self.again + 1}}}"
 
     @property
-    def digests(self) -> tuple[str, ...]:
-        """Of the same settings on the same inputs, which are the same work: today's first."""
-        settings = (self.settings, *filter(None, [self.schema4.get("settings")]))
-        inputs = sorted(self.inputs or ())
-        return tuple(digest_of({"settings": s, "again": self.again, "inputs": inputs}) for s in settings)
+    def digest(self) -> str:
+        """Digest of the same settings on the same inputs, which are the same work."""
+        return digest_of({"settings": self.settings, "again": self.again, "inputs": sorted(self.inputs or ())})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +103,13 @@ def decide(
 
 
 def last_for(work: Work, runs: Sequence[Run]) -> tuple[Run, bool] | None:
-    """The last run for the same work, else under the same plan: paid once; and whether its inputs are the same."""
-    for digest in work.digests:
-        if same := [run for run in runs if run.opened.get("work") == digest]:
-            return same[-1], True
-    for plan in work.plans:
-        if same := [run for run in runs if run.opened.get("plan") == plan and run.record.get("again", 0) >= work.again]:
-            return same[-1], work.inputs is None
+    """Find the last run of the same work, else of the same plan, and whether its inputs match."""
+    digest = work.digest
+    if same := [run for run in runs if run.opened.get("work") == digest]:
+        return same[-1], True
+    of_the_plan = [run for run in runs if run.opened.get("plan") == work.plan]
+    if same := [run for run in of_the_plan if run.record.get("again", 0) >= work.again]:
+        return same[-1], work.inputs is None
     return None
 
 

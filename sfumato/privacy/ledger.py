@@ -58,6 +58,7 @@ class Ledger(Budget, Exact):
 
 
 KEYS = {field.name for field in fields(Ledger)}
+LAST_OF_SCHEMA_4 = "7569af49"
 
 
 def read_budget(path: Path) -> dict[str, Any]:
@@ -179,8 +180,12 @@ def read_ledger(path: Path) -> dict:
     keys = {*ledger, "apart"} if isinstance(ledger, dict) else set()
     if keys != KEYS:
         raise BudgetError(f"{path} is not a ledger: missing {sorted(KEYS - keys)}, unknown {sorted(keys - KEYS)}")
-    # 4 had digests of code for the revisions
-    if ledger["schema"] not in (4, 5) or not isinstance(ledger["records"], list):
+    if ledger["schema"] == 4:
+        raise BudgetError(
+            f"{path} has schema 4, of version 0.2. Commit {LAST_OF_SCHEMA_4} is the last that reads it: run "
+            "`dvc repro` once with that commit, which keeps all releases and spends nothing, then upgrade."
+        )
+    if ledger["schema"] != 5 or not isinstance(ledger["records"], list):
         raise BudgetError(f"{path} has schema {ledger['schema']!r}, this version reads 5: {write}")
     return ledger
 

@@ -34,7 +34,7 @@ class Record(Exact):
     versions: dict[str, str]
     time: Annotated[int, Field(ge=0, le=253_402_300_799)]  # up to the year 9999, the last that dates have
     revision: Positive = 1
-    code: dict[str, str] = field(default_factory=dict)  # of schema 4
+    code: dict[str, str] = field(default_factory=dict)  # in journals of version 0.2
     group_weight: str = ""  # how a group counts, if the unit is one
     claim: str = ""  # the owner's statement on a unit of one image
 

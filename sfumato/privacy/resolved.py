@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 from pydantic import Field
 
 from sfumato.errors import ConfigError, explained
-from sfumato.privacy.schema4 import as_now
 from sfumato.settings.data import IMAGE, SEVERAL, DatasetId
 from sfumato.settings.fields import Positive, Settings
 from sfumato.settings.stages import STAGES, Kind
@@ -87,18 +86,11 @@ class Lineage:
     """What decides whether a query spends, besides its own plan.
 
     plan: digest of the settings of the query and of all stages before it, and of the revisions of the queries among
-    them; schema4: `plan` and `settings` as records of schema 4 hold them, if those revisions are 1; again: how often
-    the owner asked to pay again.
+    them; again: how often the owner asked to pay again.
     """
 
     plan: str
     again: Annotated[int, Field(ge=0)] = 0
-    schema4: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def plans(self) -> tuple[str, ...]:
-        """The digests that records of this plan hold: today's first."""
-        return (self.plan, *filter(None, [self.schema4.get("plan")]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,19 +117,21 @@ def settings_digest(content: Mapping[str, Any]) -> str:
 
 
 def read_stage_plan(path: Path, stage: str, extra: Literal["forbid", "ignore"] = "forbid") -> StagePlan[Any]:
-    """The plan of `stage`, a QueryPlan if it spends; `extra` as in `as_now`. Raises ConfigError for another file."""
+    """Read the plan of `stage`, a QueryPlan if it spends. extra: what to do with settings that were removed since.
+
+    Raises ConfigError if the file is missing, or is not a plan of this stage.
+    """
     missing = f"{path} is missing: run `stage plan` first"
     with explained(ConfigError, lambda error: f"{path} cannot be read: {error}", missing=missing):
         content = read_yaml(path)
     if not isinstance(content, dict) or content.get("stage") != stage:
         raise ConfigError(f"{path} is not a resolved configuration of `{stage}`: run `stage plan`")
     with explained(ConfigError, lambda error: f"{path} cannot be used ({error}): run `stage plan` again"):
-        content = as_now(content, extra)
         file = validated(ResolvedFile, content)
         if file.revision != STAGES[stage].revision:
             raise ValueError(f"it is of revision {file.revision} of {stage}, now {STAGES[stage].revision}")
         fields: dict[str, Any] = vars(file) | {
-            "settings": STAGES[stage].settings.model_validate(file.settings),
+            "settings": STAGES[stage].settings.model_validate(file.settings, extra=extra),
             "digest": settings_digest(content),
             "model": None if file.model is None else Model.model_validate(file.model),
         }

@@ -159,6 +159,7 @@ WRITTEN = ledger_text(ledger_of(COUNT))
 UNREADABLE = {
     **dict.fromkeys(("", "{", "[]", "{}", '{"schema": 1}', "[" * 200_000), r"ledger\.json"),
     ledger_text(ledger_of(COUNT) | {"schema": 1}): "schema 1.*stage ledger write",
+    ledger_text(ledger_of(COUNT) | {"schema": 4}): "schema 4, of version 0.2. Commit 7569af49 is the last",
     **{WRITTEN.replace(' "target": 10.0', f' "target": {no}'): no for no in ("NaN", "Infinity", "-Infinity")},
 }
 

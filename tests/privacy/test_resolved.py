@@ -1,7 +1,9 @@
+import json
+
 import pytest
 
 from sfumato.errors import ConfigError
-from sfumato.privacy.resolved import read_stage_plan
+from sfumato.privacy.resolved import LINEAGE, Lineage, read_lineage, read_stage_plan
 
 WHOLE = (
     "stage: count\nenabled: true\ndataset_id: d\nshape: [1, 8, 8]\nclasses: [a, b]\nsize_hint: 100\nsettings: {}\n"
@@ -26,3 +28,9 @@ def test_what_cannot_be_used_is_named(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"count\.yaml"):
         read_stage_plan(path, "count")
+
+
+def test_a_lineage_of_version_0_3_is_read(tmp_path):
+    lineage = {"plan": "a" * 64, "again": 1, "schema4": {"plan": "b" * 64, "settings": "c" * 64}}
+    (tmp_path / LINEAGE).write_text(json.dumps({"count": lineage}))
+    assert read_lineage(tmp_path, "count") == Lineage(plan="a" * 64, again=1)

@@ -12,15 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from filelock import FileLock, Timeout
 
 from sfumato.data import prepare
-from sfumato.privacy import authorize
-from sfumato.privacy.authorize import ChargeRequest
 from sfumato.privacy.odometer import Odometer
-from sfumato.privacy.resolved import read_lineage
-from sfumato.privacy.schema4 import table
 from sfumato.settings.recipes import overlaid
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import read_artifact
@@ -64,25 +59,6 @@ def released(desk, plan):
     return plan
 
 
-@pytest.fixture
-def released_by_0_2(desk, monkeypatch, plan):
-    """The same by version 0.2: resolved files with every setting and a digest of code, and records of schema 4."""
-    for file in Path("artifacts/plan").glob("*.yaml"):
-        content = yaml.safe_load(file.read_text())
-        content.pop("revision")
-        content["settings"] = {**table()["settings"].get(file.stem, {}), **content["settings"]}
-        file.write_text(yaml.safe_dump(content | {"code": "c" * 64}))
-
-    def then(**given) -> ChargeRequest:
-        schema4 = read_lineage(Path("artifacts/plan"), given["stage"]).schema4
-        return ChargeRequest(**{**given, "schema4": {}, "plan": schema4["plan"], "settings": schema4["settings"]})
-
-    with monkeypatch.context() as old:
-        old.setattr(authorize, "ChargeRequest", then)
-        desk.run_all("count", "central")
-    return {path.name: path.read_text() for path in Path("artifacts/plan").glob("*.yaml")}
-
-
 def clone_alone():
     records = []
     for name in ("count", "central"):
@@ -93,7 +69,6 @@ def clone_alone():
     shutil.rmtree("state")
 
 
-VERSIONS = ["released", "released_by_0_2"]
 LOSSES = {
     "nothing": lambda: None,
     "cache": lambda: shutil.rmtree("artifacts"),
@@ -103,16 +78,11 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("of", VERSIONS)
-def test_a_loss_or_an_upgrade_keeps_what_was_released(desk, request, of, loss):
-    before = request.getfixturevalue(of)
+def test_a_loss_keeps_what_was_released(desk, released, loss):
     LOSSES[loss]()
     text = desk.run("plan --dry-run", "next: `dvc repro` will spend: finetune")
     assert text.count("already released as") == 2
-    same = {f"{name}.yaml" for name, stage in STAGES.items() if of == "released" or stage.revision == 1}
-    if of == "released" or Path("artifacts/plan").exists():  # with the files of 0.2 their form is lost
-        now = planned(desk)
-        assert {f: now[f] for f in same} == {f: before[f] for f in same}  # others are free, and re-run
+    assert planned(desk) == released
     if loss == "nothing":
         paid = Path("artifacts/count/privacy.json").read_bytes()
         text = desk.run("count", "already released", "A copy is kept", code=3)  # its own artifact lies there
@@ -136,9 +106,7 @@ CHANGES_OF_A_PLAN = {
 
 
 @pytest.mark.parametrize("change", CHANGES_OF_A_PLAN)
-@pytest.mark.parametrize("of", VERSIONS)
-def test_what_was_changed_spends_again_with_what_reads_it_and_says_so_first(desk, request, monkeypatch, of, change):
-    request.getfixturevalue(of)
+def test_a_change_spends_again_with_what_reads_it(desk, released, monkeypatch, change):
     apply, content, spent = CHANGES_OF_A_PLAN[change]
     apply(monkeypatch)
     desk.params(**content)
@@ -196,9 +164,7 @@ def test_nothing_is_put_back_beside_inputs_of_other_charges(desk):
     assert "put back" not in desk.run("teacher", "already released", code=3) and len(desk.opened) == 4
 
 
-@pytest.mark.parametrize("of", VERSIONS)
-def test_a_release_that_is_lost_is_refused_and_not_spent_again(desk, request, of):
-    request.getfixturevalue(of)
+def test_a_release_that_is_lost_is_refused_and_not_spent_again(desk, released):
     shutil.rmtree("artifacts")
     shutil.rmtree("state/runs")
     planned(desk)
