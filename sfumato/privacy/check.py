@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sfumato.errors import BudgetError, ConfigError, SfumatoError
-from sfumato.privacy.accountant import ACCOUNTANTS, RELATIONS, checked_delta
+from sfumato.privacy.accountant import ACCOUNTANTS, checked_delta
 from sfumato.privacy.events import UNITS
 from sfumato.privacy.ledger import Ledger, by_id, compose, odometer_line, of_one_person, read_ledger, spent_on_one
 from sfumato.privacy.opinions import Opinion, disagreements, kept_opinions
@@ -95,11 +95,12 @@ def check_ledger(
         delta = ledger["delta"]
     accountant = ledger["accountant"]
     try:
+        checked_delta(ledger["delta"], ledger["size_hint"])
         checked_delta(delta, ledger["size_hint"])
     except ConfigError as error:
         return math.inf, [*problems, str(error)]
-    if accountant not in ACCOUNTANTS or ledger["adjacency"] not in RELATIONS:
-        problems.append(f"accountant={accountant!r}, adjacency={ledger['adjacency']!r}: unknown")
+    if accountant not in ACCOUNTANTS:
+        problems.append(f"accountant={accountant!r} is unknown: expected one of {', '.join(ACCOUNTANTS)}")
     records = ledger["records"]
     for number, record in enumerate(records):
         problems += record_problems(f"record {number}", record)
@@ -120,13 +121,8 @@ def check_ledger(
         problems.append(f"it sets {', '.join(apart)} apart, of which it lacks records: two data sets or more have some")
         return math.inf, problems
     stored = compose(records, ledger["delta"], apart, accountant)
-    for name, cost in stored["epsilon"].items():
-        said = ledger["epsilon"].get(name, math.nan)
-        if not abs(said - cost) <= TOLERANCE * max(1.0, cost):
-            problems.append(f"its epsilon ({name}) is {said}, its records come to {cost:.6g}")
+    problems += stated_problems(ledger, stored)
     problems += odometer_problems(ledger)
-    if listed(ledger["stages"]) != listed(stored["stages"]):
-        problems.append("its table of stages does not list the records it holds: one was added or trimmed")
     spent = spent_on_one(records, delta, accountant, stored["adjacency"], apart)
     for what, bound, cost, at in (
         ("its own target", ledger["target"], stored["epsilon"][accountant], ledger["delta"]),
@@ -135,6 +131,34 @@ def check_ledger(
         if bound is not None and not cost <= bound:
             problems.append(f"epsilon={cost:.4f} at delta={at:.3g} exceeds {what} {bound:g}")
     return spent, problems
+
+
+def stated_problems(ledger: Mapping, computed: Mapping) -> list[str]:
+    """What a ledger states of its records that they do not come to. computed: as `compose` returns it."""
+    problems = []
+    if ledger["adjacency"] != computed["adjacency"]:
+        problems.append(f"its adjacency is {ledger['adjacency']!r}, its records come to {computed['adjacency']!r}")
+    for name, cost in computed["epsilon"].items():
+        said = ledger["epsilon"].get(name, math.nan)
+        if differs(said, cost):
+            problems.append(f"its epsilon ({name}) is {said}, its records come to {cost:.6g}")
+    if others := sorted(ledger["epsilon"].keys() - computed["epsilon"].keys()):
+        problems.append(f"its epsilon ({', '.join(others)}) is by no accountant of a ledger: it was added")
+    if listed(ledger["stages"]) != listed(computed["stages"]):
+        problems.append("its table of stages does not list the records it holds: one was added or trimmed")
+    for name, line in ledger["stages"].items():
+        of_records = computed["stages"].get(name, {"epsilon": 0.0, "share": 0.0})  # earlier versions had more stages
+        problems += [
+            f"its {key} of {name} is {line[key]}, its records come to {of_records[key]:.6g}"
+            for key in ("epsilon", "share")
+            if differs(line[key], of_records[key])
+        ]
+    return problems
+
+
+def differs(stated: float, computed: float) -> bool:
+    """Whether a stated number is not the computed one, up to rounding. NaN always differs."""
+    return not abs(stated - computed) <= TOLERANCE * max(1.0, computed)
 
 
 def odometer_problems(ledger: Mapping) -> list[str]:
@@ -150,7 +174,7 @@ def odometer_problems(ledger: Mapping) -> list[str]:
     problems = [
         f"its odometer's {key} is {said[key]}, what it lists comes to {line[key]:.6g}"
         for key in ("charges", "epsilon")
-        if not abs(said[key] - line[key]) <= TOLERANCE * max(1.0, line[key])
+        if differs(said[key], line[key])
     ]
     if said["complete"] is not line["complete"] or not (
         said["head"] is None or re.fullmatch("[0-9a-f]{64}", said["head"])

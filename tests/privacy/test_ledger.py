@@ -1,19 +1,21 @@
 import copy
 import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 from small_record import small_record
 
-from sfumato.errors import BudgetError
+from sfumato.errors import BudgetError, ConfigError
 from sfumato.privacy.accountant import default_delta, epsilon
-from sfumato.privacy.check import check_ledger, empty_artifact_md5, lock_problems
-from sfumato.privacy.events import SEEDED, UNITS, Mechanism, event_of
+from sfumato.privacy.check import artifact_problems, check_ledger, empty_artifact_md5, lock_problems, verify
+from sfumato.privacy.events import SEEDED, UNITS, ZERO_OUT_ONE, Mechanism, event_of
 from sfumato.privacy.ledger import build_ledger, ledger_text, read_ledger
 from sfumato.settings.data import GROUP
-from sfumato.storage.artifacts import write_empty
+from sfumato.settings.stages import QUERIES, STAGES
+from sfumato.storage.artifacts import write_empty, writing
 from sfumato.storage.digest import digest_of
 
 HINT = 1500
@@ -98,6 +100,14 @@ NO_NUMBER = {"dataset_id": "d", "charges": 2, "epsilon": None, "others": [], "co
 NO_OTHERS = {key: value for key, value in NO_NUMBER.items() if key not in ("others", "epsilon")}
 EDITS = {
     "epsilon lowered": (lambda x: x["epsilon"].update(rdp=0.1), "records come to"),
+    "epsilon lowered a little": (lambda x: x["epsilon"].update(rdp=0.999 * x["epsilon"]["rdp"]), "records come to"),
+    "epsilon added": (lambda x: x["epsilon"].update(best=0.01), "epsilon \\(best\\) is by no accountant"),
+    "epsilon of a stage lowered": (lambda x: x["stages"]["count"].update(epsilon=0.0), "its epsilon of count is 0"),
+    "share of a stage lowered": (lambda x: x["stages"]["count"].update(share=0.0), "its share of count is 0"),
+    "cost of a stage without records": (lambda x: x["stages"]["central"].update(epsilon=-1.0), "epsilon of central"),
+    "neighbours of another kind": (lambda x: x.update(adjacency=ZERO_OUT_ONE), "its adjacency is 'zero-out-one'"),
+    "neighbours of no kind": (lambda x: x.update(adjacency="none"), "its adjacency is 'none'"),
+    "accountant unknown": (lambda x: x.update(accountant="gdp"), "accountant='gdp' is unknown"),
     "record trimmed": (lambda x: x["records"].remove(STEPS), "records come to|table of stages"),
     "noise raised": (lambda x: sampled(x)["event"].update(noise_multiplier=50.0), "records come to"),
     "seeded noise": (lambda x: record_in(x, COUNT).update(noise_source=SEEDED), "seeded noise source"),
@@ -121,6 +131,10 @@ EDITS = {
     "odometer lowered": (lambda x: x["odometer"].update(epsilon=0.1), "its odometer's epsilon is 0.1"),
     "odometer complete": (lambda x: x["odometer"].update(complete=True), "complete without the head of a journal"),
     "odometer with any head": (lambda x: x["odometer"].update(complete=True, head="all"), "that head is not one"),
+    "odometer with more than a head": (
+        lambda x: x["odometer"].update(complete=True, head="f" * 64 + " <p>"),
+        "that head is not one",
+    ),
     "odometer of another": (lambda x: x["odometer"].update(dataset_id="other"), "of which it holds no record"),
     "units mixed": (lambda x: record_in(x, COUNT).update(OF_GROUPS), "different units"),
     "unit unknown": (lambda x: record_in(x, COUNT).update(unit="one person"), "unit 'one person', which is unknown"),
@@ -143,6 +157,13 @@ def test_an_edit_is_found_even_with_its_digest_mended(name):
 def test_delta_asked_for_above_one_over_the_hint_is_refused():
     assert check_ledger(ledger_of(COUNT), delta=1 / HINT + 1e-6)[1]
     assert check_ledger(ledger_of(COUNT), delta=1e-6)[1] == []
+
+
+@pytest.mark.parametrize(("delta", "hint", "reason"), [(0.01, HINT, "1/size_hint"), (0.3, 3, "no guarantee")])
+def test_a_check_at_another_delta_excuses_no_delta_of_a_ledger(delta, hint, reason):
+    ledger = ledger_of(COUNT, delta=delta, size_hint=hint)
+    for at in (None, 1e-6):
+        assert any(reason in problem for problem in check_ledger(ledger, delta=at)[1])
 
 
 def test_the_target_is_held_to_the_ledgers_own_delta():
@@ -199,6 +220,22 @@ def test_a_ledger_that_the_lock_does_not_know_is_found(tmp_path):
     assert any("another md5" in p for p in lock_problems(ledger, path, lock))
     lock.write_text("stages: {}")
     assert any("does not list" in p for p in lock_problems(ledger, path, lock))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "stages: 5", "stages: {count: {outs: [{path: artifacts/count}]}}"])
+def test_a_lock_that_cannot_be_read_is_a_reason(tmp_path, text):
+    ledger = ledger_of(COUNT)
+    path, lock = locked(tmp_path, ledger)
+    lock.write_text(text)
+    assert any("cannot be read" in problem for problem in lock_problems(ledger, path, lock))
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["limit", "delta"])
+def test_a_bound_that_bounds_nothing_is_refused(tmp_path, name, bound):
+    (tmp_path / "ledger.json").write_text(WRITTEN)
+    with pytest.raises(ConfigError, match="is not a bound"):
+        verify(tmp_path / "ledger.json", **{name: bound})
 
 
 def test_dvc_gives_an_empty_artifact_the_hash_that_we_expect(tmp_path):
@@ -291,3 +328,88 @@ def test_a_ledger_of_before_is_built_again_as_it_was(name):
         for key in ("epsilon", "digest", "stages"):
             del place[key]
     assert built == stored
+
+
+# --- the artifacts beside the ledger ----------------------------------------------------------------------------------
+
+
+def write_artifacts(folder: Path, records: dict | None = None, apart: Sequence[str] = ()) -> None:
+    """Write two queries, a free stage that reads both, and their plans. records: others, by the name of an artifact."""
+    (folder / "artifacts/plan").mkdir(parents=True)
+    made = {"count": [COUNT], "frequency": [COUNT, LOUD], "auxiliary": [COUNT, LOUD]}
+    for name, held in (made | (records or {})).items():
+        out = folder / ("data/public" if name == "public" else f"artifacts/{name}")
+        with writing(out, name, records=held, apart=apart) as directory:
+            (directory / "released").write_text("as it was")
+    for name in made:
+        plan = {"stage": name, "revision": STAGES[name].revision, "enabled": True, "shape": [1, 8, 8], "settings": {}}
+        mechanism = {"mechanism": {"noise_multiplier": 5.0}} if name in QUERIES else {}
+        (folder / f"artifacts/plan/{name}.yaml").write_text(yaml.safe_dump(plan | mechanism))
+
+
+CHEAPER = {**COUNT, "event": Mechanism(noise_multiplier=50).to_json()}
+HELD = {
+    "as the ledger has them": ({}, None),
+    "a record of more noise": ({"count": [CHEAPER]}, "artifacts/count depends on charge 00000000, which the ledger"),
+    "another charge": ({"auxiliary": [COUNT, LOUD, STEPS]}, "artifacts/auxiliary depends on charge"),
+    "a release among public images": ({"public": [STEPS]}, "data/public depends on charge"),
+    "an input's record is missing": ({"frequency": [LOUD]}, "artifacts/frequency lacks records of count"),
+    "another input's record is missing": ({"auxiliary": [COUNT]}, "artifacts/auxiliary lacks records of frequency"),
+    "its own record is missing": (
+        {"frequency": [COUNT], "auxiliary": [COUNT]},
+        "artifacts/frequency holds no record of its own charge",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HELD)
+def test_an_artifact_holds_its_records_and_all_are_in_the_ledger(tmp_path, case):
+    records, problem = HELD[case]
+    write_artifacts(tmp_path, records)
+    found = artifact_problems(ledger_of(COUNT, LOUD), tmp_path)
+    assert len(found) == (problem is not None) and all(problem in one for one in found), found
+
+
+def test_an_artifact_that_was_changed_is_a_reason(tmp_path):
+    write_artifacts(tmp_path)
+    (tmp_path / "artifacts/count/released").write_text("as it is now")
+    (found,) = artifact_problems(ledger_of(COUNT, LOUD), tmp_path)
+    assert "artifacts/count: released no longer has the bytes" in found
+
+
+# --- of several owners ------------------------------------------------------------------------------------------------
+
+NORTH = {**COUNT, "dataset_id": "north"}
+SOUTH = {**LOUD, "dataset_id": "south"}
+APART = ("north", "south")
+
+
+def merged_ledger() -> dict:
+    return build_ledger(BUDGET, {r["id"]: r for r in (NORTH, SOUTH)}, [], apart=APART)
+
+
+def test_ledger_and_artifacts_set_the_same_data_sets_apart(tmp_path):
+    """A ledger that does so by itself would count each record for some people only."""
+    records = {"count": [NORTH], "frequency": [NORTH, SOUTH], "auxiliary": [NORTH, SOUTH]}
+    for declared in ((), APART):
+        write_artifacts(folder := tmp_path / f"{len(declared)}", records, declared)
+        together = build_ledger(BUDGET, {r["id"]: r for r in (NORTH, SOUTH)}, [])
+        for ledger, apart in ((merged_ledger(), APART), (together, ())):
+            problems = artifact_problems(ledger, folder)
+            assert any("sets data sets apart" in problem for problem in problems) == (apart != declared), problems
+
+
+def test_the_second_opinion_is_on_the_person_who_pays_most(tmp_path, monkeypatch):
+    """At the δ of the claim."""
+    requested = []
+
+    def recorded(records, delta, _):
+        requested.append(([record["id"] for record in records], delta))
+        return {}
+
+    monkeypatch.setattr("sfumato.privacy.opinions.all_opinions", recorded)
+    ledger, _ = locked(tmp_path, merged_ledger())
+    for delta, at in ((None, BUDGET["delta"]), (1e-7, 1e-7)):
+        found = verify(ledger, delta=delta)
+        assert requested.pop() == ([SOUTH["id"]], at) and found.delta == at
+        assert found.epsilon == found.apart["south"] > found.apart["north"]
