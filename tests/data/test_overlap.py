@@ -1,7 +1,9 @@
 import numpy as np
+import pytest
 
 from sfumato.data.images import ImageSet
-from sfumato.data.lineage import overlapping
+from sfumato.data.lineage import overlapping, refuse_overlap
+from sfumato.errors import DataError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (40, 5, 4, 1), dtype=np.uint8)
 
@@ -20,6 +22,13 @@ def test_duplicates_are_found_in_either_part_whatever_their_label():
     for label in (0, 1):
         private = [image_set(part, label) for part in (IMAGES[20:30], IMAGES[30:])]
         assert overlapping(public, private).tolist() == [10, 11, 12]
+
+
+def test_one_private_image_among_the_public_ones_is_refused():
+    public = np.concatenate([IMAGES[:10], IMAGES[[25]]])
+    refuse_overlap(image_set(public[:10]), [image_set(IMAGES[20:])])
+    with pytest.raises(DataError, match="1 of the 11 public images"):
+        refuse_overlap(image_set(public), [image_set(IMAGES[20:])])
 
 
 def test_one_bit_makes_another_image_and_so_does_another_shape_but_not_another_order_in_memory(tmp_path):

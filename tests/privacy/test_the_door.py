@@ -4,6 +4,7 @@ import ast
 import json
 import os
 from contextlib import redirect_stderr
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +16,8 @@ from small_record import small_record
 
 from sfumato.data.images import ImageSet
 from sfumato.data.lineage import lineage, remember
-from sfumato.data.prepare import secret_key
-from sfumato.data.store import Card
+from sfumato.data.prepare import card_text, secret_key
+from sfumato.data.store import CARD, Card
 from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.planning.resolve import inherited_events, make_plan, policy_of
 from sfumato.privacy.accountant import epsilon
@@ -352,6 +353,11 @@ def test_a_journal_that_lacks_what_a_ledger_names_opens_no_charge(owner):
         owner.open(permission=bounded, seen=["f" * 32])
     first = owner.open(permission=bounded)
     owner.open(permission=bounded, plan="next", seen=[first.record["id"], owner.odometer.head()])
+    owner.open(plan="public images", seen=["f" * 32])  # of which nobody keeps a budget
+    owner.card = replace(owner.card, source="npz")
+    (owner.state / "data/digits" / CARD).write_bytes(card_text(asdict(owner.card)))
+    with pytest.raises(BudgetError, match="older copy"):  # of one's own, whatever their lifetime budget
+        owner.open(plan="one's own", seen=["f" * 32])
 
 
 def test_keys_are_drawn_and_not_derived_from_what_others_know(tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +14,7 @@ from small_record import small_record
 
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import read_card
-from sfumato.errors import ConfigError
+from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.features import FeatureMeans
 from sfumato.features.cosine import CosineMoments
 from sfumato.features.projection import CLASSIFIER
@@ -23,7 +25,7 @@ from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import compose, of_one_person, spent_on_one
 from sfumato.queries.count import public_counts, public_several, query_count, read_counts, save_counts
 from sfumato.queries.feature_means import COSINE, SQUARES, load_means, moment_features, save_means
-from sfumato.queries.merging import merge_counts, merge_means, merged_budget
+from sfumato.queries.merging import check_owner, merge_counts, merge_means, merged_budget
 from sfumato.settings.data import Data
 from sfumato.storage.artifacts import Artifact, declared_apart, read_artifact, writing
 
@@ -195,3 +197,127 @@ def test_of_owners_whose_accountants_differ_the_most_cautious_one_counts():
         assert merged["target"] >= spent_on_one(records, delta, name, "add-or-remove-one", ("a", "b"))
     with pytest.raises(ConfigError, match="differ in recipe"):
         merged_budget([budgets[0], {**budgets[1], "recipe": "dp-kernel"}], 2000, records, ("a", "b"))
+
+
+def budgets_at(*deltas):
+    common = {"recipe": "dp-merf", "accountant": "rdp", "size_hint": 2000, "target": 1.0}
+    return [{**common, "delta": delta} for delta in deltas]
+
+
+def test_the_smallest_delta_of_all_owners_counts():
+    """At a larger one, an owner's guarantee would be weaker than the one that the owner planned."""
+    records = [record("a", 2.0), record("b", 2.0)]
+    for deltas in ((1e-5, 1e-7), (1e-7, 1e-5)):
+        merged = merged_budget(budgets_at(*deltas), 4000, records, ("a", "b"))
+        assert merged["delta"] == 1e-7
+        assert merged["target"] >= spent_on_one(records, 1e-7, "rdp", "add-or-remove-one", ("a", "b"))
+
+
+def test_a_delta_above_one_over_all_images_is_refused():
+    """Each owner's is below 1/2000, and together they have 4000."""
+    with pytest.raises(ConfigError, match="1/size_hint"):
+        merged_budget(budgets_at(4e-4, 4e-4), 4000, [record("a", 2.0), record("b", 2.0)], ("a", "b"))
+
+
+# --- whose releases may be merged -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Owner:
+    """What `check_owner` reads of a project: plans, budget, and the artifacts of two queries. id: of the data set."""
+
+    id: str = "a"
+    apart: tuple[str, ...] = ()
+    target: float = 10.0
+    delta: float = 1e-5
+    plans: dict = field(default_factory=dict)
+    records: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        public = {"dataset_id": self.id, "size_hint": 300}
+        for number, (stage, sigma) in enumerate({"count": 6.0, "frequency": 2.0}.items()):
+            self.plans[stage] = {**public, "mechanism": {"noise_multiplier": sigma}}
+            owners = self.apart or (self.id,)
+            self.records[stage] = [record(owner, sigma, stage, number) for owner in owners]
+        self.plans["synthesize"] = {**public, "delta": 1e-5}
+        self.plans["classifier"] = {}  # of public images only
+
+    @property
+    def spent(self) -> float:
+        return cost([one for records in self.records.values() for one in records], self.apart)
+
+    def check(self, **changes) -> tuple[str, ...]:
+        """changes: of an artifact, by its stage."""
+        budget = {"accountant": "rdp", "delta": self.delta, "size_hint": 300, "target": self.target}
+        queries = []
+        for stage, records in self.records.items():
+            given = {"apart": self.apart, "records": {one["id"]: one for one in records}}
+            queries.append(Artifact(Path(stage), stage, **given | changes.get(stage, {})))
+        return check_owner(Path("north"), self.plans, budget, queries)
+
+
+def test_an_owner_whose_releases_are_as_planned_is_merged():
+    assert Owner().check() == ("a",)
+    assert Owner(apart=("a", "b")).check() == ("a", "b")
+
+
+def test_an_owner_who_released_by_another_mechanism_is_refused():
+    for sigma in (1.9, 2.1):
+        owner = Owner()
+        owner.records["frequency"] = [record("a", sigma, "frequency", 1)]
+        with pytest.raises(DataError, match="another mechanism than that of its plan"):
+            owner.check()
+
+
+def test_an_owner_who_spent_more_than_the_budget_is_refused():
+    for apart in ((), ("a", "b")):
+        spent = Owner(apart=apart).spent
+        Owner(apart=apart, target=spent).check()
+        with pytest.raises(BudgetError, match=rf"spent ε = {spent:.4g}, more than"):
+            Owner(apart=apart, target=0.99 * spent).check()
+
+
+def test_an_owner_whose_delta_gives_no_guarantee_is_refused():
+    with pytest.raises(ConfigError, match="1/size_hint"):
+        Owner(delta=1 / 200).check()
+
+
+@pytest.mark.parametrize(
+    ("stage", "key", "value", "problem"),
+    [
+        ("synthesize", "delta", 1e-4, "another size_hint or δ"),
+        ("count", "size_hint", 3000, "another size_hint or δ"),
+        ("frequency", "size_hint", 30, "another size_hint or δ"),
+        ("frequency", "dataset_id", "b", "of another data set"),
+        ("synthesize", "dataset_id", "b", "of another data set"),
+    ],
+)
+def test_an_owner_whose_plans_contradict_each_other_is_refused(stage, key, value, problem):
+    owner = Owner()
+    owner.plans[stage][key] = value
+    with pytest.raises(DataError, match=problem):
+        owner.check()
+
+
+@pytest.mark.parametrize("stage", ["count", "frequency"])
+def test_an_owner_without_a_release_of_the_data_set_is_refused(stage):
+    with pytest.raises(DataError, match="no release of its own"):
+        Owner().check(**{stage: {"enabled": False}})
+    for apart, found in (((), "b"), (("a", "b"), "a")):  # of another owner; of one of two that were merged
+        owner = Owner(apart=apart)
+        owner.records[stage] = [{**owner.records[stage][0], "dataset_id": found}]
+        with pytest.raises(DataError, match="no release of its own"):
+            owner.check()
+
+
+def test_an_owner_whose_noise_can_be_replayed_is_refused():
+    owner = Owner()
+    owner.records["frequency"][0]["noise_source"] = "seeded(0)"
+    with pytest.raises(DataError, match="seeded noise source"):
+        owner.check()
+
+
+def test_an_owner_whose_releases_disagree_on_apart_is_refused():
+    for owner, apart in ((Owner(), ("a", "b")), (Owner(apart=("a", "b")), ()), (Owner(apart=("a",)), ("a",))):
+        with pytest.raises(DataError, match="declares other people apart"):
+            owner.check(frequency={"apart": apart})

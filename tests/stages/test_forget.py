@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
+from sfumato.errors import BudgetError
 from sfumato.planning import forget as library
+from sfumato.privacy.odometer import Odometer
 from sfumato.settings.stages import STAGES
 
 MARK = bytes(range(7, 71))  # a picture of 8×8, which each class holds many times: 64 bytes that no other file has
@@ -125,6 +127,61 @@ def test_images_that_are_in_use_and_those_of_others_stay(desk):
     desk.run("forget --yes")
     assert [*theirs.parent.iterdir()] == [theirs]
     assert {path.parts[2] for path in marked()} == {"clinic.2", ".clinic.2.999999.tmp"}
+
+
+def test_the_end_of_another_data_set_leaves_this_project_alone(desk):
+    Odometer(Path("state").absolute(), "other").begin()
+    desk.run("forget --yes --dataset other")
+    assert marked(str(COPY)) and Path("metrics.json").exists() and Path("data/sensitive").exists()
+
+
+@pytest.fixture
+def begun(tmp_path) -> Odometer:
+    """The journal of a data set `a.b` in an empty state directory."""
+    odometer = Odometer(tmp_path / "state", "a.b")
+    odometer.begin()
+    odometer.images.parent.mkdir()
+    return odometer
+
+
+def test_what_a_kill_left_is_deleted_and_nothing_of_like_names(begun, tmp_path):
+    mine = {".a.b.7.tmp", ".a.b.7-140.tmp", ".a.b.old"}
+    others = {".axb.7.tmp", ".a.b.2.7.tmp", ".a.b.old.7.tmp", ".a.b.old.old", "axb"}
+    for name in mine | others:
+        begun.images.with_name(name).mkdir()
+    library.forget(tmp_path / "state", "a.b")
+    assert {path.name for path in begun.images.parent.iterdir()} & (mine | others) == others
+
+
+@pytest.mark.parametrize("name", ["looked.json", ".looked.json.7.tmp", "printed.txt", "refused.txt"])
+def test_a_note_that_may_tell_of_images_is_deleted(begun, tmp_path, name):
+    (tmp_path / "state" / name).write_bytes(MARK)
+    library.forget(tmp_path / "state", "a.b")
+    assert marked(str(tmp_path)) == []
+
+
+def test_images_that_are_being_prepared_are_not_deleted(begun, tmp_path):
+    begun.images.mkdir()
+    held = FileLock(begun.images.with_name(".a.b.lock"), is_singleton=False)
+    with held, pytest.raises(BudgetError, match="is held by another process"):
+        library.forget(tmp_path / "state", "a.b")
+    assert begun.images.exists()
+
+
+def test_no_charge_can_be_opened_while_images_are_deleted(begun, tmp_path, monkeypatch):
+    (tmp_path / "state/printed.txt").touch()
+    deleted = []
+
+    def watched(paths, whole=library.delete):
+        for path in paths:
+            with pytest.raises(Timeout):  # as another process would open a charge
+                FileLock(begun.path.with_suffix(".lock"), is_singleton=False).acquire(timeout=0)
+            deleted.append(path.name)
+        whole(paths)
+
+    monkeypatch.setattr(library, "delete", watched)
+    library.forget(tmp_path / "state", "a.b")
+    assert deleted == ["printed.txt"]
 
 
 def test_nothing_is_deleted_unless_it_is_agreed_to(desk):

@@ -19,7 +19,8 @@ from sfumato.errors import DataError, SfumatoError
 from sfumato.features.projection import CELLS, ProjectedFeatures
 from sfumato.features.public_network import arguments_of, build_network
 from sfumato.features.teacher_network import TeacherNetwork, save_teacher
-from sfumato.privacy.events import SEEDED
+from sfumato.privacy.events import SEEDED, UNITS
+from sfumato.settings.data import GROUP
 from sfumato.storage.artifacts import writing
 from sfumato.storage.digest import digest_of_file
 from stages.merge import merge
@@ -183,6 +184,14 @@ for name, changes in {
 }.items():
     for artifact in (COUNT, FREQUENCY):
         MERGED[f"records of {artifact.name}: {name}"] = lambda own, a=artifact, c=changes: edit_records(own / a, **c)
+
+
+def of_persons(own):
+    for artifact in (COUNT, FREQUENCY):
+        edit_records(own / artifact, unit=UNITS[GROUP], group_weight="mean")
+
+
+MERGED["all records: another unit that is known"] = of_persons
 for name, said in {
     "no records": {"records": {}},
     "records in a list": {"records": []},

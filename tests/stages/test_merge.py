@@ -10,6 +10,7 @@ import pytest
 import yaml
 from clinics import begin_clinics
 
+from sfumato.planning.merge import write_plans
 from sfumato.privacy.check import check_ledger
 from sfumato.privacy.ledger import build_ledger, read_budget, read_ledger
 from sfumato.storage.artifacts import read_artifact
@@ -56,11 +57,23 @@ def test_two_clinics_release_together_and_each_keeps_its_own_epsilon(clinics, tm
     assert len(np.load("artifacts/synthesize/images.npy")) == 40
 
     budget, records = read_budget(Path("artifacts/plan/budget.json")), {r["id"]: r for r in ledger["records"]}
+    assert budget["size_hint"] == 600  # of both clinics
     for apart in (["north"], ["north", "elsewhere"]):
         problems = check_ledger(build_ledger(budget, records, [], apart=apart))[1]
         assert any("of which it lacks records" in problem for problem in problems)
     together = build_ledger(budget, records, [])  # without the declaration all costs add up
     assert together["epsilon"]["rdp"] > 1.1 * ledger["epsilon"]["rdp"]
+
+
+def test_the_plan_of_a_merge_has_the_delta_of_its_budget(tmp_path):
+    """An owner's larger δ would go into the card, beside an ε that is smaller there."""
+    plans = {name: {"stage": name, "dataset_id": "north", "size_hint": 300} for name in ("count", "synthesize")}
+    plans["synthesize"]["delta"] = 1e-4
+    write_plans(plans, "north-and-south", 600, {"delta": 1e-6}, tmp_path)
+    for name in plans:
+        content = yaml.safe_load((tmp_path / f"{name}.yaml").read_text())
+        assert (content["dataset_id"], content["size_hint"]) == ("north-and-south", 600)
+        assert content.get("delta", 1e-6) == 1e-6
 
 
 def test_what_does_not_add_up_is_refused_with_the_reason(clinics):

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import ipaddress
 import json
 import os
 import shutil
@@ -95,6 +96,33 @@ def wait(holds):
         time.sleep(0.01)
 
 
+def test_only_the_loopback_interface_is_listened_on(server):
+    assert ipaddress.ip_address(server.server_address[0]).is_loopback
+
+
+def test_each_server_draws_a_token_of_its_own(server):
+    other = Server(0, server.project)
+    other.server_close()
+    assert other.base != server.base
+    assert ask(server, other.base)[0] == 403
+
+
+def test_no_log_gets_the_token(server, capsys):
+    ask(server, server.base)
+    press(server, Origin="http://evil.example")
+    ask(server, f"{server.base}owner.html", "PUT")  # no such method
+    assert server.base.strip("/") not in "".join(capsys.readouterr())
+
+
+def test_every_answer_tells_the_browser_to_keep_other_sites_out(server):
+    for path in (server.base, f"{server.base}owner.html", f"{server.base}grid.png", "/"):
+        headers = ask(server, path)[1]
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
+        assert headers["Referrer-Policy"] in ("same-origin", "no-referrer"), "or a link would pass the token on"
+        assert headers["X-Content-Type-Options"] == "nosniff" and headers["Cache-Control"] == "no-store"
+
+
 def test_nothing_is_shown_or_started_without_the_token(server):
     assert len(server.base) > 40
     origin = f"http://127.0.0.1:{server.server_port}"
@@ -155,6 +183,31 @@ def test_a_run_starts_once_and_its_end_or_its_error_is_shown(server):
     press(server, Origin=origin)
     wait(lambda: server.project.runs == 2 and server.stage() is None)
     assert "is damaged" not in ask(server, server.base)[2]
+
+
+def test_two_presses_at_the_same_moment_start_one_run(server, monkeypatch):
+    """Both would otherwise find that nothing runs."""
+    both, looked, started = threading.Barrier(2), Server.stage, []
+
+    def look(self):
+        found = looked(self)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.3)
+        return found
+
+    class Run(threading.Thread):
+        def start(self):
+            started.append(self)
+            super().start()
+
+    monkeypatch.setattr(Server, "stage", look)
+    monkeypatch.setattr(module, "Thread", Run)
+    presses = [threading.Thread(target=server.start) for _ in range(2)]
+    for one in presses:
+        one.start()
+    for one in presses:
+        one.join()
+    assert len(started) == 1
 
 
 def test_the_page_shows_images_sizes_plan_verdict_and_pictures(server):
