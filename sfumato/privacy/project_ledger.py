@@ -16,13 +16,23 @@ from sfumato.storage.artifacts import Artifact, declared_apart, merge_records, r
 from sfumato.storage.documents import parse_json, read_text
 from sfumato.storage.files import replace_file
 from sfumato.storage.journal import REGROUP
-from sfumato.storage.state_directory import git
+from sfumato.storage.state_directory import REFUSED, git
 
 
 def ledgers(folder: Path) -> list[dict]:
-    """The project's ledger.json, of any version: the file at hand, and as it was last committed."""
+    """The project's ledger.json, of any version: the file at hand, and as it was last committed.
+
+    Raises BudgetError if it is not JSON, or if git does not read the project's repository.
+    """
     file = folder / LEDGER
     code, committed = git("-C", str(folder), "show", f"HEAD:./{LEDGER}")
+    if code == REFUSED and (folder / ".git").exists():
+        place = folder.resolve()
+        raise BudgetError(
+            f"git refuses the repository {place}, which another account owns, so the {LEDGER} committed last is not "
+            "known: work as its owner, or, if you trust all who can write there, run `git config --global --add "
+            f"safe.directory {place}`"
+        )
     with explained(BudgetError, lambda error: f"{file} is not JSON ({error}): restore it (`git checkout {LEDGER}`)"):
         texts = []
         if file.exists():

@@ -9,6 +9,13 @@ from platformdirs import user_state_path
 
 from sfumato.errors import ConfigError
 
+CAUTION = ("-c", "safe.bareRepository=explicit", "-c", "core.fsmonitor=false")  # no program of a repository is run
+NAMING_A_REPOSITORY = (  # set within a git hook: another one would answer, and without git's question who owns it
+    *("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE"),
+    *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE"),
+)
+REFUSED = 126
+
 
 def state_dir() -> Path:
     """Where sensitive bytes, keys, journals and checkpoints live: $SFUMATO_STATE, or the user's state directory."""
@@ -19,25 +26,54 @@ def state_dir() -> Path:
     if path.exists() and not path.is_dir():
         raise ConfigError(f"the state directory {path} is a file: name a folder in SFUMATO_STATE")
     if in_git(path / "keys"):
-        remedy = "ignore it (a line in .gitignore), or set SFUMATO_STATE to a place outside the repository"
+        remedy = (
+            "ignore it (a line in .gitignore), or set SFUMATO_STATE to a place outside the repository; only the latter "
+            "helps if another account owns the repository"
+        )
         raise ConfigError(f"git would take the state directory {path}, with real images and keys: {remedy}")
     return path
 
 
 def git(*words: str) -> tuple[int, str]:
-    """Exit code and standard output of git; 127 without git."""
+    """Exit code and standard output of git; 127 without git, REFUSED for the repository of another account.
+
+    A repository can name programs, which git would run as this account (CVE-2022-24765): git's own safeguard stays.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in NAMING_A_REPOSITORY}
+    environment["GIT_ALLOW_PROTOCOL"] = "none"  # a file that is missing would be fetched, by the repository's program
     try:
         done = subprocess.run(
-            ["git", "-c", "safe.directory=*", *words], capture_output=True, errors="replace", check=False, timeout=60
+            ["git", *CAUTION, *words],
+            capture_output=True,
+            errors="replace",
+            check=False,
+            timeout=60,
+            env=environment,
         )
     except OSError:
         return 127, ""
-    return done.returncode, done.stdout
+    refused = done.returncode != 0 and "safe.directory" in done.stderr  # the remedy it names, in every language
+    return REFUSED if refused else done.returncode, done.stdout
 
 
 @functools.cache
 def in_git(path: Path) -> bool:
-    """Whether git would take a file: it lies in a work tree that does not ignore it, as far as git can say."""
+    """Whether git would take a file: it lies in a work tree that does not ignore it, as far as git can say.
+
+    A repository that git refuses as another account's counts as one that takes the file, unless it is `is_foreign`,
+    such as one that somebody put into a shared folder above: git takes nothing there.
+    """
     path = path.resolve()
     root = next((folder for folder in path.parents if (folder / ".git").exists()), None)
-    return root is not None and git("-C", str(root), "check-ignore", "-q", str(path))[0] != 0
+    if root is None:
+        return False
+    code, _ = git("-C", str(root), "check-ignore", "-q", str(path))
+    return code != 0 and not (code == REFUSED and is_foreign(root))
+
+
+def is_foreign(root: Path) -> bool:
+    """Whether a third account, neither this one nor root, put the repository into a folder that is not this one's."""
+    if not hasattr(os, "geteuid"):  # Windows, which has no such numbers
+        return False
+    this = os.geteuid()
+    return (root / ".git").lstat().st_uid not in (this, 0) and root.stat().st_uid != this
