@@ -14,15 +14,18 @@ RUN python -m venv /opt/sfumato \
 
 FROM python:3.11-slim
 ARG UID=1000
-# hadolint ignore=DL3008  # Debian keeps one version of git only: a pinned one could not be built later
+# hadolint ignore=DL3008  # Debian keeps one version of each only: a pinned one could not be built later
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends git \
+    && apt-get install -y --no-install-recommends git tini \
     && rm -rf /var/lib/apt/lists/* \
     && git config --system --add safe.directory /project \
     && useradd --uid ${UID} --create-home sfumato \
     && install -d -o sfumato -g sfumato -m 0700 /state /project
 COPY --from=build /opt/sfumato /opt/sfumato
 ENV PATH=/opt/sfumato/bin:$PATH SFUMATO_STATE=/state DVC_SITE_CACHE_DIR=/state/dvc
+# The first process reaps what ended, and passes a stop on to all as Ctrl-C: a stage then ends by itself, and so does DVC.
+ENTRYPOINT ["tini", "-g", "--"]
+STOPSIGNAL SIGINT
 USER ${UID}
 VOLUME /state
 WORKDIR /project

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from stages.doctor import doctor
 from stages.evaluate import evaluate
 from stages.forget import du, forget
 from stages.init import init
-from stages.launch import leave
+from stages.launch import EXIT_CODE, leave
 from stages.merge import merge
 from stages.plan import plan
 from stages.report import report
@@ -53,6 +54,9 @@ def main() -> None:
     """Run the program. A user's mistake is one sentence and its exit code: 2 configuration, 3 budget, 4 data."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a console without ε; standard error is like that
+    if EXIT_CODE not in os.environ:  # `torchrun` waits for its processes to end at once
+        # as Ctrl-C: a container's first process would ignore it, and any other would leave private files behind
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     watchers.extend((hold_back, keep_memory_off_disk))
     try:
         app(prog_name="stage")

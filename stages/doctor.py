@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rich.table import Table
 from sfumato.errors import DataError, SfumatoError
 from sfumato.privacy.resolved import read_lineage
 from sfumato.settings.stages import CARD_PATH, PLAN, QUERIES, STAGES
+from sfumato.storage.state_directory import DVC_INDEX
 from stages.dvc_lock import lock_in_words, rwlock_in_words
 from stages.runner import load_plan
 from stages.screen import table_console
@@ -49,9 +51,20 @@ def doctor() -> None:
     table.add_row("DVC repository", "yes" if os.path.isdir(".dvc") else "no")
     table.add_row("DVC's lock", rwlock_in_words())
     table.add_row("dvc.lock", lock_in_words())
-    shared = f"shared with all accounts: export DVC_SITE_CACHE_DIR={state / 'dvc'}"
-    table.add_row("DVC's index", os.environ.get("DVC_SITE_CACHE_DIR") or shared)
+    own = f"dvc config --local core.site_cache_dir {state / DVC_INDEX}"
+    shared = f"shared with all accounts, and `dvc checkout` runs what another one writes into it: {own}"
+    table.add_row("DVC's index", index_of_dvc() or shared)
     table_console().print(table)
+
+
+def index_of_dvc() -> str | None:
+    """Where DVC keeps its index, if the environment or its settings name a place."""
+    from dvc.config import Config, ConfigError
+
+    named = os.environ.get("DVC_SITE_CACHE_DIR")
+    with suppress(ConfigError):
+        return named or Config(os.path.abspath(".dvc"))["core"].get("site_cache_dir")
+    return named
 
 
 def queries_in_words() -> dict[str, str]:

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.errors import UNREADABLE
+from sfumato.planning.running import RUNNING, holders
 from sfumato.settings.stages import LOCK
-from sfumato.storage.documents import read_json, read_yaml
+from sfumato.storage.documents import read_yaml
 from sfumato.storage.files import replace_file
 
 COPY = Path(".dvc/tmp/whole.lock")
-RUNNING = Path(".dvc/tmp/rwlock")
 
 
 def keep_copy() -> None:
@@ -49,11 +49,14 @@ def lock_in_words() -> str:
 
 
 def rwlock_in_words() -> str:
-    """Whether DVC can read its lock on what runs. A kill may leave it empty, and then nothing runs."""
+    """Describe DVC's lock on what runs. A kill may leave it unreadable, or naming a program that ended."""
     try:
-        read_json(RUNNING)
+        ended = [holder for holder in holders() if not holder.runs]
     except FileNotFoundError:
         return "free"
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         return f"damaged ({error}), so every `dvc repro` fails. Once no dvc runs here: rm {RUNNING}"
+    if ended:
+        named = f"PID {ended[0].process} ({ended[0].command})"
+        return f"names {named}, which has ended. If `dvc repro` is busy and no dvc runs here: rm {RUNNING}"
     return "whole"

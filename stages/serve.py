@@ -12,11 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from sfumato.errors import UNREADABLE, ConfigError, SfumatoError, explained
+from sfumato.planning.running import holders
 from sfumato.settings.recipes import load_params
 from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER, PLAN, PROPOSAL, RECIPES, STAGES
 from sfumato.storage.documents import read_json
-from sfumato.storage.files import is_running
-from stages.dvc_lock import RUNNING
 from stages.report import METRICS_FILE, PAGES
 from stages.runner import standing
 from stages.screen import tell
@@ -60,9 +59,9 @@ class Server(ThreadingHTTPServer):
     def stage(self) -> str | None:
         """The stage at work, also of a run from elsewhere; "" before or after the stages; None if nothing runs."""
         with suppress(*UNREADABLE):
-            for path, readers in read_json(RUNNING).get("read", {}).items():
-                if Path(path).parent == PLAN.absolute() and any(is_running(one["pid"]) for one in readers):
-                    return Path(path).stem
+            for holder in holders():
+                if holder.path.parent == PLAN.absolute() and holder.runs:
+                    return holder.path.stem
         if self.thread.is_alive():
             return ""
         return None

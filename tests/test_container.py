@@ -32,6 +32,12 @@ def test_what_runs_is_not_root_and_its_state_is_a_volume():
     assert re.search(rf"install -d -o {name} -g {name} -m 0700 {state} {said('WORKDIR')[0]}", said("RUN")[0])
 
 
+def test_a_stop_reaches_every_process_as_ctrl_c_and_the_first_one_reaps():
+    """DVC ignores it while a stage runs, which ends by itself; without `-g` no stage would get it."""
+    assert said("ENTRYPOINT") == ['["tini", "-g", "--"]'] and said("STOPSIGNAL") == ["SIGINT"]
+    assert re.search(r"apt-get install [^&]*\btini\b", said("RUN")[0])
+
+
 def test_pytorch_is_the_cpu_s_unless_an_argument_names_another_build():
     (run,), (argument,) = (said(word, STEPS[: -len(FINAL)]) for word in ("RUN", "ARG"))
     assert argument == "TORCH=cpu" and 'https://download.pytorch.org/whl/${TORCH}"' in run

@@ -24,7 +24,7 @@ def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
     """All that `forget` deletes below the state directory, by what it is. Raises BudgetError for a broken journal."""
     odometer = Odometer(state, dataset_id)
     home = odometer.images
-    unfinished = re.compile(rf"\.{re.escape(dataset_id)}\.(\d+(-\d+)?\.tmp|old)")
+    unfinished = re.compile(rf"\.{re.escape(dataset_id)}\.(\d+(-\w+)?\.tmp|old)")
     copies = [path for path in home.parent.glob(".*") if unfinished.fullmatch(path.name)]
     runs = (state / "runs" / run for run in odometer.runs())
     evaluations = (state / EVALUATIONS).glob("*")

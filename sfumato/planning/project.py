@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import LAST_ERROR, ConfigError, DataError, SfumatoError, error_from
+from sfumato.planning.running import release_left
 from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER
 from sfumato.storage.documents import read_json
 from sfumato.storage.state_directory import state_dir
@@ -144,9 +145,10 @@ class Project:
 def repro(folder: Path, *targets: str, shown: bool) -> None:
     """Run `dvc repro` of this very environment, its `stage` first on the path. shown: print its lines.
 
-    If this process is killed or interrupted, all that DVC started gets Ctrl-C, and a kill 2 seconds later.
-    Raises the error of the stage that failed.
+    If this process is killed or interrupted, all that DVC started gets Ctrl-C, and a kill 2 seconds later. What an
+    earlier run left in DVC's lock is removed first. Raises the error of the stage that failed.
     """
+    release_left(folder)
     with tempfile.TemporaryDirectory() as place:
         said = Path(place) / "error.json"
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

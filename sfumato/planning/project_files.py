@@ -18,7 +18,7 @@ from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER, PLAN, RECIPES, dvc_stages
 from sfumato.storage.documents import read_yaml
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, replace_file
-from sfumato.storage.state_directory import git
+from sfumato.storage.state_directory import DVC_INDEX, git, state_dir
 
 Say = Callable[[str], None]  # shows a line
 
@@ -144,8 +144,12 @@ def begin_repository(out: Path, say: Say) -> None:
     logging.getLogger("dvc").setLevel(logging.WARNING)  # it greets
     inside = has_git and not (out / ".git").exists()  # a folder of a repository
     failed = explained(ConfigError, lambda error: f"`dvc init` failed in {out}: {error}", causes=(Exception,))
-    with failed, Repo.init(str(out), no_scm=not has_git, subdir=inside) as repo, repo.config.edit("repo") as config:
-        config["core"]["analytics"] = False
+    with failed, Repo.init(str(out), no_scm=not has_git, subdir=inside) as repo:
+        with repo.config.edit("repo") as config:
+            config["core"]["analytics"] = False
+        # by default, every account may write into DVC's index, and `dvc checkout` runs what is pickled there
+        with repo.config.edit("local") as config:
+            config["core"]["site_cache_dir"] = str(state_dir() / DVC_INDEX)
 
 
 def workflow_text(epsilon: float, delta: float, unit: str) -> str:

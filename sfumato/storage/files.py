@@ -3,8 +3,8 @@
 import glob
 import json
 import os
+import secrets
 import shutil
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +12,13 @@ from typing import Any, BinaryIO
 
 ATTRIBUTES = ".gitattributes"
 UNTOUCHED = "* -text\n"  # git on Windows changes line ends, and with them hashes
+CLOCKS = 2.0  # seconds by which the clocks of a file system and of processes may differ
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins in a spreadsheet
 
 
 def temporary_name(path: Path) -> Path:
-    """A hidden name beside `path`, of this thread of this process."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.tmp")
+    """A hidden name beside `path`, with this process's number. No thread, process or container gets it again."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(8)}.tmp")
 
 
 @contextmanager
@@ -108,7 +109,7 @@ def sweep(path: Path) -> None:
     """Remove what killed processes left beside `path` while they wrote it."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         process = leftover.name.removesuffix(".tmp").rpartition(".")[2].partition("-")[0]
-        if process.isdigit() and not is_running(int(process)):
+        if process.isdigit() and not is_running(int(process), leftover.lstat().st_ctime + CLOCKS):
             if leftover.is_dir():
                 shutil.rmtree(leftover, ignore_errors=True)
             else:
@@ -124,14 +125,20 @@ def check_writable(path: Path) -> None:
     probe.rmdir()
 
 
-def is_running(process: int) -> bool:
+def is_running(process: int, since: float) -> bool:
+    """Whether the process with this number runs, and was already running at `since`, in seconds since 1970.
+
+    Numbers are used again, after a reboot and in every new container. One that ended and waits for its parent is over.
+    """
+    import psutil
+
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        found = psutil.Process(process)
+        return bool(found.create_time() <= since and found.status() != psutil.STATUS_ZOMBIE)
+    except psutil.AccessDenied:  # another account's
+        return True
+    except (psutil.NoSuchProcess, ValueError, OverflowError):
         return False
-    except PermissionError:  # somebody else's
-        pass
-    return True
 
 
 def keep_private(directory: Path) -> None:

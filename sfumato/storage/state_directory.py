@@ -15,6 +15,7 @@ NAMING_A_REPOSITORY = (  # set within a git hook: another one would answer, and 
     *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE"),
 )
 REFUSED = 126
+DVC_INDEX = "dvc"  # below the state directory, as the Makefile and the container name it too
 
 
 def state_dir() -> Path:
@@ -43,12 +44,7 @@ def git(*words: str) -> tuple[int, str]:
     environment["GIT_ALLOW_PROTOCOL"] = "none"  # a file that is missing would be fetched, by the repository's program
     try:
         done = subprocess.run(
-            ["git", *CAUTION, *words],
-            capture_output=True,
-            errors="replace",
-            check=False,
-            timeout=60,
-            env=environment,
+            ["git", *CAUTION, *words], capture_output=True, errors="replace", check=False, timeout=60, env=environment
         )
     except OSError:
         return 127, ""

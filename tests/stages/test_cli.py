@@ -302,3 +302,17 @@ def test_who_stops_a_stage_is_told_what_goes_on_and_what_starts_again(desk, monk
 
     monkeypatch.setattr("stages.prepare.load_params", stop)
     desk.run("prepare sensitive", "a query goes on and is not charged twice, anything else starts again", code=130)
+
+
+TERMINATED = """
+import os, signal, sys
+import stages.cli, stages.prepare
+stages.prepare.load_params = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+sys.argv = ["stage", "prepare", "sensitive"]
+stages.cli.main()
+"""
+
+
+def test_a_container_or_a_service_that_stops_a_stage_ends_it_as_ctrl_c_does(desk):
+    done = subprocess.run([sys.executable, "-c", TERMINATED], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 130 and "not charged twice" in done.stdout + done.stderr

@@ -1,5 +1,7 @@
 """`dvc.lock` and DVC's own lock after a kill: `stage doctor` names what is damaged, and the cure."""
 
+import json
+import os
 from pathlib import Path
 
 from sfumato.settings.stages import LOCK
@@ -14,6 +16,18 @@ def test_the_doctor_names_the_lock_that_a_kill_left_empty_and_the_cure(desk):
     assert "rm .dvc/tmp/rwlock" in " ".join(desk.run("doctor").replace("│", " ").split())
     lock.write_text("{}")
     assert "damaged" not in desk.run("doctor")
+
+
+def test_the_doctor_names_a_program_that_has_ended_though_its_number_is_in_use(desk):
+    lock = Path(".dvc/tmp/rwlock")
+    lock.parent.mkdir(parents=True)
+    named = {"pid": os.getpid(), "cmd": "/opt/sfumato/bin/dvc repro never"}
+    lock.write_text(json.dumps({"write": {"/project/artifacts/count": named}}))
+    said = " ".join(desk.run("doctor").replace("│", " ").split())
+    assert f"PID {os.getpid()} (/opt/sfumato/bin/dvc repro never), which has ended" in said
+    assert "rm .dvc/tmp/rwlock" in said
+    lock.write_text(json.dumps({"write": {"/project/artifacts/count": {"pid": "1"}}}))  # another form
+    desk.run("doctor", "damaged")
 
 
 def test_a_dvc_lock_that_a_kill_cut_is_named_and_its_whole_copy_brings_it_back(desk):

@@ -78,6 +78,9 @@ def test_a_project_is_written_without_a_question(desk, quick, project, tmp_path)
     assert own()["privacy"] == {"epsilon": 5.0, "size_hint": 100, "accountant": "exact"}  # 0.8 · 180, to one digit
     assert "size_hint=100" in text and "--size-hint" in text and "together" in text
     assert (project / ".git").is_dir() and (project / ".dvc" / "config").is_file()
+    local = (project / ".dvc" / "config.local").read_text()
+    assert f"site_cache_dir = {os.environ['SFUMATO_STATE']}/dvc" in local, "every account may write to the default"
+    assert "/config.local" in (project / ".dvc" / ".gitignore").read_text()
     assert "/data/sensitive/" in (project / ".gitignore").read_text().split()
     assert (project / ".gitattributes").read_text() == "* -text\n"  # else git on Windows changes hashed files
     workflow = yaml.safe_load((project / ".github/workflows/ledger.yml").read_text())

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -241,13 +242,16 @@ def test_a_run_from_elsewhere_is_seen_and_no_second_one_starts(server, monkeypat
     monkeypatch.setattr(module, "standing", lambda name: f"stage 3 of 5, {name}")
     running = Path(".dvc/tmp/rwlock")
     running.parent.mkdir(parents=True)
-    reads = {str(Path("artifacts/plan/auxiliary.yaml").absolute()): [{"pid": os.getpid(), "cmd": "dvc repro"}]}
-    running.write_text(json.dumps({"read": reads}))
+    plan = str(Path("artifacts/plan/auxiliary.yaml").absolute())
+    mine = {"pid": os.getpid(), "cmd": " ".join(sys.orig_argv)}
+    running.write_text(json.dumps({"read": {plan: [mine]}}))
     text = ask(server, server.base)[2]
     assert "stage 3 of 5, auxiliary" in text and 'max="5" value="2"' in text and "<button" not in text
     press(server, Origin=f"http://127.0.0.1:{server.server_port}")
     assert server.project.runs == 0
-    running.write_text(json.dumps({"read": {path: [{"pid": 2**22 + 1, "cmd": "dvc"}] for path in reads}}))  # killed
+    running.write_text(json.dumps({"read": {plan: [{"pid": 2**22 + 1, "cmd": "dvc"}]}}))  # killed
+    assert "<button" in ask(server, server.base)[2]
+    running.write_text(json.dumps({"read": {plan: [mine | {"cmd": "dvc repro never"}]}}))  # its number is another's now
     assert "<button" in ask(server, server.base)[2]
 
 

@@ -5,10 +5,13 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from sfumato.storage import files
 from sfumato.storage.files import (
     check_writable,
     copy_directory,
@@ -65,6 +68,22 @@ def test_who_writes_again_sweeps_what_a_kill_left_of_the_same_name_and_nothing_e
     write(tmp_path / "a")
     left = {path.name for path in tmp_path.iterdir()} - {"a"}
     assert left == {living.name, other.name} and (tmp_path / "a").exists() == (write is not check_writable)
+
+
+def test_what_a_killed_container_left_is_swept_though_its_number_runs_again(tmp_path, monkeypatch):
+    """In the next one, the number is another program's, which began after the file was last changed."""
+    left = tmp_path / f".a.{os.getpid()}-1.tmp"
+    left.touch()
+    sweep(tmp_path / "a")
+    assert left.exists()
+    age = time.time() - psutil.Process().create_time()
+    monkeypatch.setattr(files, "CLOCKS", -age - 60)  # as if the file were a minute older than this process
+    sweep(tmp_path / "a")
+    assert not left.exists()
+
+
+def test_no_name_is_used_twice_so_containers_with_one_number_keep_apart(tmp_path):
+    assert len({temporary_name(tmp_path / "a") for _ in range(100)}) == 100
 
 
 def test_where_nothing_can_be_written_is_an_error_that_names_the_place(tmp_path):

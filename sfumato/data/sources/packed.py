@@ -2,26 +2,26 @@
 
 import atexit
 import json
-import os
 import shutil
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from sfumato.data.sources.splits import TEST, TRAIN, folders_in, is_test, visible
 from sfumato.data.tables import FILE, METADATA, check_parquet, table_of
 from sfumato.errors import UNREADABLE, DataError, explained
-from sfumato.storage.files import sweep, temporary_name
+from sfumato.storage.files import temporary_name
 from sfumato.storage.state_directory import state_dir
 
-UNPACKED = "unpacked"  # below the state directory, with the number of the process
+UNPACKED = "unpacked"  # below the state directory, in a temporary name
 MADE_HERE: dict[tuple[Path, int], Path] = {}  # what this process has unpacked
+HELD: dict[Path, FileLock] = {}  # its folders, each with the lock that shows that the process lives
 
 
 def unpacked(path: Path) -> Path:
@@ -45,21 +45,37 @@ def unpacked(path: Path) -> Path:
 
 
 def private_folder() -> Path:
-    """A new folder that vanishes when the program ends."""
-    home = state_dir() / UNPACKED
-    sweep(home)  # what killed programs left
-    ours = temporary_name(home)
-    ours.mkdir(0o700, parents=True, exist_ok=True)
-    atexit.register(shutil.rmtree, ours, ignore_errors=True)
-    return Path(mkdtemp(dir=ours))
+    """A new folder that vanishes when the program ends. Until then it is locked, for processes of other hosts too."""
+    state = state_dir()
+    remove_left(state)
+    state.mkdir(0o700, parents=True, exist_ok=True)
+    folder = temporary_name(state / UNPACKED)
+    HELD[folder] = FileLock(folder.with_suffix(".lock"), thread_local=False)
+    HELD[folder].acquire()
+    folder.mkdir(0o700)
+    atexit.register(remove, folder)
+    return folder
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder whose lock this process holds, and then the lock."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def remove_left(state: Path) -> None:
+    """Delete what killed programs unpacked: nobody holds its lock."""
+    for folder in state.glob(f".{UNPACKED}.*.tmp"):
+        with suppress(Timeout), FileLock(folder.with_suffix(".lock"), blocking=False):
+            remove(folder)
 
 
 def remove_unpacked(state: Path) -> None:
     """Delete what this process unpacked, and what killed ones left: a program may run on for long."""
     MADE_HERE.clear()
-    sweep(state / UNPACKED)
-    for ours in state.glob(f".{UNPACKED}.{os.getpid()}-*.tmp"):
-        shutil.rmtree(ours, ignore_errors=True)
+    while HELD:
+        remove(HELD.popitem()[0])
+    remove_left(state)
 
 
 def kept(path: Path, make: Callable[[], Path]) -> Path:

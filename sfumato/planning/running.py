@@ -1,0 +1,60 @@
+"""DVC's lock on what runs: which of the programs that it names still run."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from filelock import FileLock, Timeout
+
+from sfumato.errors import UNREADABLE
+from sfumato.storage.documents import read_json
+from sfumato.storage.files import is_running
+
+RUNNING = Path(".dvc/tmp/rwlock")
+CLOCKS = 60.0  # seconds by which the clock of a file server may be behind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A program that DVC's lock names: number and command, a path that it uses, and when the lock was last written."""
+
+    process: int
+    command: str
+    path: Path
+    written: float
+
+    @property
+    def runs(self) -> bool:
+        """Whether it still runs, as far as can be told.
+
+        Its number may be another program's by now, after a reboot or in another container. That one began after the
+        lock was written, or has another command, of which the last word is compared: DVC gives its own command without
+        the interpreter.
+        """
+        if not is_running(self.process, self.written + CLOCKS):
+            return False
+        with suppress(psutil.AccessDenied):
+            given = " ".join(psutil.Process(self.process).cmdline()).split()
+            words = self.command.split()
+            return len(words) < 2 or given[-1:] == words[-1:]
+        return True
+
+
+def holders(folder: Path = Path()) -> list[Holder]:
+    """All that DVC's lock of a project names. Raises FileNotFoundError without one, or another of UNREADABLE."""
+    lock = folder / RUNNING
+    written = lock.stat().st_mtime
+    content = read_json(lock)
+    named = [(path, one) for path, readers in content.get("read", {}).items() for one in readers]
+    named += content.get("write", {}).items()
+    return [Holder(process=one["pid"], command=one["cmd"], path=Path(path), written=written) for path, one in named]
+
+
+def release_left(folder: Path) -> None:
+    """Remove DVC's lock if none of its programs runs. DVC does so itself, unless another program has their number."""
+    lock = folder / RUNNING
+    if lock.exists():
+        with suppress(*UNREADABLE, Timeout), FileLock(lock.with_suffix(".lock"), timeout=3):  # DVC's, while it writes
+            if not any(holder.runs for holder in holders(folder)):
+                lock.unlink()
