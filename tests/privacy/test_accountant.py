@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -26,6 +27,7 @@ from sfumato.privacy.accountant import (
 )
 from sfumato.privacy.events import Mechanism
 
+CONCEPTS = (Path(__file__).resolve().parents[2] / "docs" / "concepts.md").read_text(encoding="utf-8")
 DPDM, FETA = [], [(5, 0.1091, 5)]
 FIXTURES = [  # METHODS §1: N, q, T, epsilon, earlier queries (sigma, q, times), sigma of DP-SGD
     (55_000, 1 / 14, 2100, 1, DPDM, 14.551),
@@ -362,3 +364,33 @@ def test_by_the_accountants_of_before_plans_have_the_noise_of_before():
     for name, noise in (("rdp", [31.45, 4.695, 4.755]), ("pld", [31.45, 4.695, 4.403])):
         solved = calibrate(asks, 1.0, default_delta(60_000), name)
         assert [m.noise_multiplier for m in solved.values()] == noise
+
+
+def order_of(limit: float, delta: float) -> float:
+    """The order at which a Gaussian over all images that just meets the limit is accounted."""
+    return max(ORDERS, key=lambda order: (limit - conversion(order, delta)) / order)
+
+
+@given(
+    sigmas=st.lists(st.floats(0.5, 100), min_size=1, max_size=8),
+    limit=st.floats(0.1, 20),
+    delta=st.sampled_from([1e-3, 1e-5, 1e-9]),
+)
+@settings(deadline=None, max_examples=60)
+def test_of_gaussians_over_all_images_the_limit_fixes_the_order(sigmas, limit, delta):
+    """So the least ε over all orders is a filter at one order, which no outcome moves."""
+    events = [GaussianDpEvent(sigma) for sigma in sigmas]
+    order = order_of(limit, delta)
+    at_it = rdp_curve(events, (order,))[0] + conversion(order, delta)
+    assert abs(at_it - limit) < 1e-9 or (epsilon(events, delta, "rdp") <= limit) == (at_it <= limit)
+
+
+def test_where_queries_sample_the_order_moves_and_the_page_says_how_many_there_are():
+    """So what is proven at one order is not proven for the least over all of them."""
+    delta = 1e-5
+    many = [Mechanism(noise_multiplier=1.0, sample_rate=0.01, uses=uses).event for uses in (100, 10_000)]
+    orders = {epsilon_and_order(rdp_curve([event]), delta)[1] for event in many}
+    limit = epsilon([many[1]], delta, "rdp")
+    assert len(orders | {order_of(limit, delta)}) > 1
+    assert f"over {len(ORDERS)} orders" in CONCEPTS and f"{len(ORDERS)} · δ" in CONCEPTS
+    assert f"{len(ORDERS)} times smaller" in CONCEPTS and "holds for any choice" not in CONCEPTS
