@@ -28,7 +28,9 @@ def again() -> int:
     try:
         with explained(ConfigError, lambda error: f"{launcher} does not start: {error}"):
             words = [*shlex.split(os.environ[LAUNCH]), "-m", "stages.cli", *sys.argv[1:]]
-            done = subprocess.run(words, env={**os.environ, EXIT_CODE: str(said)}, check=False)
+            # nothing in the current folder takes the place of a package
+            given = {**os.environ, EXIT_CODE: str(said), "PYTHONSAFEPATH": "1"}
+            done = subprocess.run(words, env=given, check=False)
         if not said.is_file():
             raise SfumatoError(f"{launcher} ended with {done.returncode}, and the first process did not come to an end")
         return int(said.read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import is_running
 
 RUNNING = Path(".dvc/tmp/rwlock")
-CLOCKS = 60.0  # seconds by which the clock of a file server may be behind
+SERVER_SKEW = 60.0  # seconds by which the clock of a file server may be behind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Holder:
         lock was written, or has another command, of which the last word is compared: DVC gives its own command without
         the interpreter.
         """
-        if not is_running(self.process, self.written + CLOCKS):
+        if not is_running(self.process, self.written + SERVER_SKEW):
             return False
         with suppress(psutil.AccessDenied):
             given = " ".join(psutil.Process(self.process).cmdline()).split()

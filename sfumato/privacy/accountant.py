@@ -121,7 +121,7 @@ def epsilon(
 
     `exact` is the closed form if every event is a Gaussian over all images, and `pld` else, which rounds privacy losses
     up to a grid of 1e-4.
-    All take the events as fixed in advance: `docs/concepts.md` says what holds where one was chosen by earlier releases.
+    All take the events as fixed in advance; `docs/concepts.md` says what is proven where earlier releases decided.
     Source of the closed form: Balle & Wang 2018, theorem 8; Dong, Roth & Su 2022, corollary 2.
     """
     events = sorted(events, key=repr)  # the order in which they were opened changes no bit of the result

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from sfumato.data.store import read_card
@@ -13,7 +14,7 @@ from sfumato.privacy import authorize
 from sfumato.privacy.accountant import checked_delta
 from sfumato.privacy.charge import Charge, check_norm
 from sfumato.privacy.events import Mechanism
-from sfumato.privacy.rows import Rows
+from sfumato.privacy.rows import Rows, form_of
 from sfumato.settings.stages import STAGES
 
 FAILED = (
@@ -37,15 +38,17 @@ class OwnCharge:
         """One use: the noisy sum of the rows of all drawn images.
 
         rows: (B, C, H, W) float32 in [0, 1] and (B,) int64 -> (B, K): a row for each image, a function of that image
-        only. It keeps nothing and prints nothing. First calls get public noise; max_norm: that of the charge, by
-        default; longer rows are scaled to it, those that are not finite are left out, and so is a batch of other rows
-        than (B, K). size: B at most. With 1, no image can change another's row unless the function remembers it; a
-        larger batch is faster, and that promise becomes the function's own (batch normalisation breaks it).
+        only. It keeps nothing, draws no random numbers and prints nothing. First calls get public noise; max_norm:
+        that of the charge, by default; longer rows are scaled to it, those that are not finite are left out, and so is
+        a batch of other rows than (B, K). size: B at most. With 1, no image can change another's row unless the
+        function remembers it; a larger batch is faster, and that promise becomes the function's own (batch
+        normalisation breaks it).
         Returns (K,) float64.
-        Raises ConfigError, with no use lost, if the function fails on public noise or gives no row for each image;
-        DataError if it fails on a drawn image: that use is spent and releases nothing, and the next one may go on;
+        Raises ConfigError, with no use lost, if the function fails on public noise, gives no row for each image, or
+        gives one image another row the second time; DataError if it fails on a drawn image: that use is spent and releases nothing, and the next one may go on;
         BudgetError when all uses are spent, for another `max_norm`, or after the end of the `with` block.
-        Guarantee: one image more or less moves the sum by at most `max_norm` before the noise.
+        Guarantee: one image more or less moves the sum by at most `max_norm` before the noise, if rows follow from
+        their own images only.
         """
         charge = self._charge
         name = charge.record["stage"]
@@ -62,10 +65,23 @@ class OwnCharge:
                     raise DataError(f"{name}: {FAILED}") from None
                 raise ConfigError(f"{name}: rows fails on public noise, no use is lost ({error!r}): mend it") from error
 
+        check_repeats(name, guarded, *charge.probe())
         try:
             return charge.sum(guarded, bound, size=size)
         finally:
             charge.end_use()
+
+
+def check_repeats(name: str, rows: Callable[[Tensor, Tensor], Rows], images: Tensor, labels: Tensor) -> None:
+    """Raise ConfigError if an image of public noise gets another row the second time."""
+    first, second = (rows(images[:1], labels[:1]) for _ in range(2))
+    alike = form_of(first, 1) == form_of(second, 1)
+    if not alike or not torch.allclose(first.left.double(), second.left.double(), rtol=1e-3, equal_nan=True):
+        raise ConfigError(
+            f"{name}: rows gave one image of public noise two different rows, no use is lost. It remembers earlier "
+            "images or draws random numbers, so one image could change the rows of others, which the noise does not "
+            "cover: let each row follow from its own image only"
+        )
 
 
 @contextmanager
@@ -84,7 +100,8 @@ def open_charge(
 ) -> Iterator[OwnCharge]:
     """Charge the odometer for `uses` Gaussian sums over the sensitive images, and give the door to them.
 
-    Every call is a new charge, journalled as a whole before the first image is drawn, whatever becomes of it.
+    Every call is a new charge, journalled as a whole before the first image is drawn, whatever becomes of it. If its
+    numbers follow from earlier releases, `docs/concepts.md` says what is proven of the lifetime.
 
     state: the private state directory; card: that of the prepared images, `data/sensitive/card.json`; name: of the
     query, for the odometer, not that of a stage; sigma: noise multiplier: the noise has the standard deviation
@@ -92,6 +109,10 @@ def open_charge(
     lifetime_epsilon: of everything ever opened on the dataset, this charge included; or "unlimited"; uses: number of
     sums; sample_rate: probability of each unit to enter a draw; max_norm: L2 bound of a row; delta: at which the
     lifetime is composed.
+    Guarantee: the charge covers sums of rows that each follow from one image only. A function that remembers breaks it,
+    such as one that keeps earlier images, a running mean or a count of its calls, skips images that it has seen, or
+    draws from a random generator. Then one image changes the rows of others, and no noise covers this. `sum` refuses a
+    function that gives an image of public noise another row the second time; it finds no other memory.
     Raises BudgetError if the lifetime budget would be exceeded, or for a number that gives no guarantee; ConfigError
     for a name of a stage, a size or a δ beyond the limits of a plan.
     """

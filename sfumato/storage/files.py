@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 ATTRIBUTES = ".gitattributes"
 UNTOUCHED = "* -text\n"  # git on Windows changes line ends, and with them hashes
-CLOCKS = 2.0  # seconds by which the clocks of a file system and of processes may differ
+CLOCK_SKEW = 2.0  # seconds by which the clocks of a file system and of processes may differ
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins in a spreadsheet
 
 
@@ -109,7 +109,7 @@ def sweep(path: Path) -> None:
     """Remove what killed processes left beside `path` while they wrote it."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         process = leftover.name.removesuffix(".tmp").rpartition(".")[2].partition("-")[0]
-        if process.isdigit() and not is_running(int(process), leftover.lstat().st_ctime + CLOCKS):
+        if process.isdigit() and not is_running(int(process), leftover.lstat().st_ctime + CLOCK_SKEW):
             if leftover.is_dir():
                 shutil.rmtree(leftover, ignore_errors=True)
             else:

@@ -48,8 +48,9 @@ def git(*words: str) -> tuple[int, str]:
         )
     except OSError:
         return 127, ""
-    refused = done.returncode != 0 and "safe.directory" in done.stderr  # the remedy it names, in every language
-    return REFUSED if refused else done.returncode, done.stdout
+    if done.returncode != 0 and "safe.directory" in done.stderr:  # the remedy that git names, in every language
+        return REFUSED, ""
+    return done.returncode, done.stdout
 
 
 @functools.cache

@@ -39,7 +39,7 @@ def test_a_sum_is_of_bounded_rows_made_of_one_image_each(owner):
 
     with opened(owner, sigma=1.0, lifetime_epsilon="unlimited") as charge:
         total = charge.sum(rows)
-    images = seen[2:]  # the first calls are trials on public noise
+    images = seen[4:]  # the first calls are trials on public noise
     assert {*images} == {1} and abs(total.item() - len(images)) < 8  # deviations
 
 
@@ -107,17 +107,17 @@ def test_a_function_without_a_row_for_each_image_is_refused_before_an_image_is_d
         for size in (1, 8):
             with pytest.raises(ConfigError, match="rows|the row of one image"):
                 charge.sum(watched, size=size)
-        assert len(calls) <= 4  # of public noise
+        assert len(calls) <= 8  # of public noise
         assert charge.sum(brightness).shape == (1,)  # the use was not lost
 
 
 def seen_otherwise(rows):
-    """`rows` once images are drawn, and `brightness` on public noise, which two calls get."""
+    """`rows` once images are drawn, and `brightness` on public noise, which four calls get."""
     calls = []
 
     def function(images, labels):
         calls.append(len(images))
-        return brightness(images, labels) if len(calls) <= 2 else rows(images, labels)
+        return brightness(images, labels) if len(calls) <= 4 else rows(images, labels)
 
     return function
 
@@ -164,6 +164,54 @@ def test_rows_of_any_real_type_are_summed(owner, dtype):
 def test_rows_that_are_not_finite_are_left_out(owner):
     with hidden(owner) as charge:
         assert abs(charge.sum(lambda x, y: torch.full((len(x), 1), float("nan"))).item()) < 1e-3
+
+
+class Remembering:
+    """Functions whose row of an image depends on earlier calls."""
+
+    def __init__(self) -> None:
+        self.calls, self.mean, self.seen = 0, 0.0, set()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def counted(self, images, labels):
+        self.calls += 1
+        return brightness(images, labels) + self.calls
+
+    def centred(self, images, labels):
+        row = brightness(images, labels)
+        self.mean = 0.9 * self.mean + 0.1 * float(row.mean())
+        return row - self.mean
+
+    def once(self, images, labels):
+        new = [image.numpy().tobytes() not in self.seen for image in images]
+        self.seen |= {image.numpy().tobytes() for image in images}
+        return torch.tensor(new)[:, None].double()
+
+    def random(self, images, labels):
+        return brightness(images, labels) * torch.rand(len(images), 1, generator=self.generator)
+
+    def wider(self, images, labels):
+        self.calls += 1
+        return torch.ones(len(images), self.calls)
+
+
+@pytest.mark.parametrize("name", ["counted", "centred", "once", "random", "wider"])
+@pytest.mark.parametrize("size", [1, 8])
+def test_a_function_that_remembers_is_refused_with_no_use_lost(owner, name, size):
+    with hidden(owner) as charge:
+        with pytest.raises(ConfigError, match="two different rows, no use is lost"):
+            charge.sum(getattr(Remembering(), name), size=size)
+        assert charge.sum(brightness, size=size).shape == (1,)
+
+
+def test_rows_that_are_not_numbers_twice_are_no_memory(owner):
+    with hidden(owner) as charge:
+        assert abs(charge.sum(lambda x, y: torch.full((len(x), 2), float("nan"))).sum().item()) < 1e-3
+
+
+def test_opening_a_charge_states_what_it_does_not_cover():
+    said = " ".join(sfumato.open_charge.__doc__.split())
+    assert "rows that each follow from one image only. A function that remembers breaks it" in said
 
 
 WHO = "the image of a patient"

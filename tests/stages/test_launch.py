@@ -43,6 +43,15 @@ def leaving(code: int, own: int) -> str:
     return f"{sys.executable} -c \"import os; {noted}; open(file, 'w').write('{code}'); raise SystemExit({own})\""
 
 
+def test_a_module_in_the_current_folder_does_not_run_in_place_of_the_stages(environment, here, monkeypatch):
+    (here / "stages").mkdir()
+    (here / "stages" / "cli.py").write_text("open('ran', 'w')\n")
+    environment[launch.LAUNCH] = sys.executable
+    monkeypatch.setattr(sys, "argv", ["stage", "--help"])
+    assert launch.again() == 0
+    assert not (here / "ran").exists()
+
+
 def test_the_exit_code_is_that_of_the_first_process(environment):
     """`torchrun` turns each into 1."""
     environment[launch.LAUNCH] = leaving(3, 1)

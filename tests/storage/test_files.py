@@ -77,7 +77,7 @@ def test_what_a_killed_container_left_is_swept_though_its_number_runs_again(tmp_
     sweep(tmp_path / "a")
     assert left.exists()
     age = time.time() - psutil.Process().create_time()
-    monkeypatch.setattr(files, "CLOCKS", -age - 60)  # as if the file were a minute older than this process
+    monkeypatch.setattr(files, "CLOCK_SKEW", -age - 60)  # as if the file were a minute older than this process
     sweep(tmp_path / "a")
     assert not left.exists()
 
