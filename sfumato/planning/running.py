@@ -4,7 +4,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from filelock import FileLock, Timeout
 
 from sfumato.errors import UNREADABLE
@@ -32,6 +31,8 @@ class Holder:
         lock was written, or has another command, of which the last word is compared: DVC gives its own command without
         the interpreter.
         """
+        import psutil
+
         if not is_running(self.process, self.written + SERVER_SKEW):
             return False
         with suppress(psutil.AccessDenied):

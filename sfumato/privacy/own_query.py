@@ -46,7 +46,8 @@ class OwnCharge:
         Returns (K,) float64.
         Raises ConfigError, with no use lost, if the function fails on public noise, gives no row for each image, or
         gives one image another row the second time; DataError if it fails on a drawn image: that use is spent and
-        releases nothing, and the next one may go on; BudgetError when all uses are spent, for another `max_norm`, or after the end of the `with` block.
+        releases nothing, and the next one may go on; BudgetError when all uses are spent, for another `max_norm`, or
+        after the end of the `with` block.
         Guarantee: one image more or less moves the sum by at most `max_norm` before the noise, if rows follow from
         their own images only.
         """
