@@ -123,7 +123,6 @@ def measure(name: str, classes: str, unit: str, epsilon: float, seed: int) -> di
     commands = [
         *("prepare sensitive", "prepare public", "plan", "count", "frequency", "auxiliary", "synthesize", *others),
         "ledger write",
-        f"ledger check --unit {unit} --epsilon {epsilon:g}",
     ]
     try:
         words = [sys.executable, "-c", ALL, *commands]

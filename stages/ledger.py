@@ -18,6 +18,7 @@ from stages.state import read_policy, state_dir
 
 app = typer.Typer(no_args_is_help=True, help="Write, check and show the privacy ledger, and everything ever spent.")
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="The ledger file.")]
+LEDGER_ONLY_HELP = "Compare with no run, for a ledger that you received without its project; refused inside a project."
 
 
 @app.command()
@@ -38,18 +39,17 @@ def check(
     delta: Annotated[float | None, typer.Option(help="Compute at this delta instead of the ledger's.")] = None,
     unit: Annotated[str | None, typer.Option(help="Fail unless this is protected: image, or group.")] = None,
     artifacts: Annotated[bool, typer.Option("--artifacts", help="Also verify the files and their records.")] = False,
+    ledger_only: Annotated[bool, typer.Option("--ledger-only", help=LEDGER_ONLY_HELP)] = False,
 ) -> None:
     """Recompute epsilon from the records only; exit 3 if anything does not hold. Needs no data and no GPU."""
     from sfumato.privacy.check import verify
     from sfumato.privacy.events import PROTECTED
 
-    lock = ledger.parent / LOCK
-    if not lock.exists():
-        say(f"note: {lock} does not exist, so the ledger is compared with no run")
     state = None
     with suppress(ConfigError):  # a stranger has none, and needs none
         state = state_dir()
-    checked = verify(ledger, limit=epsilon, delta=delta, unit=unit, artifacts=artifacts, state=state)
+    options = {"artifacts": artifacts, "ledger_only": ledger_only}
+    checked = verify(ledger, limit=epsilon, delta=delta, unit=unit, state=state, **options)
     content = checked.ledger
     bound = f" ≤ {epsilon:g}" if epsilon is not None else ""
     units = sorted({record["unit"] for record in content["records"]})
@@ -61,6 +61,10 @@ def check(
     tell(f"ε by accountant: {', '.join(f'{name} {opinion}' for name, opinion in checked.opinions.items())}")
     for name, spent in checked.apart.items():
         tell(f"ε = {spent:.4f} for a person in {name!r} only (the owners declare that they share no person)")
+    if ledger_only:
+        tell(f"compared with no run: {ledger} was checked without its project")
+    else:
+        tell(f"compared with {ledger.parent / LOCK}: it is the ledger of that run, with every query that ran")
 
 
 @app.command()

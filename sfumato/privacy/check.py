@@ -3,11 +3,15 @@
 import hashlib
 import json
 import math
+import os
+import posixpath
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from sfumato.errors import BudgetError, ConfigError, SfumatoError
 from sfumato.privacy.accountant import ACCOUNTANTS, checked_delta
@@ -22,6 +26,7 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_yaml, validated
 
 TOLERANCE = 1e-6  # relative, between stored and recomputed epsilon
+PROJECT_FILES = (str(LOCK), "dvc.yaml", "params.yaml", ".dvc")  # a ledger beside one of these belongs to a project
 
 
 class LedgerError(BudgetError):
@@ -50,17 +55,27 @@ def verify(
     delta: float | None = None,
     unit: str | None = None,
     artifacts: bool = False,
+    ledger_only: bool = False,
     state: Path | None = None,
 ) -> Verified:
-    """Verify the ledger beside `dvc.lock` without data, and its `artifacts`. Raises LedgerError with every reason."""
+    """Verify the ledger beside `dvc.lock` without data, and its `artifacts`. Raises LedgerError with every reason.
+
+    ledger_only: compare it with no run, for a ledger without its project. Raises ConfigError inside a project.
+    """
     for flag, value in (("--epsilon", limit), ("--delta", delta)):
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(f"{flag} {value:g} is not a bound: give a positive number")
     if unit not in (None, *UNITS):
         raise ConfigError(f"--unit {unit} is not a unit: give one of {', '.join(UNITS)}")
+    beside = [path.parent / name for name in PROJECT_FILES if os.path.lexists(path.parent / name)]
+    if ledger_only and artifacts:
+        raise ConfigError("--ledger-only compares a ledger with no run, so it excludes --artifacts: give one of them")
+    if ledger_only and beside:
+        outside = "--ledger-only is for a ledger without its project: leave it out here"
+        raise ConfigError(f"{beside[0]} shows that {path} belongs to a project. {outside}")
     ledger = read_ledger(path)
     spent, problems = check_ledger(ledger, limit=limit, delta=delta, unit=unit)
-    if (path.parent / LOCK).exists():
+    if not ledger_only:
         problems += lock_problems(ledger, path, path.parent / LOCK)
     if artifacts:
         problems += artifact_problems(ledger, path.parent)
@@ -199,23 +214,75 @@ def listed(stages: Mapping) -> dict[str, list[str]]:
     return {name: entry["records"] for name, entry in stages.items() if entry["records"]}
 
 
+@dataclass(frozen=True, kw_only=True)
+class LockedFile:
+    """A file or folder that `dvc.lock` lists. hash: the name of the algorithm, which DVC writes beside the value."""
+
+    path: str
+    md5: str = ""
+    hash: str = ""
+
+    @property
+    def place(self) -> str:
+        """The path in one spelling: `./artifacts//count` is `artifacts/count`."""
+        return posixpath.normpath(self.path)
+
+    @property
+    def query(self) -> str | None:
+        """The query whose artifact this is, or None."""
+        folder, name = posixpath.split(self.place)
+        return name if folder == str(ARTIFACTS) and name in QUERIES else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockedStage:
+    deps: tuple[LockedFile, ...] = ()
+    outs: tuple[LockedFile, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockFile:
+    """The form of `dvc.lock`."""
+
+    schema: Literal["2.0"]
+    stages: dict[str, LockedStage]
+
+
 def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     """What contradicts the ledger in `dvc.lock`: its md5, and query stages that ran but have no record in it."""
+    for path in (ledger_path, lock):
+        if path.is_symlink():
+            return [f"{path} is a link: commit the file itself, which is what reviewers see"]
     try:
-        outs = lock_outs(lock)
+        stages = read_lock(lock)
+    except FileNotFoundError:
+        handed_over = "a ledger without its project is checked by `stage ledger check --ledger-only`"
+        return [f"{lock} does not exist: restore it from git, or run `dvc repro`; {handed_over}"]
     except (OSError, ValueError) as error:
         return [f"{lock} cannot be read ({error})"]
-    problems = []
     name = ledger_path.name
-    if name not in outs:
+    problems = []
+    artifacts: dict[str, set[str]] = defaultdict(set)  # the md5 values of each query's artifact
+    written = [out for stage in stages for out in stage.outs if out.place == name]
+    writers = [stage for stage in stages if any(out.place == name for out in stage.outs)]
+    inputs = [file for stage in writers for file in stage.deps]
+    for file in (*written, *(out for stage in stages for out in stage.outs), *inputs):
+        if file.query is not None:
+            artifacts[file.query].add(file.md5)
+        if (file.query is not None or file.place == name) and (file.hash != "md5" or not file.md5):
+            problems.append(f"{lock} gives no md5 of {file.place} (hash: {file.hash or 'missing'}): run `dvc repro`")
+    if not written:
         problems.append(f"{lock} does not list {name}: the pipeline that wrote it never finished (`dvc repro`)")
-    elif outs[name] != md5_of(ledger_path.read_bytes()):
+    elif len(written) > 1:
+        problems.append(f"{lock} lists {name} as written by two stages: one entry was added")
+    elif written[0].md5 != md5_of(ledger_path.read_bytes()):
         problems.append(f"{lock} has another md5 for {name}: one of the two was edited, or belongs to another run")
     recorded = {record.get("stage") for record in ledger["records"]}  # a damaged record may have none
-    for path, md5 in outs.items():
-        stage = path.rsplit("/", 1)[-1]
-        unrecorded = path.startswith("artifacts/") and stage in QUERIES and stage not in recorded
-        if unrecorded and md5 != empty_artifact_md5(stage):
+    for stage, values in artifacts.items():
+        if len(values) > 1:
+            stale = f"{name} was written before the stage ran again (`dvc repro`), or an entry was edited"
+            problems.append(f"{lock} has two md5 for {ARTIFACTS / stage}: {stale}")
+        if stage not in recorded and values != {empty_artifact_md5(stage)}:
             ran = f"stage {stage} ran (it is in {lock})"
             problems.append(f"{ran}, but the ledger holds no record of it: a record was trimmed")
     return problems
@@ -228,7 +295,7 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
     if not paths:
         return [f"{folder} holds no artifact to verify (`dvc checkout`, `dvc pull`)"]
     with suppress(OSError, ValueError):  # there is no lock, or `lock_problems` says what is wrong with it
-        outs = map(Path, lock_outs(project / LOCK))
+        outs = [Path(out.place) for stage in read_lock(project / LOCK) for out in stage.outs]
         # DVC keeps the entries of stages that an earlier version had
         paths |= {project / path for path in outs if path.parent == ARTIFACTS and path.name in STAGES}
     if (project / PUBLIC / "privacy.json").is_file():
@@ -263,13 +330,9 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
     return problems
 
 
-def lock_outs(lock: Path) -> dict[str, str]:
-    """Path -> md5 of everything that `dvc.lock` lists as written. Raises OSError or ValueError if it is not a lock."""
-    try:
-        stages = read_yaml(lock)["stages"].values()
-        return {str(out["path"]): str(out["md5"]) for stage in stages for out in stage.get("outs", ())}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"it lists no files of stages: {error!r}") from error
+def read_lock(lock: Path) -> list[LockedStage]:
+    """The stages that `dvc.lock` lists as run. Raises OSError or ValueError if it is not a lock."""
+    return list(validated(LockFile, read_yaml(lock)).stages.values())
 
 
 def empty_artifact_md5(stage: str) -> str:

@@ -197,8 +197,9 @@ def test_a_file_that_is_no_ledger_of_this_version_is_refused_in_a_sentence(tmp_p
 def locked(tmp_path, ledger: dict, **outs: str):
     path = tmp_path / "ledger.json"
     path.write_text(ledger_text(ledger))
-    of_file = {"path": "ledger.json", "md5": hashlib.md5(path.read_bytes()).hexdigest()}
-    stages = {name: {"outs": [{"path": f"artifacts/{name}", "md5": md5}]} for name, md5 in outs.items()}
+    of_file = {"path": "ledger.json", "hash": "md5", "md5": hashlib.md5(path.read_bytes()).hexdigest()}
+    of_stages = {name: {"path": f"artifacts/{name}", "hash": "md5", "md5": md5} for name, md5 in outs.items()}
+    stages = {name: {"outs": [out]} for name, out in of_stages.items()}
     stages["ledger"] = {"cmd": "stage ledger write", "outs": [of_file]}
     (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
     return path, tmp_path / "dvc.lock"
@@ -218,7 +219,7 @@ def test_a_ledger_that_the_lock_does_not_know_is_found(tmp_path):
     path, lock = locked(tmp_path, ledger)
     path.write_text(path.read_text() + " ")
     assert any("another md5" in p for p in lock_problems(ledger, path, lock))
-    lock.write_text("stages: {}")
+    lock.write_text("schema: '2.0'\nstages: {}")
     assert any("does not list" in p for p in lock_problems(ledger, path, lock))
 
 

@@ -36,8 +36,9 @@ def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ledger")
     ledger = build_ledger(BUDGET, {f"{i:032x}": record(i) for i in (1, 2)}, [])
     (folder / "ledger.json").write_text(ledger_text(ledger))
-    outs = [{"path": "ledger.json", "md5": hashlib.md5((folder / "ledger.json").read_bytes()).hexdigest()}]
-    (folder / "dvc.lock").write_text(yaml.safe_dump({"stages": {"ledger": {"outs": outs}}}))
+    md5 = hashlib.md5((folder / "ledger.json").read_bytes()).hexdigest()
+    stages = {"ledger": {"outs": [{"path": "ledger.json", "hash": "md5", "md5": md5}]}}
+    (folder / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
     assert reasons(folder) == []
     return folder
 

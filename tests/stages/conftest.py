@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from program import Terminal, call
+from small_lock import write_lock
 
 from sfumato.planning import estimate
 from sfumato.privacy.charge import Charge
@@ -43,6 +44,11 @@ class Desk:
     def run_all(self, *commands: str) -> str:
         """Run commands that must all end well. Returns what they said."""
         return "".join(map(self.run, commands))
+
+    def check(self, options: str = "", *said: str, code: int = 0) -> str:
+        """Run `ledger check` beside the lock that DVC would have written of the files here."""
+        write_lock()
+        return self.run(f"ledger check {options}", *said, code=code)
 
     def params(self, **changes) -> None:
         """Write params.yaml: `base` with these changes."""

@@ -99,7 +99,7 @@ def test_the_ledger_holds_the_head_of_the_journal_and_every_charge(desk):
     release(charged("p"))
     assert "incomplete" not in desk.run("ledger write")
     assert line()["charges"] == 2 and line()["complete"] and line()["head"] == odometer().head()
-    desk.run("ledger check")
+    desk.check()
     assert "at least" not in desk.run("ledger show", "2 charges")
 
 
@@ -110,7 +110,7 @@ def test_a_lock_may_name_a_stage_that_an_earlier_version_had(desk):
 
     def problems(stage: str) -> list[str]:
         outs = [{"path": f"artifacts/{stage}", "md5": "a.dir"}]
-        Path("dvc.lock").write_text(yaml.safe_dump({"stages": {stage: {"outs": outs}}}))
+        Path("dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": {stage: {"outs": outs}}}))
         return artifact_problems(read_ledger(Path("ledger.json")), Path())
 
     missing = "artifacts/{} is not an artifact"
@@ -127,7 +127,7 @@ def test_what_a_plan_with_a_setting_that_is_gone_released_can_be_checked_and_no_
         content = {"stage": name, "enabled": True, "shape": [1, 8, 8], "revision": STAGES[name].revision}
         content |= {"settings": {"gone_since": 3}, "mechanism": {"noise_multiplier": 5.0}}
         (plan / f"{name}.yaml").write_text(yaml.safe_dump(content))
-    desk.run("ledger check --artifacts")
+    desk.check("--artifacts")
     desk.run("count", "gone_since", code=2)
 
 
@@ -143,7 +143,7 @@ def test_a_ledger_beside_an_empty_state_directory_counts_the_release_and_says_th
     environment["SFUMATO_STATE"] = str(Path("elsewhere").absolute())
     desk.run("ledger write", "incomplete", "never begun")
     assert line()["charges"] == 1 and line()["epsilon"] > 0 and not line()["complete"]
-    desk.run("ledger check")
+    desk.check()
     assert "at least 1 charge," in desk("ledger", "show")[1]
 
 

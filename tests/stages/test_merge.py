@@ -48,7 +48,7 @@ def test_two_clinics_release_together_and_each_keeps_its_own_epsilon(clinics, tm
     ledger = read_ledger(Path("ledger.json"))
     larger = read_budget(Path("../north/artifacts/plan/budget.json"))["epsilon"]
     assert ledger["epsilon"]["rdp"] == pytest.approx(larger, rel=1e-6)
-    clinics.run("ledger check --epsilon 5 --artifacts", "ε = 4.9", "for a person in 'south' only")
+    clinics.check("--epsilon 5 --artifacts", "ε = 4.9", "for a person in 'south' only")
     card = Path("artifacts/synthesize/README.md").read_text()
     assert "of 2 owners (north, south)" in card and "by the word of whoever merged them" in card
     assert json.loads(Path("artifacts/synthesize/card.json").read_text())["epsilon"] == ledger["epsilon"]["rdp"]

@@ -28,7 +28,7 @@ def test_pure_noise_selects_at_random_and_the_pipeline_completes(recipe, label, 
     desk.params(**SMALL, recipe=recipe)
     stages = [name for name in STAGES if name != "evaluate"]
     desk.run_all("prepare sensitive", "prepare public", "plan", *stages, "ledger write")
-    desk.run("ledger check --epsilon 1 --artifacts")
+    desk.check("--epsilon 1 --artifacts")
     selection = json.loads(Path("artifacts/select/selection.json").read_text())
     assert selection["labels"] == label and len(selection["kept"]) == 10
     with Path("artifacts/select/selection.csv").open(newline="") as file:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from small_lock import write_lock
 from test_recipes import RECIPES, SMALL
 
 from sfumato.data import decoding
@@ -49,7 +50,12 @@ def world(desk, digits, monkeypatch, expect_seconds, short_judging, settled) -> 
     monkeypatch.setattr(decoding, "decode", decode)
 
     def run(*commands: str) -> Log:
-        return [(command, *desk(*command.split())) for command in commands]
+        log = []
+        for command in commands:
+            if command == "ledger check":
+                write_lock()
+            log.append((command, *desk(*command.split())))
+        return log
 
     def begin(whole: bool) -> Callable[..., Log]:
         numbers = itertools.count()
