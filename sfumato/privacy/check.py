@@ -227,12 +227,6 @@ class LockedFile:
         """The path in one spelling: `./artifacts//count` is `artifacts/count`."""
         return posixpath.normpath(self.path)
 
-    @property
-    def query(self) -> str | None:
-        """The query whose artifact this is, or None."""
-        folder, name = posixpath.split(self.place)
-        return name if folder == str(ARTIFACTS) and name in QUERIES else None
-
 
 @dataclass(frozen=True, kw_only=True)
 class LockedStage:
@@ -261,28 +255,28 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     except (OSError, ValueError) as error:
         return [f"{lock} cannot be read ({error})"]
     name = ledger_path.name
+    outs = [out for stage in stages for out in stage.outs]
+    inputs = [file for stage in stages if name in {out.place for out in stage.outs} for file in stage.deps]
+    query_of = {str(ARTIFACTS / stage): stage for stage in QUERIES}
     problems = []
-    artifacts: dict[str, set[str]] = defaultdict(set)  # the md5 values of each query's artifact
-    written = [out for stage in stages for out in stage.outs if out.place == name]
-    writers = [stage for stage in stages if any(out.place == name for out in stage.outs)]
-    inputs = [file for stage in writers for file in stage.deps]
-    for file in (*written, *(out for stage in stages for out in stage.outs), *inputs):
-        if file.query is not None:
-            artifacts[file.query].add(file.md5)
-        if (file.query is not None or file.place == name) and (file.hash != "md5" or not file.md5):
-            problems.append(f"{lock} gives no md5 of {file.place} (hash: {file.hash or 'missing'}): run `dvc repro`")
+    found: dict[str, set[str]] = defaultdict(set)  # the md5 values of each path
+    for file in (*outs, *inputs):
+        found[file.place].add(file.md5)
+        if (file.place == name or file.place in query_of) and (file.hash != "md5" or not file.md5):
+            problems.append(f"{lock} gives no md5 of {file.place}: run `dvc repro`")
+    written = [out for out in outs if out.place == name]
     if not written:
         problems.append(f"{lock} does not list {name}: the pipeline that wrote it never finished (`dvc repro`)")
     elif len(written) > 1:
-        problems.append(f"{lock} lists {name} as written by two stages: one entry was added")
+        problems.append(f"{lock} lists {name} as written by two stages: an entry was added")
     elif written[0].md5 != md5_of(ledger_path.read_bytes()):
         problems.append(f"{lock} has another md5 for {name}: one of the two was edited, or belongs to another run")
+    for place in sorted({out.place for out in outs if len(found[out.place]) > 1}):
+        stale = f"{name} was written before {place} changed (`dvc repro`), or an entry was edited"
+        problems.append(f"{lock} has two md5 for {place}: {stale}")
     recorded = {record.get("stage") for record in ledger["records"]}  # a damaged record may have none
-    for stage, values in artifacts.items():
-        if len(values) > 1:
-            stale = f"{name} was written before the stage ran again (`dvc repro`), or an entry was edited"
-            problems.append(f"{lock} has two md5 for {ARTIFACTS / stage}: {stale}")
-        if stage not in recorded and values != {empty_artifact_md5(stage)}:
+    for place, stage in query_of.items():
+        if stage not in recorded and found[place] - {empty_artifact_md5(stage)}:
             ran = f"stage {stage} ran (it is in {lock})"
             problems.append(f"{ran}, but the ledger holds no record of it: a record was trimmed")
     return problems
