@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.errors import UNREADABLE, DataError, explained
+from sfumato.errors import DataError, explained
+from sfumato.storage.arrays import read_array
 from sfumato.storage.files import open_private, replacing
 
 Shape = tuple[int, int, int]  # channels, height, width
@@ -165,13 +166,8 @@ def load_images(
 def load_array(path: Path) -> np.ndarray:
     if not path.is_file():
         raise DataError(f"{path} is missing: run the stage that writes it.")
-    broken = f"{path} is not a whole .npy file"
-    causes = (*UNREADABLE, EOFError)
-    with explained(DataError, lambda error: f"{broken} ({error}): write it again.", causes=causes):
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    if not isinstance(array, np.ndarray):
-        raise DataError(f"{path} is an archive, expected one .npy array.")
-    return array
+    with explained(DataError, lambda error: f"{path} is not a whole .npy file ({error}): write it again."):
+        return read_array(path)
 
 
 def check(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], directory: Path) -> None:

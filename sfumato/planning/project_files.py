@@ -75,7 +75,9 @@ def renew(file: Path) -> bool:
     text = file.read_text(encoding="utf-8")
     if not text.startswith("# Written by `stage init`"):
         return False
-    stages = yaml.safe_load(text).get("stages") or {}
+    causes = (yaml.YAMLError, AttributeError, RecursionError)
+    with explained(ConfigError, lambda error: f"{file} cannot be read ({error}): restore it from git", causes=causes):
+        stages = yaml.safe_load(text).get("stages") or {}
     made = dvc_content()
     ours = {name for name, entry in stages.items() if str(entry.get("cmd", "")).strip("['").startswith("stage ")}
     if not ours - set(made["stages"]):

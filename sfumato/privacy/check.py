@@ -16,7 +16,16 @@ from typing import Literal
 from sfumato.errors import BudgetError, ConfigError, SfumatoError
 from sfumato.privacy.accountant import ACCOUNTANTS, checked_delta
 from sfumato.privacy.events import UNITS
-from sfumato.privacy.ledger import Ledger, by_id, compose, odometer_line, of_one_person, read_ledger, spent_on_one
+from sfumato.privacy.ledger import (
+    Ledger,
+    by_id,
+    compose,
+    odometer_line,
+    of_one_person,
+    read_ledger,
+    spent_on_one,
+    without_records,
+)
 from sfumato.privacy.opinions import Opinion, disagreements, kept_opinions
 from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import read_stage_plan
@@ -132,7 +141,7 @@ def check_ledger(
         return math.inf, problems
 
     apart = tuple(ledger.get("apart", ()))
-    if apart and (len({*apart}) < 2 or not {*apart} <= {record["dataset_id"] for record in records}):
+    if apart and without_records(records, apart):
         problems.append(f"it sets {', '.join(apart)} apart, of which it lacks records: two data sets or more have some")
         return math.inf, problems
     stored = compose(records, ledger["delta"], apart, accountant)

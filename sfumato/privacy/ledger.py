@@ -79,6 +79,11 @@ def of_one_person(records: Sequence[dict], apart: Sequence[str] = ()) -> dict[st
     return {name: [r for r in records if r["dataset_id"] == name or r["dataset_id"] not in apart] for name in apart}
 
 
+def without_records(records: Sequence[dict], apart: Sequence[str]) -> bool:
+    """Whether fewer than two data sets are declared apart, or one of them has no record."""
+    return len({*apart}) < 2 or not {*apart} <= {record["dataset_id"] for record in records}
+
+
 def spent_on_one(
     records: Sequence[dict], delta: float, accountant: str, adjacency: str, apart: Sequence[str] = ()
 ) -> float:

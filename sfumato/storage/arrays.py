@@ -1,0 +1,18 @@
+"""One array of a `.npy` file that anyone may have written, memory-mapped."""
+
+from pathlib import Path
+from tokenize import TokenError
+
+import numpy as np
+
+
+def read_array(path: Path) -> np.ndarray:
+    """The array of a `.npy` file, read-only. Raises OSError if it cannot be opened, else ValueError if it is none."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    # NumPy parses the header as Python: of a hostile one, the parser runs out of stack or memory
+    except (EOFError, MemoryError, RecursionError, SyntaxError, TokenError) as error:
+        raise ValueError("its header is not that of an array") from error
+    if not isinstance(array, np.ndarray):
+        raise ValueError("it is an archive, expected one .npy array")
+    return array

@@ -1,0 +1,72 @@
+"""Reading JSON files that anyone may have written, as `documents` describes. Recipients need Python only."""
+
+import json
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+DEEPEST = 50  # levels of nested lists and mappings
+
+
+def read_text(path: Path, largest: int = 256 * 2**20) -> str:
+    """The text of a regular file of at most `largest` bytes of UTF-8. Pipes and devices are refused at once."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder")
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait; Windows has none
+    with os.fdopen(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError("it is not a regular file")
+        content = file.read(largest + 1) if about.st_size <= largest else b""
+    if max(about.st_size, len(content)) > largest:
+        raise ValueError(f"it has more than {largest:,} bytes")
+    return content.decode("utf-8")
+
+
+def read_json(path: Path, *, infinite: bool = False) -> Any:
+    """The content of a JSON file. infinite: accept NaN and infinities, as in files of other programs."""
+    return parse_json(read_text(path), infinite=infinite)
+
+
+def parse_json(text: str, *, infinite: bool = False) -> Any:
+    """The content of a JSON text. An integer of more than 64 bits becomes a float, as in most readers of JSON."""
+
+    def number(text: str) -> float:
+        if not math.isfinite(value := float(text)) and not infinite:
+            raise ValueError(f"it contains {text[:24]}: NaN and infinity are not allowed")
+        return value
+
+    def integer(text: str) -> int | float:
+        return int(text) if len(text) <= 20 and abs(int(text)) < 2**63 else number(text)
+
+    try:
+        content = json.loads(text, parse_int=integer, parse_float=number, parse_constant=number, object_pairs_hook=once)
+    except RecursionError as error:
+        raise ValueError(f"it is nested more than {DEEPEST} deep") from error
+    check_plain(content)
+    return content
+
+
+def once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    content: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in content:
+            raise ValueError(f"the key {key!r} appears twice: remove one")
+        content[key] = value
+    return content
+
+
+def check_plain(content: Any, level: int = 0) -> None:
+    """Raise ValueError for nesting deeper than DEEPEST, integers above 64 bits, and text with unpaired surrogates."""
+    if isinstance(content, str):
+        content.encode()
+    elif isinstance(content, int):
+        if abs(content) >= 2**63:
+            raise ValueError(f"the number {str(content)[:24]}… is too large")
+    elif isinstance(content, (dict, list)):
+        if level == DEEPEST:
+            raise ValueError(f"it is nested more than {DEEPEST} deep")
+        for inner in (*content, *content.values()) if isinstance(content, dict) else content:
+            check_plain(inner, level + 1)
