@@ -8,14 +8,17 @@ import numpy as np
 
 PUBLIC_SOURCE = "select"  # the source whose images are public ones
 PUBLIC_KIND = "public"
-RECOMPUTED, STATED = "recomputed from the records", "as its card states"
+RECOMPUTED = "recomputed from the records"
+STATED = "as its card states"
 
 
 def source_type(sources: Collection[str]) -> str | None:
     """IPTC's digital source type of images that were drawn by these sources, its address; None: not generated."""
     if {*sources} == {PUBLIC_SOURCE}:
         return None
-    term = "compositeWithTrainedAlgorithmicMedia" if PUBLIC_SOURCE in sources else "trainedAlgorithmicMedia"
+    term = "trainedAlgorithmicMedia"
+    if PUBLIC_SOURCE in sources:
+        term = "compositeWithTrainedAlgorithmicMedia"
     return f"http://cv.iptc.org/newscodes/digitalsourcetype/{term}"
 
 
@@ -38,12 +41,15 @@ def check_card(
         raise ValueError("it names a class twice")
     if images.dtype != np.uint8 or images.ndim != 4:
         raise ValueError(f"images.npy is {images.dtype} {images.shape}, expected uint8 (N, H, W, C)")
-    several = labels.ndim == 2
-    expected = (np.uint8, (len(images), len(classes))) if several else (np.int64, (len(images),))
+    expected: tuple[Any, tuple[int, ...]] = (np.int64, (len(images),))
+    most = len(classes)
+    if labels.ndim == 2:  # several labels
+        expected = (np.uint8, (len(images), len(classes)))
+        most = 2
     if (labels.dtype, labels.shape) != expected:
         whole = f"{len(images)} images in {len(classes)} classes"
         raise ValueError(f"labels.npy is {labels.dtype} {labels.shape}, for {whole}")
-    if labels.size and not 0 <= labels.min() <= labels.max() < (2 if several else len(classes)):
+    if labels.size and not 0 <= labels.min() <= labels.max() < most:
         raise ValueError(f"labels.npy holds the label {labels.max()}, and it names {len(classes)} classes")
     if kinds.shape != (len(images),):
         raise ValueError(f"kinds.npy has the shape {kinds.shape}, for {len(images)} images")

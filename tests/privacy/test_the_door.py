@@ -12,6 +12,7 @@ import pytest
 import torch
 from filelock import FileLock, Timeout
 from program import Terminal
+from small_lock import write_lock
 from small_record import small_record
 
 from sfumato.data.images import ImageSet
@@ -299,6 +300,7 @@ def check(path: Path, **given) -> None:
 def ledger(here) -> Path:
     path = here / "ledger.json"
     path.write_text(ledger_text(build_ledger(BUDGET, {r["id"]: r for r in (record(1), record(3))}, [])))
+    write_lock()
     return path
 
 

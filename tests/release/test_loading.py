@@ -307,9 +307,9 @@ def recording(**said):
 
 
 LIES = {
-    "a smaller epsilon": (stating(epsilon=0.01), "states epsilon=0.01 at delta=.*, its records come to 0.67"),
+    "a smaller epsilon": (stating(epsilon=0.01), "states epsilon=0.01 at delta=.*, and its records come to 0.606929"),
     "epsilon a little smaller": (stating(epsilon=0.6), "its records come to"),
-    "epsilon at another delta": (stating(delta=1e-7), "at delta=1e-07, its records come to"),
+    "epsilon at another delta": (stating(delta=1e-7), "at delta=1e-07, and its records come to"),
     "epsilon below zero": (stating(epsilon=-1), "which is no bound"),
     "epsilon true": (stating(epsilon=True), "which is no bound"),
     "delta that means nothing": (stating(delta=0.5), "there is no guarantee"),
