@@ -16,6 +16,7 @@ from sfumato.errors import LAST_ERROR, DataError, SfumatoError, watchers
 from sfumato.settings.stages import STAGES, Kind
 from sfumato.storage.documents import HIDDEN
 from sfumato.storage.files import replace_private, write_json
+from sfumato.storage.in_use import until_the_end
 from stages import ledger, prepare, recipe, release
 from stages.compare import compare
 from stages.doctor import doctor
@@ -82,6 +83,7 @@ def main() -> None:
             write_json(Path(os.environ[LAST_ERROR]), {"exit_code": code, "message": shown(reason)})
         leave(code)
     finally:
+        until_the_end.close()
         watchers.clear()
         vars(sys).update(named)  # the streams
         named.clear()

@@ -10,6 +10,7 @@ import typer
 
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.storage.files import write_local
+from sfumato.storage.in_use import use_until_the_end
 from stages.screen import show_local
 from stages.state import EVALUATION, check_local, state_dir
 
@@ -28,6 +29,7 @@ def compare(
     from sfumato.evaluation.tables import comparison_table, csv_of
 
     check_local("--out", out / "comparison.csv")
+    use_until_the_end(state_dir())  # before it reads numbers of real images
     rows = [read_run(folder) for folder in runs or ()]
     if dvc:
         rows += experiments()

@@ -8,45 +8,67 @@ from typing import Annotated
 
 import typer
 
+from sfumato.errors import ConfigError
 from sfumato.settings.stages import CARD_PATH
 from stages.screen import tell
-from stages.state import EVALUATION, state_dir
+from stages.state import EVALUATION, dataset_of_project, state_dir
 
 
 def forget(
-    dataset: Annotated[str | None, typer.Option(help="Dataset id. Default: that of the data card.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Dataset id. Default: the project's.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Local: delete what is kept of a dataset's real images, below $SFUMATO_STATE and here. The journal stays."""
-    from sfumato.data.store import read_card
+    from sfumato.data.sources.packed import remove_unpacked
     from sfumato.planning import forget as library
 
     state = state_dir()
-    mine = read_card(CARD_PATH).dataset_id if CARD_PATH.exists() or dataset is None else ""
+    remove_unpacked(state)
+    mine = dataset_of_project()
     name = dataset or mine
-    here = [path for path in local_files() if name == mine]
-    show(name, library.private_files(state, name) | {"of this project": here})
-    tell(Path(library.__file__).with_suffix(".md").read_text("utf-8").format(state=state, name=name))
-    if not yes:
-        typer.confirm("Delete what is listed?", abort=True, err=True)
-    library.forget(state, name, here)
-    tell(f"dataset {name!r} is forgotten, and its journal says so")
+    known = library.datasets(state)
+    others = f"Datasets there: {', '.join(known) or 'none'}"
+    if name is None:
+        raise ConfigError(f"no project is in this folder: name a dataset of {state} (--dataset). {others}")
+    here = local_files() if name == mine else []
+    if name not in known and not here:
+        raise ConfigError(f"nothing of a dataset {name!r} is kept here, or below {state} (SFUMATO_STATE). {others}")
+    kept = library.private_files(state, name) | {"of this project": here}
+    left = any(paths for kind, paths in kept.items() if kind != library.OF_ANY)
+    if left:
+        show(name, kept)
+        tell(Path(library.__file__).with_suffix(".md").read_text("utf-8").format(state=state, name=name))
+        if not yes:
+            typer.confirm("Delete what is listed?", abort=True, err=True)
+    if name not in known:
+        library.delete(here)
+        return tell(f"deleted here; {state} contains nothing of {name!r}: if SFUMATO_STATE is another, forget it there")
+    problem = None
+    if left or library.forgotten_on(state, name) is None:
+        problem = library.forget(state, name, here)
+    if problem is not None:
+        tell(f"nothing is left of dataset {name!r}. Its journal is not valid and stays as it is: {problem}")
+    elif left:
+        tell(f"dataset {name!r} is forgotten, and its journal records it")
+    else:
+        tell(f"nothing is left of dataset {name!r}: it was forgotten on {library.forgotten_on(state, name)}")
 
 
 def du() -> None:
     """Local: what is kept of each dataset, what this project and the state directory hold, and how much it is."""
-    from sfumato.planning.forget import private_files
+    from sfumato.planning.forget import datasets, private_files
 
-    for file in sorted((state_dir() / "odometer").glob("*.jsonl")):
-        show(file.stem, private_files(state_dir(), file.stem))
+    for name in datasets(state_dir()):
+        show(name, private_files(state_dir(), name))
     show("in all", {"state directory": [state_dir()], "this project": [Path()], "its real images": local_files()})
 
 
 def local_files() -> list[Path]:
     """What this project holds of its sensitive images, also where DVC tries experiments. DVC's cache holds none."""
-    numbers = (str(EVALUATION), "metrics.json")
+    numbers = (str(EVALUATION), "metrics.json", ".metrics.json.*.tmp")  # the last of killed evaluations
     tried = [path for name in numbers for path in Path(".dvc/tmp/exps").rglob(name)]
-    return [path for path in (*map(Path, numbers), *tried, CARD_PATH.parent) if path.exists()]
+    found = [path for name in numbers for path in Path().glob(name)]
+    return [*found, *tried, *filter(Path.exists, [CARD_PATH.parent])]
 
 
 def show(title: str, kinds: Mapping[str, Sequence[Path]]) -> None:

@@ -14,6 +14,7 @@ from sfumato.errors import ConfigError
 from sfumato.settings.data import GROUP
 from sfumato.settings.fields import part_of
 from sfumato.storage.documents import read_yaml
+from sfumato.storage.in_use import use_until_the_end
 from stages.plan import show_budget, show_minutes
 from stages.screen import say, show_numbers, tell, wrapped
 from stages.state import state_dir
@@ -50,6 +51,8 @@ def init(
     del given["yes"]
     from sfumato.planning.create import Owner, propose_project, summary, warnings
     from sfumato.planning.project_files import unsaid
+
+    use_until_the_end(state_dir())  # which dataset it looks at is not known yet
 
     decided = [name for name in ("epsilon", "dataset_id", "minutes", "size_hint") if given[name] is None]
     lacking = ", ".join([*(f"--{name.replace('_', '-')}" for name in decided), "--groups or --one-image-each"])

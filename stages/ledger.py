@@ -10,11 +10,11 @@ import typer
 from rich.table import Table
 
 from sfumato.errors import ConfigError
-from sfumato.settings.stages import CARD_PATH, LEDGER, LOCK
+from sfumato.settings.stages import LEDGER, LOCK
 from sfumato.storage.journal import GENESIS
 from stages.dvc_lock import keep_copy
 from stages.screen import charges, delta_text, say, table_console, tell
-from stages.state import read_policy, state_dir
+from stages.state import dataset_of_project, read_policy, state_dir
 
 app = typer.Typer(no_args_is_help=True, help="Write, check and show the privacy ledger, and everything ever spent.")
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="The ledger file.")]
@@ -112,17 +112,19 @@ def adopt() -> None:
 
 @app.command()
 def history(
-    dataset: Annotated[str | None, typer.Option(help="Dataset id. Default: that of the data card.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Dataset id. Default: the project's.")] = None,
     delta: Annotated[float | None, typer.Option(help="Delta for the total. Default: that of the plan.")] = None,
 ) -> None:
     """Everything ever opened on the sensitive images, aborted charges too."""
-    from sfumato.data.store import read_card
     from sfumato.privacy.accountant import epsilon
     from sfumato.privacy.events import Mechanism
     from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL_USE, OPEN, Odometer
     from sfumato.privacy.project_ledger import seen_in_ledgers
 
-    odometer = Odometer(state_dir(), dataset or read_card(CARD_PATH).dataset_id)
+    name = dataset or dataset_of_project()
+    if name is None:
+        raise ConfigError("no project is in this folder: name a dataset (--dataset)")
+    odometer = Odometer(state_dir(), name)
     entries = odometer.entries()
     unknown = seen_in_ledgers(odometer.dataset_id) - odometer.known()
     if unknown:

@@ -8,6 +8,7 @@ import typer
 
 from sfumato.settings.recipes import load_params
 from sfumato.settings.stages import CARD_PATH, PUBLIC, RECIPES
+from sfumato.storage.in_use import use_until_the_end
 from stages.plan import ParamsPath
 from stages.runner import CardPath
 from stages.screen import tell
@@ -23,7 +24,9 @@ def sensitive(params: ParamsPath = Path("params.yaml"), card: CardPath = CARD_PA
     """Local: store sensitive and hold-out images under $SFUMATO_STATE, and write the public card."""
     from sfumato.data.prepare import prepare_sensitive
 
-    content = prepare_sensitive(load_params(params, RECIPES).data, state_dir(), card, RAW)
+    data = load_params(params, RECIPES).data
+    use_until_the_end(state_dir(), data.name)  # even where it fails and keeps the reason
+    content = prepare_sensitive(data, state_dir(), card, RAW)
     shape = f"shape {list(content['shape'])}, {len(content['classes'])} classes, {content['split']} hold-out"
     tell(f"{card}: dataset {content['dataset_id']!r}, {shape}")
 

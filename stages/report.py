@@ -10,8 +10,9 @@ from sfumato.errors import ConfigError
 from sfumato.settings.stages import ARTIFACTS, LEDGER
 from sfumato.storage.artifacts import check_out, read_artifact, writing
 from sfumato.storage.files import write_local
+from sfumato.storage.in_use import use_until_the_end
 from stages.screen import say, tell
-from stages.state import EVALUATION, check_local
+from stages.state import EVALUATION, check_local, state_dir
 
 AUDIENCE_HELP = "public: made of the release and the ledger only. owner: also numbers from real images."
 OUT_HELP = "HTML file. Default: artifacts/report/index.html; evaluation/report.html for the owner."
@@ -46,6 +47,7 @@ def report(
             say(f"no entry for the Deployments Registry: params.yaml does not say {', '.join(unsaid)}")
         return typer.echo(f"{page}: may be shared with the release")
     check_local("--out", page)
+    use_until_the_end(state_dir())  # before it reads numbers of real images
     local = read_local(METRICS_FILE, EVALUATION, ARTIFACTS)._replace(curve=curve)
     write_local(page, report_page(release, LEDGER, local).encode())
     typer.echo(f"{page}: local: not to be shared")

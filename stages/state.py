@@ -1,10 +1,12 @@
 """What lies where: the paths of the pipeline, the state directory, and what git would take."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sfumato.errors import ConfigError, explained
-from sfumato.settings.stages import ARTIFACTS, PLAN, PUBLIC
+from sfumato.errors import ConfigError, DataError, explained
+from sfumato.settings.recipes import load_params
+from sfumato.settings.stages import ARTIFACTS, CARD_PATH, PLAN, PUBLIC, RECIPES
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.state_directory import in_git
 from sfumato.storage.state_directory import state_dir as state_dir  # for the commands
@@ -19,6 +21,18 @@ def read_policy() -> Any:
     path = PLAN / "permission.json"
     with explained(ConfigError, lambda error: f"{path} cannot be read ({error}): run `stage plan`"):
         return validated(SpendingPolicy, read_json(path))
+
+
+def dataset_of_project() -> str | None:
+    """The dataset of the data card, of params.yaml if that cannot be read, or None where no project is."""
+    from sfumato.data.store import read_card
+
+    with suppress(DataError):
+        return read_card(CARD_PATH).dataset_id
+    params = Path("params.yaml")
+    if params.exists():
+        return load_params(params, RECIPES).data.name
+    return None
 
 
 def check_local(option: str, file: Path) -> None:

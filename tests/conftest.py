@@ -14,6 +14,7 @@ import pytest
 from sfumato.data import prepare
 from sfumato.data.images import ImageSet
 from sfumato.storage.files import open_private
+from sfumato.storage.in_use import until_the_end
 
 # Files of more than half a minute of processor, in the order in which two workers take them.
 LONGEST = [
@@ -50,6 +51,7 @@ def environment() -> Iterator[MutableMapping[str, str]]:
     with mock.patch.dict(os.environ):
         yield os.environ
     os.chdir(folder)
+    until_the_end.close()  # of local work that a test began, as if its process ended
 
 
 @pytest.fixture(autouse=True)

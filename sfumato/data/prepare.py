@@ -104,8 +104,8 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
             ):
                 if private:
                     write_local(fresh / name, private.encode())
-    kept_fingerprint(state, public)
-    replace_file(card, text)
+        kept_fingerprint(state, public)
+        replace_file(card, text)
     say_converted(source, home / LEFT_OUT)
     return public.content()
 

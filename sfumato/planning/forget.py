@@ -3,7 +3,8 @@
 import re
 import shutil
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -11,42 +12,79 @@ from filelock import FileLock, Timeout
 from sfumato.data.duplicates import ORIGIN
 from sfumato.data.prepare import UNNAMED
 from sfumato.data.sources.packed import remove_unpacked
+from sfumato.data.store import dataset_directory
 from sfumato.data.survey import LOOKED
 from sfumato.errors import BudgetError, explained
 from sfumato.evaluation.comparison import EVALUATIONS
 from sfumato.privacy.odometer import LOCAL_USE, Odometer
+from sfumato.storage.files import is_left_over
+from sfumato.storage.in_use import unused
 
 FORGOTTEN = "forget"  # purpose of the entry in the journal
 STAYS = (ORIGIN, UNNAMED)  # against a second name of the same folder, and a second version of the same images
+OF_ANY = "what was printed or looked at"  # of any dataset: a later command may have written it
+
+
+def datasets(state: Path) -> list[str]:
+    """The ids of all datasets that a state directory knows, forgotten ones too."""
+    journals = {path.stem for path in (*state.glob("odometer/*.jsonl"), *state.glob("keys/*.journal"))}
+    return sorted(journals | {path.name for path in state.glob("data/[!.]*")})
 
 
 def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
-    """All that `forget` deletes below the state directory, by what it is. Raises BudgetError for a broken journal."""
-    odometer = Odometer(state, dataset_id)
-    home = odometer.images
+    """All that `forget` deletes below the state directory, by what it is. The journal need not be valid."""
+    home = dataset_directory(state, dataset_id)
     unfinished = re.compile(rf"\.{re.escape(dataset_id)}\.(\d+(-\w+)?\.tmp|old)")
     copies = [path for path in home.parent.glob(".*") if unfinished.fullmatch(path.name)]
-    runs = (state / "runs" / run for run in odometer.runs())
     evaluations = (state / EVALUATIONS).glob("*")
     named = f'"dataset": "{dataset_id}"'
-    of_any = LOOKED, "printed.txt", "refused.txt"  # of any dataset
     return {
         "private copy": [*(path for path in sorted(home.glob("*")) if path.name not in STAYS), *copies],
-        "kept releases and checkpoints": [run for run in runs if run.exists()],
-        "numbers from real images": [file for file in evaluations if named in file.read_text("utf-8", "replace")],
-        "what was printed or looked at": [path for name in of_any for path in state.glob(f"*{name}*")],
+        "kept releases and checkpoints": runs_of(state, dataset_id),
+        "numbers from real images": [
+            file for file in evaluations if is_left_over(file) or named in file.read_text("utf-8", "replace")
+        ],
+        OF_ANY: [path for name in (LOOKED, "printed.txt", "refused.txt") for path in state.glob(f"*{name}*")],
     }
 
 
-def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> None:
+def runs_of(state: Path, dataset_id: str) -> list[Path]:
+    """The folders of all runs that the journal names, be it valid or not; if entries are lost, of unknown runs too."""
+    files = [file for file in (state / "odometer").glob("*") if file.suffix in (".jsonl", ".aside") and file.is_file()]
+    texts = {file.name: file.read_text("utf-8", "replace") for file in files}
+    own = re.compile(rf"{re.escape(dataset_id)}(\.jsonl|\.\d+\.aside)")
+    mine = "".join(text for name, text in texts.items() if own.fullmatch(name))
+    others = "".join(text for name, text in texts.items() if not own.fullmatch(name))
+    odometer = Odometer(state, dataset_id)
+    lost = True
+    with suppress(BudgetError):
+        lost = bool(odometer.entries()) and not odometer.complete()
+    folders = sorted((state / "runs").glob("*"))
+    return [run for run in folders if f'"{run.name}"' in mine or (lost and f'"{run.name}"' not in others)]
+
+
+def forgotten_on(state: Path, dataset_id: str) -> str | None:
+    """The day on which a dataset was forgotten, if its journal is valid and has had no other entry since."""
+    with suppress(BudgetError):
+        newest = Odometer(state, dataset_id).entries()[-1:]
+        if newest and newest[0].get("purpose") == FORGOTTEN:
+            return f"{datetime.fromtimestamp(newest[0]['time'], UTC):%Y-%m-%d}"
+    return None
+
+
+def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> str | None:
     """Delete `private_files`, then what is `here` in a project. The journal stays, says so, and counts as before.
 
-    It may be killed at any time and called again. Raises BudgetError if another process works with the images.
+    It may be killed at any time and called again. Returns why the journal is not valid, or None; such a journal stays
+    as it is. Raises BudgetError if another process works with the images.
     """
     odometer = Odometer(state, dataset_id)
     home = odometer.images
-    with odometer.locked(), ExitStack() as stack:
-        for lock in [home.with_name(f".{home.name}.lock"), *(state / "runs" / run / "lock" for run in odometer.runs())]:
+    problem = None
+    with odometer.locked(), unused(state, dataset_id), ExitStack() as stack:
+        locks = [home.with_name(f".{home.name}.lock")]
+        locks += [lock for run in runs_of(state, dataset_id) for lock in run.glob("*lock")]
+        for lock in locks:
             held = f"{lock} is held by another process, which works with {dataset_id!r}: wait for it, or stop it"
             with explained(BudgetError, lambda _, held=held: held, causes=(Timeout,)):  # type: ignore[misc]
                 if lock.parent.exists():
@@ -54,8 +92,14 @@ def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> None:
         for paths in private_files(state, dataset_id).values():
             delete(paths)
         remove_unpacked(state)
-        odometer.append(LOCAL_USE, purpose=FORGOTTEN)
+        try:
+            odometer.entries()
+        except BudgetError as error:
+            problem = str(error)
+        else:
+            odometer.append(LOCAL_USE, purpose=FORGOTTEN)
     delete(here)
+    return problem
 
 
 def delete(paths: Iterable[Path]) -> None:

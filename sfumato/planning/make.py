@@ -11,6 +11,7 @@ from typing import Any
 from sfumato.data.lineage import lineage
 from sfumato.data.prepare import LISTING, listing_of, prepare_sensitive, secret_key, unnamed_version
 from sfumato.data.sources.imagefolder import list_folder
+from sfumato.data.sources.packed import unpacking
 from sfumato.data.sources.splits import split_of
 from sfumato.data.store import Card, PublicCard, dataset_directory, read_card, read_public_card
 from sfumato.data.tables import check_parquet
@@ -182,7 +183,8 @@ def prepare_images(folder: Path, state: Path) -> None:
     data = load_params(folder / "params.yaml", folder / RECIPES).data
     if data.path is not None:
         data = data.model_copy(update={"path": str(folder / Path(data.path).expanduser())})
-    prepare_sensitive(data, state, folder / CARD_PATH, folder / "data/raw")
+    with unpacking():
+        prepare_sensitive(data, state, folder / CARD_PATH, folder / "data/raw")
 
 
 def write_texts(out: Path, texts: Mapping[str, str]) -> None:

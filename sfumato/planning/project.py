@@ -15,6 +15,7 @@ from sfumato.errors import LAST_ERROR, ConfigError, DataError, SfumatoError, err
 from sfumato.planning.running import release_left
 from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER
 from sfumato.storage.documents import read_json
+from sfumato.storage.in_use import in_use
 from sfumato.storage.state_directory import state_dir
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Project:
         `stage init`, with underscores: minutes, groups, one_image_each=True, size_hint, dataset_id, range=(0, 4095),
         …. It prints what was chosen, and what becomes public. Raises ConfigError or DataError, as `stage init` does.
         """
+        from sfumato.data.sources.packed import unpacking
         from sfumato.planning.create import Owner, propose_project, summary, warnings
 
         given: dict[str, Any] = dict(options)
@@ -66,14 +68,17 @@ class Project:
                 given[name] = ",".join(map(str, value))
             elif isinstance(value, Path):
                 given[name] = str(value)
-        try:
-            made = propose_project(Path(folder), Path(images), Owner(), state_dir(), epsilon=epsilon, **given)
-        except SfumatoError as error:  # its options are parameters here
-            error.args = (re.sub(r"(?<!`)--([a-z][a-z-]+)", lambda option: option[1].replace("-", "_"), str(error)),)
-            raise
-        for line in (*summary(made), *warnings(made, state_dir())):
-            print(line)
-        made.write(print, force=bool(given.get("force")))
+        state = state_dir()
+        with in_use(state), unpacking():
+            try:
+                made = propose_project(Path(folder), Path(images), Owner(), state, epsilon=epsilon, **given)
+            except SfumatoError as error:  # its options are parameters here
+                words = re.sub(r"(?<!`)--([a-z][a-z-]+)", lambda option: option[1].replace("-", "_"), str(error))
+                error.args = (words,)
+                raise
+            for line in (*summary(made), *warnings(made, state)):
+                print(line)
+            made.write(print, force=bool(given.get("force")))
         return cls(folder)
 
     def plan(self) -> pandas.DataFrame:

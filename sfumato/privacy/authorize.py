@@ -43,6 +43,7 @@ from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import read_kept
 from sfumato.storage.documents import Exact
+from sfumato.storage.in_use import in_use, use_until_the_end
 
 DAY = 86_400  # seconds: two exact times would tell how long a query took, and so how many images it saw
 
@@ -128,10 +129,13 @@ def open_charge(
     if work.stage in STAGES and STAGES[work.stage].one_process and distributed.world_size() > 1:
         raise ConfigError(f"{work.stage} runs in one process, not in {distributed.world_size()}")
     if not distributed.is_main():
-        return open_share(state, card, work, distributed.broadcast_object(None))
+        share = distributed.broadcast_object(None)
+        with in_use(state, card.dataset_id):
+            return open_share(state, card, work, share)
     share = None
     try:
-        charge = open_alone(state, card, work, permission, noise)
+        with in_use(state, card.dataset_id):  # then the lock of the run keeps `stage forget` out
+            charge = open_alone(state, card, work, permission, noise)
         share = {"record": charge.record, "used": charge.used, "run": str(charge.run)}
         return charge
     finally:
@@ -244,8 +248,10 @@ def refuse_kept(odometer: Odometer, kept: Path, run: Run, work: ChargeRequest) -
 def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = False) -> tuple[ImageSet, ImageSet]:
     """The sensitive and the hold-out images, for work outside the guarantee. What is made with them must be local.
 
+    `stage forget` refuses from here to the end of the process, which may write what it made with them until then.
     everywhere: in all processes; the first journals it before another reads the images: a collective call.
     """
+    use_until_the_end(state, card.dataset_id)  # first: the images may be forgotten until it returns
     sensitive = load_prepared(state, card, SENSITIVE)
     holdout = load_prepared(state, card, "holdout")
     if not everywhere or distributed.is_main():

@@ -108,12 +108,19 @@ def replacing_directory(path: Path, *, private: bool = False) -> Iterator[Path]:
 def sweep(path: Path) -> None:
     """Remove what killed processes left beside `path` while they wrote it."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        process = leftover.name.removesuffix(".tmp").rpartition(".")[2].partition("-")[0]
-        if process.isdigit() and not is_running(int(process), leftover.lstat().st_ctime + CLOCK_SKEW):
+        if is_left_over(leftover):
             if leftover.is_dir():
                 shutil.rmtree(leftover, ignore_errors=True)
             else:
                 leftover.unlink(missing_ok=True)
+
+
+def is_left_over(path: Path) -> bool:
+    """Recognise a `temporary_name` whose process is no longer running."""
+    process = path.name.removesuffix(".tmp").rpartition(".")[2].partition("-")[0]
+    if not path.name.endswith(".tmp") or not process.isdigit():
+        return False
+    return not is_running(int(process), path.lstat().st_ctime + CLOCK_SKEW)
 
 
 def check_writable(path: Path) -> None:

@@ -60,7 +60,7 @@ class Journal:
                 return
             old = self.lines()
             if any('"head"' in line for line in old):
-                raise BudgetError(f"{self.anchor} is missing, without which {self.path} cannot be checked: {WAY_OUT}")
+                raise self._unchecked()
             if not old and not lost and self.images.exists():
                 raise self._missing()
             salt = secrets.token_bytes(32)
@@ -122,6 +122,8 @@ class Journal:
         begin = "run `stage prepare sensitive`, or set SFUMATO_STATE to where it is"
         missing = f"the journal {self.path} was never begun: {begin}"
         broken = f"{self.anchor} cannot be read"
+        if not self.anchor.exists() and any('"head"' in line for line in self.lines()):
+            raise self._unchecked()
         with explained(BudgetError, lambda error: f"{broken} ({error!r}): {WAY_OUT}", missing=missing):
             content = read_json(self.anchor)
             return bytes.fromhex(content["salt"]), str(content["head"])
@@ -144,6 +146,9 @@ class Journal:
 
     def _missing(self) -> BudgetError:
         return BudgetError(f"{self.path} is missing, and images of {self.dataset_id!r} were prepared here: {WAY_OUT}")
+
+    def _unchecked(self) -> BudgetError:
+        return BudgetError(f"{self.anchor} is missing, without which {self.path} cannot be checked: {WAY_OUT}")
 
     def _parsed(self, line: str, number: int) -> dict:
         with explained(BudgetError, lambda _: f"{self.path}, line {number}, cannot be read: {WAY_OUT}"):

@@ -1,18 +1,27 @@
 """`stage forget`, `stage du`: nothing of a picture stays, what was spent does, and no log tells how many they are."""
 
 import json
+import os
 import re
 import shutil
+from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 from filelock import FileLock, Timeout
 
-from sfumato.errors import BudgetError
+from sfumato import Project
+from sfumato.data.store import read_card
+from sfumato.errors import BudgetError, DataError
 from sfumato.planning import forget as library
+from sfumato.planning import make
+from sfumato.privacy import authorize
 from sfumato.privacy.odometer import Odometer
-from sfumato.settings.stages import STAGES
+from sfumato.settings.stages import CARD_PATH, STAGES
+from sfumato.storage.in_use import until_the_end
+from stages.forget import local_files
 
 MARK = bytes(range(7, 71))  # a picture of 8×8, which each class holds many times: 64 bytes that no other file has
 COPY = Path("state/data/clinic")
@@ -108,17 +117,21 @@ def test_killed_in_the_middle_it_is_run_again(desk, monkeypatch, times):
         patch.setattr(library, "delete", dying)
         code, _ = desk("forget", "--yes")
     assert (code == 0) == (times == 6)
-    desk("forget", "--yes", "--dataset", "clinic")
+    desk.run("forget --yes", "nothing is left" if times == 6 else "clinic")
     assert marked() == [] and desk.journal[-1]["purpose"] == library.FORGOTTEN and not Path("metrics.json").exists()
+    entries = desk.journal
+    desk.run("forget", "nothing is left of dataset 'clinic': it was forgotten on 20")
+    assert desk.journal == entries
     desk.run_all("prepare sensitive", "plan")
     desk.run("count", "already released", code=3)
 
 
 def test_images_that_are_in_use_and_those_of_others_stay(desk):
     run = next(Path("state/runs").iterdir())
-    with FileLock(run / "lock"):
-        desk.run("forget --yes", "is held by another process", code=3)
-    desk.run("forget --yes --dataset klinic", "was never begun", code=3)
+    for name in ("lock", "copying.lock"):
+        with FileLock(run / name):
+            desk.run("forget --yes", "is held by another process", code=3)
+    desk.run("forget --yes --dataset klinic", "nothing of a dataset 'klinic'", "Datasets there: clinic", code=2)
     assert len(marked()) > 3
     shutil.copytree(COPY, COPY.with_name("clinic.2"))
     shutil.copytree(COPY, COPY.with_name(".clinic.2.999999.tmp"))
@@ -199,3 +212,236 @@ def test_sizes_which_tell_how_many_images_there_are_stay_off_a_log(desk):
     assert "state/printed.txt" in said and ".: data/sensitive, evaluation, metrics.json" in said, "what of a folder"
     desk.terminal = True
     assert len(re.findall(r"\d\.\d", desk.run("du"))) == 7
+
+
+# --- work that is going on -------------------------------------------------------------------------------------------
+
+INIT = "init ../real.npz --yes --epsilon 5 --minutes 1 --one-image-each --dataset-id other --out new"
+# by a command: its exit code, and functions of it that read real images, or write what they show
+WORK = [
+    ("evaluate", 0, "sfumato.evaluation.evaluate.evaluate_release"),
+    ("evaluate", 0, "sfumato.evaluation.evaluate.keep_private"),
+    ("evaluate", 0, "stages.evaluate.write_local"),
+    ("evaluate", 0, "sfumato.evaluation.comparison.keep_evaluation"),
+    ("prepare sensitive", 0, "sfumato.data.prepare.read_source"),
+    ("prepare sensitive", 0, "sfumato.data.prepare.kept_fingerprint"),
+    ("count", 3, "sfumato.privacy.authorize.kept_fingerprint"),
+    ("report --audience owner", 0, "sfumato.release.report.report_page"),
+    ("compare .", 0, "sfumato.evaluation.comparison.compared"),
+    (INIT, 0, "sfumato.data.survey.replace_private"),
+    (INIT, 0, "sfumato.planning.create.write_local"),
+]
+
+
+@pytest.fixture
+def before(monkeypatch):
+    """A function: something happens once, before this function is called."""
+
+    def happens(name: str, what) -> None:
+        module, _, function = name.rpartition(".")
+        called = getattr(import_module(module), function)
+
+        def first(*given, **more):
+            monkeypatch.setattr(name, called)
+            what()
+            return called(*given, **more)
+
+        monkeypatch.setattr(name, first)
+
+    return happens
+
+
+def forget() -> None:
+    library.forget(Path("state").absolute(), "clinic")
+
+
+@pytest.mark.parametrize(("command", "code", "name"), WORK)
+def test_nothing_is_forgotten_under_work_with_real_images(desk, before, command, code, name):
+    refused = []
+
+    def try_it() -> None:
+        with pytest.raises(BudgetError, match="'clinic' is in use by .* wait until that process ends") as error:
+            forget()
+        refused.append(error)
+
+    if "init" in command:
+        shutil.copy(desk.base["data"]["path"], "../real.npz")
+        desk.run_all("forget --yes")  # or the same images are refused under another name
+    before(name, try_it)
+    Path("state/data/clinic/listing").unlink(missing_ok=True)
+    desk.run(command, code=code)
+    assert len(refused) == 1
+    desk.run("forget --yes", "was forgotten on" if "init" in command else "is forgotten")
+    assert marked() == []
+
+
+def test_preparing_by_the_library_writes_nothing_after_forget(desk, before):
+    """The fingerprint of the images came after the lock."""
+    refused = []
+
+    def try_it() -> None:
+        with pytest.raises(BudgetError, match="is held by another process") as error:
+            forget()
+        refused.append(error)
+
+    (COPY / "listing").unlink(missing_ok=True)
+    before("sfumato.data.prepare.kept_fingerprint", try_it)
+    make.prepare_images(Path(), Path("state").absolute())
+    assert len(refused) == 1
+
+
+def test_a_notebook_leaves_no_unpacked_pictures(desk, shelf):
+    desk.run("forget --yes")
+    options = {"images": shelf / "real.npz", "minutes": 1, "one_image_each": True, "dataset_id": "clinic"}
+    project = Project.create("new", epsilon=5, **options)
+    assert marked() == []
+    make.prepare_images(project.folder, Path("state").absolute())
+    assert not [*Path("state").glob(".unpacked*")]
+    desk.run("forget --yes --dataset clinic", "is forgotten")
+    assert marked() == []
+
+
+def test_latents_are_not_made_of_forgotten_images(desk, before):
+    tried = []
+
+    def encode(images):
+        with pytest.raises(BudgetError, match="is in use"):
+            forget()
+        tried.append(len(images))
+        return images[:, :, :2, :2]
+
+    def ensure(encoder: str) -> None:
+        state = Path("state").absolute()
+        bar = nullcontext(lambda *_: None)
+        authorize.ensure_latents(state, read_card(CARD_PATH), encoder, "latents", lambda: encode, lambda: bar)
+
+    ensure("encoder")
+    assert tried and [*COPY.glob("latents-*")]
+    until_the_end.close()
+    before("sfumato.privacy.authorize.use_until_the_end", forget)
+    with pytest.raises(DataError, match="no prepared images"):
+        ensure("another encoder")
+    assert {path.name for path in COPY.iterdir()} == {"origin.json", "unnamed"}
+
+
+@pytest.mark.parametrize(("command", "door"), [("evaluate", "use_until_the_end"), ("count", "in_use")])
+def test_work_that_waited_for_the_end_of_forget_writes_nothing(desk, before, command, door):
+    kept = read_card(CARD_PATH)
+    desk.params(privacy={"spend_again": ["count"], "lifetime_epsilon": 50.0})
+    desk.run("plan")
+    before(f"sfumato.privacy.authorize.{door}", forget)
+    for name in library_files():
+        library.delete([name])
+    entries = desk.journal
+    desk.run(command, "no prepared images of 'clinic'", code=4)
+    assert kept == read_card(CARD_PATH) and library_files() == [] and marked() == []
+    assert [entry["purpose"] for entry in desk.journal[len(entries) :]] == [library.FORGOTTEN]
+    assert [*Path("state/runs").glob("*")] == [] and [*Path("state/evaluations").glob("*")] == []
+
+
+def library_files() -> list[Path]:
+    """What evaluations left in this project."""
+    return [path for path in local_files() if path != CARD_PATH.parent]
+
+
+# --- what else may survive -------------------------------------------------------------------------------------------
+
+
+def test_experiments_and_what_killed_evaluations_wrote_do_not_survive(desk):
+    tried = Path(".dvc/tmp/exps/standalone/tmpab12")
+    dead = 2**22 + 1  # above the largest number of a process
+    files = ["metrics.json", "evaluation/neighbours.png", "evaluation/report.html", f".metrics.json.{dead}-1.tmp"]
+    for file in [*map(tried.joinpath, files), Path(f".metrics.json.{dead}-1.tmp")]:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(MARK)
+    unfinished = Path(f"state/evaluations/.00.json.{dead}-1.tmp")
+    unfinished.write_bytes(MARK)  # cut before it names its dataset
+    (tried / "params.yaml").touch()
+    assert len(marked(".")) > 8
+    desk.run("forget --yes", ".dvc/tmp/exps/standalone/tmpab12")
+    assert marked(".") == [] and [*tried.iterdir()] == [tried / "params.yaml"]
+
+
+def cut(journal: Path) -> None:
+    journal.write_text(journal.read_text()[:-200])
+
+
+def edited(journal: Path) -> None:
+    journal.write_text(journal.read_text().replace("evaluate", "evaluated"))
+
+
+def unreadable(journal: Path) -> None:
+    journal.write_bytes(b"\xff{]\n" + journal.read_bytes())
+
+
+def without_its_key(journal: Path) -> None:
+    Path("state/keys/clinic.journal").unlink()
+
+
+def lost(journal: Path) -> None:
+    journal.unlink()
+
+
+def a_folder(journal: Path) -> None:
+    journal.unlink()
+    journal.mkdir()
+
+
+@pytest.mark.parametrize("damage", [cut, edited, unreadable, without_its_key, lost, a_folder])
+def test_images_are_forgotten_whatever_the_journal_says(desk, damage):
+    journal = Path("state/odometer/clinic.jsonl")
+    damage(journal)
+    before = journal.read_bytes() if journal.is_file() else None
+    desk.run("du", "clinic:", "private copy")
+    stays = "nothing is left of dataset 'clinic'. Its journal is not valid and stays as it is:"
+    for _ in range(2):
+        desk.run("forget --yes", stays, "`stage ledger adopt`")
+        assert marked() == [] and library_files() == [] and [*Path("state/runs").glob("*")] == []
+        assert (journal.read_bytes() if journal.is_file() else None) == before
+    desk.run("forget", stays)
+
+
+def test_the_runs_of_other_datasets_stay_where_a_journal_is_lost(desk):
+    theirs = Path("state/runs/theirs")
+    theirs.mkdir()
+    Path("state/odometer/other.jsonl").write_text('{"kind": "open", "record": {"id": "theirs"}}\n')
+    lost(Path("state/odometer/clinic.jsonl"))
+    desk.run("forget --yes")
+    assert [*Path("state/runs").iterdir()] == [theirs]
+
+
+def test_the_name_comes_from_the_parameters_where_the_card_is_gone(desk):
+    shutil.rmtree(CARD_PATH.parent)
+    desk.run("forget --yes", "dataset 'clinic' is forgotten")
+    assert marked() == [] and library_files() == []
+    desk.terminal = True
+    desk.run("ledger history", "forget", "2 charges")
+
+
+def test_no_refusal_of_forget_leads_in_a_circle(desk):
+    """None of them asks for images to be prepared that are to go."""
+    project = Path.cwd()
+    Path("empty").mkdir()
+    os.chdir("empty")
+    asked = desk.run("forget", "no project is in this folder", "--dataset", "Datasets there: clinic", code=2)
+    os.chdir(project)
+    shutil.move("state", "away")
+    asked += desk.run("forget --yes", "contains nothing of 'clinic'", "SFUMATO_STATE")
+    assert library_files() == []
+    shutil.move("away", "state")
+    desk.run("forget --yes", "is forgotten")
+    asked += desk.run("forget", "nothing is left of dataset 'clinic'")
+    shutil.rmtree("state")
+    asked += desk.run("forget", "nothing of a dataset 'clinic' is kept here", "SFUMATO_STATE", code=2)
+    desk.run("du", "in all:")
+    assert "prepare" not in asked and not Path("state").exists()
+
+
+def test_another_clone_of_the_project_is_named_and_cleared_on_its_own(desk):
+    shutil.copytree(".", "../clone", ignore=shutil.ignore_patterns("state"))
+    desk.run("forget --yes", "other clones of the project")
+    os.chdir("../clone")
+    assert Path("metrics.json").exists()
+    desk.run("forget --yes", "metrics.json", "is forgotten")
+    assert library_files() == []
+    desk.run("forget", "nothing is left")

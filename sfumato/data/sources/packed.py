@@ -2,10 +2,11 @@
 
 import atexit
 import shutil
+import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from sfumato.storage.files import temporary_name
 from sfumato.storage.state_directory import state_dir
 
 UNPACKED = "unpacked"  # below the state directory, in a temporary name
-MADE_HERE: dict[tuple[Path, int], Path] = {}  # what this process has unpacked
-HELD: dict[Path, FileLock] = {}  # its folders, each with the lock that shows that the process lives
+MADE_HERE: dict[tuple[Path, int, int], Path] = {}  # what each thread of this process has unpacked
+HELD: dict[tuple[int, Path], FileLock] = {}  # by thread and folder: the lock that shows that the process lives
 
 
 def unpacked(path: Path) -> Path:
@@ -50,8 +51,9 @@ def private_folder() -> Path:
     remove_left(state)
     state.mkdir(0o700, parents=True, exist_ok=True)
     folder = temporary_name(state / UNPACKED)
-    HELD[folder] = FileLock(folder.with_suffix(".lock"), thread_local=False)
-    HELD[folder].acquire()
+    lock = FileLock(folder.with_suffix(".lock"), thread_local=False)
+    lock.acquire()
+    HELD[threading.get_native_id(), folder] = lock
     folder.mkdir(0o700)
     atexit.register(remove, folder)
     return folder
@@ -70,18 +72,33 @@ def remove_left(state: Path) -> None:
             remove(folder)
 
 
+@contextmanager
+def unpacking() -> Iterator[None]:
+    """Delete what this thread unpacked when the block ends: a notebook runs for long after it."""
+    try:
+        yield
+    finally:
+        remove_held({key for key in HELD if key[0] == threading.get_native_id()})
+
+
 def remove_unpacked(state: Path) -> None:
     """Delete what this process unpacked, and what killed ones left: a program may run on for long."""
     MADE_HERE.clear()
-    while HELD:
-        remove(HELD.popitem()[0])
+    remove_held({*HELD})
     remove_left(state)
+
+
+def remove_held(keys: Iterable[tuple[int, Path]]) -> None:
+    for key in keys:
+        lock = HELD.pop(key)
+        remove(key[1])
+        lock.release()
 
 
 def kept(path: Path, make: Callable[[], Path]) -> Path:
     """What `make` unpacks of a file or folder, once for as long as neither changes nor goes."""
     changed = max(part.stat().st_mtime_ns for part in [path, *path.glob("*.parquet"), *path.glob("data/*.parquet")])
-    key = path, changed
+    key = path, changed, threading.get_native_id()
     if key not in MADE_HERE or not MADE_HERE[key].exists():
         MADE_HERE[key] = make()
     return MADE_HERE[key]

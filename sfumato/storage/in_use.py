@@ -1,0 +1,79 @@
+"""Record which processes work with real images. Each holds a lock of its own, which `stage forget` checks."""
+
+import atexit
+import os
+import platform
+import re
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from sfumato.errors import BudgetError
+
+IN_USE = "in_use"  # below the state directory: one folder of locks per dataset
+ANY = ".any"  # the folder for work that may concern any dataset
+GATE = ".gate.lock"  # held while a process begins its work, and by `forget` from its check to its end
+
+until_the_end = ExitStack()  # what `use_until_the_end` holds
+atexit.register(until_the_end.close)
+
+
+@contextmanager
+def in_use(state: Path, dataset_id: str = ANY) -> Iterator[None]:
+    """Make `unused` refuse until the block ends or the process does, even if it is killed.
+
+    Waits for a `forget` that is running: check only inside the block whether the images are there.
+    """
+    if not state.is_dir():  # nothing is kept, so nothing can be forgotten
+        yield
+        return
+    folder = state / IN_USE / dataset_id
+    for directory in (folder.parent, folder):
+        directory.mkdir(mode=0o700, exist_ok=True)
+    # distinct names, as several machines may share the directory
+    file = folder / f"{this_process()} {secrets.token_hex(4)}.lock"
+    lock = FileLock(file, thread_local=False)
+    owner = os.getpid()
+    with FileLock(folder.parent / GATE):
+        lock.acquire()
+    try:
+        yield
+    finally:
+        if os.getpid() == owner:  # a fork must not end the work of its parent
+            lock.release()
+            file.unlink(missing_ok=True)
+
+
+def use_until_the_end(state: Path, dataset_id: str = ANY) -> None:
+    """Keep a dataset `in_use` until the process, or the command of `stage`, ends."""
+    until_the_end.enter_context(in_use(state, dataset_id))
+
+
+@contextmanager
+def unused(state: Path, dataset_id: str) -> Iterator[None]:
+    """Let no process begin to use a dataset until the block ends. Raises BudgetError if one uses it."""
+    home = state / IN_USE
+    home.mkdir(mode=0o700, exist_ok=True)
+    with FileLock(home / GATE):
+        for file in [*(home / dataset_id).glob("*.lock"), *(home / ANY).glob("*.lock")]:
+            try:
+                with FileLock(file, blocking=False):
+                    pass
+            except Timeout as error:
+                user = file.stem.rpartition(" ")[0]
+                raise BudgetError(
+                    f"dataset {dataset_id!r} is in use by {user}: wait until that process ends, or stop it"
+                ) from error
+            file.unlink(missing_ok=True)  # its process was killed
+        yield
+
+
+def this_process() -> str:
+    """Name the running program for a person, without what its options contain: `stage evaluate (process 12 on pc)`."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:2]]
+    program = " ".join(word for word in words if re.fullmatch(r"[a-z_.]{1,40}", word)) or "python"
+    return f"{program} (process {os.getpid()} on {re.sub('[^A-Za-z0-9.-]', '_', platform.node())})"
