@@ -10,6 +10,7 @@ from rich.table import Table
 
 from sfumato.errors import DataError, SfumatoError
 from sfumato.privacy.resolved import read_lineage
+from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.stages import CARD_PATH, PLAN, QUERIES, STAGES
 from sfumato.storage.state_directory import DVC_INDEX
 from stages.dvc_lock import lock_in_words, rwlock_in_words
@@ -71,10 +72,16 @@ def queries_in_words() -> dict[str, str]:
     """What each query of the plan will do, if there are a plan and prepared images."""
     from sfumato.data.store import read_card
     from sfumato.planning.kept import known_past
+    from sfumato.privacy.authorize import check_known
+    from sfumato.privacy.odometer import Odometer
+    from sfumato.privacy.project_ledger import seen_in_project
 
     words = {}
     try:
-        past = known_past(state_dir(), read_card(CARD_PATH), Path(), declared_size=read_policy().declared_size)
+        state, card, policy = state_dir(), read_card(CARD_PATH), read_policy()
+        seen = seen_in_project(card.dataset_id, Path(), state)
+        check_known(Odometer(state, card.dataset_id), card, seen, policy.lifetime_epsilon != UNLIMITED)
+        past = known_past(state, card, Path(), declared_size=policy.declared_size)
         for plan in filter(lambda plan: plan.enabled, map(load_plan, QUERIES)):
             inputs = [*filter(plan.settings.reads, STAGES[plan.stage].inputs)]
             lineage = read_lineage(PLAN, plan.stage)

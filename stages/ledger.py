@@ -119,16 +119,16 @@ def history(
     from sfumato.privacy.accountant import epsilon
     from sfumato.privacy.events import Mechanism
     from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL_USE, OPEN, Odometer
-    from sfumato.privacy.project_ledger import seen_in_ledgers
+    from sfumato.privacy.project_ledger import seen_in_project
 
     name = dataset or dataset_of_project()
     if name is None:
         raise ConfigError("no project is in this folder: name a dataset (--dataset)")
     odometer = Odometer(state_dir(), name)
     entries = odometer.entries()
-    unknown = seen_in_ledgers(odometer.dataset_id) - odometer.known()
+    unknown = seen_in_project(odometer.dataset_id, Path(), state_dir()) - odometer.known()
     if unknown:
-        say(f"{odometer.path} lacks {min(unknown)[:8]}, which {LEDGER} names: it is an older copy or another journal")
+        say(f"{odometer.path} lacks {min(unknown)[:8]}, which this project names: it is an older or another journal")
         say("more was spent: restore the newest state directory, or run `stage ledger adopt`")
     if not entries or entries[-1]["kind"] == GENESIS:
         tell(f"dataset {odometer.dataset_id!r}: no history")

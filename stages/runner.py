@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from filelock import FileLock
 
 from sfumato.errors import ConfigError, SfumatoError
 from sfumato.privacy.resolved import QueryPlan, StagePlan, read_lineage, read_stage_plan
@@ -33,6 +32,7 @@ from sfumato.storage.artifacts import (
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import check_writable, copy_directory
+from sfumato.storage.locks import file_lock, holding
 from stages import launch
 from stages.dvc_lock import keep_copy
 from stages.screen import progress, say
@@ -293,7 +293,7 @@ class QueryRun(StageRun):
                 raise
             read_kept(kept, plan.stage, refusal.digest, refusal.pay)
             drop_checkpoints(kept.parent)
-            with FileLock(kept.with_name(COPYING)):
+            with holding(file_lock(kept.with_name(COPYING))):
                 copy_directory(kept, self.out)
             done = f"already released as {refusal.record_id[:8]}: put back, nothing is charged"
             raise NothingToDo(done) from None
@@ -309,12 +309,13 @@ class QueryRun(StageRun):
         return ensure_latents(state_dir(), read_card(CARD_PATH), encoder, purpose, load, bar)
 
     def seen(self) -> set[str]:
-        """The charges and heads that the ledgers and the inputs name: the journal must hold all of them."""
-        from sfumato.privacy.project_ledger import seen_in_ledgers
+        """The charges and heads that the project and the artifact to be replaced name: the journal must hold them."""
+        from sfumato.privacy.ledger import records_in
+        from sfumato.privacy.project_ledger import seen_in_project
 
         mine = self.plan.dataset_id
-        records = [record for artifact in self.inputs.values() for record in artifact.records.values()]
-        return seen_in_ledgers(mine) | {record["id"] for record in records if record["dataset_id"] == mine}
+        replaced = {record["id"] for record in records_in(self.out / PRIVACY) if record.get("dataset_id") == mine}
+        return replaced | seen_in_project(mine, Path(), state_dir())
 
     @contextmanager
     def releasing(self, charge: Charge) -> Iterator[Path]:
@@ -331,7 +332,7 @@ class QueryRun(StageRun):
         check_writable(kept)  # removes what a killed process left
         with writing(kept, self.plan.stage, list(self.inputs.values()), [charge.record]) as directory:
             yield directory
-        with FileLock(kept.with_name(COPYING)):  # whoever finds it closed waits for the copy
+        with holding(file_lock(kept.with_name(COPYING))):  # whoever finds it closed waits for the copy
             charge.close(digest_of_file(kept / PRIVACY))
             copy_directory(kept, self.out)
         drop_checkpoints(charge.run)

@@ -13,7 +13,6 @@ import pytest
 
 from sfumato.data import prepare
 from sfumato.data.images import ImageSet
-from sfumato.storage.files import open_private
 from sfumato.storage.in_use import until_the_end
 
 # Files of more than half a minute of processor, in the order in which two workers take them.
@@ -59,11 +58,8 @@ def one_key(environment: MutableMapping[str, str], monkeypatch: pytest.MonkeyPat
     """New datasets of this process get one key: under a random one, a split of few images may leave no hold-out."""
 
     def secret_key(state: Path, dataset_id: str) -> bytes:
-        path = state / "keys" / dataset_id
-        if not path.exists():
-            with open_private(path) as file:
-                file.write(bytes(range(prepare.KEY_BYTES)))
-        return drawn(state, dataset_id)
+        with mock.patch.object(os, "urandom", lambda size: bytes(range(size))):
+            return drawn(state, dataset_id)
 
     drawn = prepare.secret_key
     monkeypatch.setattr(prepare, "secret_key", secret_key)

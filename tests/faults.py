@@ -13,6 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
+import file_faults
 import safetensors.torch
 
 from sfumato.storage.journal import Journal
@@ -34,6 +35,8 @@ def fault(folder: Path, state: Path, kind: str = "", number: int = 0) -> dict[st
 
 def install(folder: str, state: str, kind: str, number: int) -> None:
     """Put the faults into this process, for as long as it lives."""
+    if kind == "file":  # counted in file events
+        return file_faults.install(folder, number)
     moments, full = Path(folder, "moments"), Path(folder, "full")
     append, write, flush, save = Journal._append, os.write, os.fsync, safetensors.torch.serialize_file
     cut = False  # the next line of the journal

@@ -78,9 +78,7 @@ def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
 
 def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> None:
     """Journal that images which were spent on come in other groups. Raises ConfigError unless the owner says so."""
-    entries = journal.entries()  # of all charges ever opened
-    spent = [record for e in entries for record in (*e.get("records", ()), e.get("record")) if record is not None]
-    if not regrouped(home, fresh, spent):
+    if not regrouped(home, fresh, journal.records()):
         return
     if not data.other_groups:
         raise ConfigError(

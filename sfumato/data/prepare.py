@@ -22,7 +22,6 @@ from itertools import chain, compress, repeat
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
 from rich.console import Console
 from rich.progress import track
 
@@ -38,11 +37,21 @@ from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data, Public
 from sfumato.settings.sources import OF_THE_OWNER
 from sfumato.storage.artifacts import Artifact, writing
 from sfumato.storage.digest import canonical
-from sfumato.storage.files import open_private, replace_file, replace_private, replacing_directory, write_local
-from sfumato.storage.journal import Journal
+from sfumato.storage.files import (
+    clear_leftovers,
+    make_folder,
+    open_private,
+    replace_file,
+    replace_private,
+    replacing_directory,
+    write_local,
+)
+from sfumato.storage.journal import ADOPT, Journal
+from sfumato.storage.locks import file_lock, holding
 from sfumato.storage.png import save_png, to_grid
 
 KEY_BYTES = 32
+FINGERPRINT_DIGITS = 64
 PREPARE_REVISION = 2  # raise it when the same source would be stored differently
 FRESH = 2.0  # seconds: a file that changed so shortly before may change again without its time showing it
 LISTING = "listing"  # what the source's files were then: private
@@ -66,7 +75,8 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
         make_private(directory)
     journal = Journal(state, data.name)
     journal.begin()
-    with FileLock(home.with_name(f".{home.name}.lock")):
+    with holding(file_lock(home.with_name(f".{home.name}.lock"))):
+        clear_leftovers(home)  # images of someone who has withdrawn since may be among them
         key = secret_key(state, data.name)
         listing = listing_of(data, key)
         if listing is not None and (same := prepared_from(home, listing, state)) is not None:
@@ -120,7 +130,7 @@ def say_converted(source: Source, listed: Path) -> None:
 
 def make_private(directory: Path) -> None:
     """Make a folder that only its owner may open. Raises ConfigError if this account cannot."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(directory, 0o700)
     try:
         directory.chmod(0o700)
     except OSError as error:
@@ -256,15 +266,31 @@ def refuse_sensitive_as_public(data: Data, public: Public) -> None:
 
 
 def secret_key(state: Path, dataset_id: str) -> bytes:
-    """The key of a dataset, drawn from the operating system on the first call, the same ever after."""
+    """The key of a dataset, drawn from the operating system on the first call, the same ever after.
+
+    On the first call the caller holds the lock of the dataset. Raises DataError if a key that was used is lost.
+    """
     path = state / "keys" / dataset_id
-    if not path.exists():
-        with open_private(path) as file:
-            file.write(os.urandom(KEY_BYTES))
-    key = path.read_bytes()
+    key = b""
+    if path.exists():
+        key = path.read_bytes()
     if len(key) != KEY_BYTES:
-        raise DataError(f"{path} holds {len(key)} bytes, expected {KEY_BYTES}: remove it, for another hold-out.")
+        refuse_another_key(path, len(key), Journal(state, dataset_id))
+        key = os.urandom(KEY_BYTES)
+        write_local(path, key)
     return key
+
+
+def refuse_another_key(path: Path, size: int, journal: Journal) -> None:
+    """Raise DataError if images were split by the key that `path` held, or if something may have been spent on them."""
+    prepared = (journal.images / CARD).exists() or (journal.images / SENSITIVE).exists()
+    if prepared or journal.records() or ADOPT in {entry["kind"] for entry in journal.entries()}:
+        raise DataError(
+            f"{path} is missing or damaged ({size} bytes, expected {KEY_BYTES}). It decided which images of "
+            f"{journal.dataset_id!r} are held out: restore it from a backup of the state directory. Without a backup "
+            f"only a new key is left: `head -c {KEY_BYTES} /dev/urandom > {path}`. Images that trained earlier "
+            "releases then come into the hold-out, so never evaluate those releases again"
+        )
 
 
 def split(source: Source, key: bytes, holdout_fraction: float, directory: Path, several: bool = False) -> ImageSet:
@@ -337,7 +363,7 @@ def is_below(digest: bytes, fraction: float) -> bool:
 def kept_fingerprint(state: Path, card: Card) -> str:
     """The fingerprint of the images that charges draw: computed once for each preparation, and kept beside them."""
     kept = dataset_directory(state, card.dataset_id) / "fingerprint"
-    if not kept.is_file():
+    if not kept.is_file() or kept.stat().st_size != FINGERPRINT_DIGITS:  # none, or cut short by a full disk
         images = load_prepared(state, card, SENSITIVE)
         replace_private(kept, fingerprint(images, secret_key(state, card.dataset_id)).encode())
     return kept.read_text(encoding="utf-8")

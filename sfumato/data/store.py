@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from filelock import FileLock
 from pydantic import Field
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from sfumato.settings.data import GROUP, IMAGE, SEVERAL, ClassName, DatasetId
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import Exact, read_json, validated
 from sfumato.storage.files import open_private, replacing_directory
+from sfumato.storage.locks import file_lock, holding
 
 SENSITIVE = "sensitive"
 HOLDOUT = "holdout"
@@ -177,7 +177,7 @@ def write_latents(
     """
     images = load_prepared(state, card, SENSITIVE)
     home = latents_directory(state, card, key)
-    with FileLock(home.parent / ".latents.lock"):
+    with holding(file_lock(home.parent / ".latents.lock")):
         for other in home.parent.glob("*latents-*"):
             if other != home:
                 shutil.rmtree(other)

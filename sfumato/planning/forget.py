@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from sfumato.data.duplicates import ORIGIN
 from sfumato.data.prepare import UNNAMED
@@ -17,8 +17,9 @@ from sfumato.data.survey import LOOKED
 from sfumato.errors import BudgetError, explained
 from sfumato.evaluation.comparison import EVALUATIONS
 from sfumato.privacy.odometer import LOCAL_USE, Odometer
-from sfumato.storage.files import is_left_over
+from sfumato.storage.files import is_left_over, sync
 from sfumato.storage.in_use import unused
+from sfumato.storage.locks import file_lock, holding
 
 FORGOTTEN = "forget"  # purpose of the entry in the journal
 STAYS = (ORIGIN, UNNAMED)  # against a second name of the same folder, and a second version of the same images
@@ -88,7 +89,7 @@ def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> str | Non
             held = f"{lock} is held by another process, which works with {dataset_id!r}: wait for it, or stop it"
             with explained(BudgetError, lambda _, held=held: held, causes=(Timeout,)):  # type: ignore[misc]
                 if lock.parent.exists():
-                    stack.enter_context(FileLock(lock, blocking=False))
+                    stack.enter_context(holding(file_lock(lock, blocking=False)))
         for paths in private_files(state, dataset_id).values():
             delete(paths)
         remove_unpacked(state)
@@ -103,8 +104,12 @@ def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> str | Non
 
 
 def delete(paths: Iterable[Path]) -> None:
+    """Delete files and folders for good: after a power cut, too."""
+    paths = list(paths)
     for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+    for folder in {path.parent for path in paths if path.parent.is_dir()}:
+        sync(folder)

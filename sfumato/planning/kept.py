@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sfumato.data.store import Card
-from sfumato.errors import UNREADABLE
 from sfumato.privacy.decision import Decision, Work, decide
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
-from sfumato.privacy.ledger import by_id
+from sfumato.privacy.ledger import records_in
 from sfumato.privacy.odometer import ABANDON, CLOSE, Odometer, Run
 from sfumato.privacy.record import is_record
 from sfumato.privacy.resolved import Lineage, settings_digest
@@ -17,7 +16,7 @@ from sfumato.settings.params import Params
 from sfumato.settings.stages import ARTIFACTS, LEDGER, PUBLIC, QUERIES, STAGES
 from sfumato.storage.artifacts import PRIVACY, own_record
 from sfumato.storage.digest import digest_of_file
-from sfumato.storage.documents import read_json, read_yaml
+from sfumato.storage.documents import read_yaml
 
 
 @dataclass(frozen=True)
@@ -86,13 +85,6 @@ def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) ->
     runs = [*(Run({"record": r, "plan": r["plan"]}, r, end=CLOSE) for r in others), *journal]
     adjacency = ZERO_OUT_ONE if declared_size else ADD_OR_REMOVE_ONE
     return Past(state=state, folder=folder, runs=runs, terms={"adjacency": adjacency})
-
-
-def records_in(file: Path) -> list[dict]:
-    """What a ledger or a `privacy.json` holds; nothing if it cannot be read."""
-    with suppress(*UNREADABLE):
-        return list(by_id(read_json(file)).values())
-    return []
 
 
 def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> int:

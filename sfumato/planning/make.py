@@ -29,7 +29,7 @@ from sfumato.privacy.authorize import check_known, check_lifetime
 from sfumato.privacy.decision import Decision
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.profile import best_guess, noise_for_guess, percent_up
-from sfumato.privacy.project_ledger import seen_in_ledgers
+from sfumato.privacy.project_ledger import seen_in_project
 from sfumato.release.synthesizer import outline
 from sfumato.settings.data import GROUP, OF_THE_OWNER, SEVERAL
 from sfumato.settings.dpsgd import SALIENT
@@ -39,7 +39,7 @@ from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.recipes import load_params
 from sfumato.settings.stages import CARD_PATH, PLAN, PUBLIC, QUERIES, RECIPES, STAGES
 from sfumato.storage.artifacts import Artifact, merge_records, read_artifact
-from sfumato.storage.files import replace_file
+from sfumato.storage.files import make_folder, replace_file
 from sfumato.text_to_image.directory import HUB, choose_image_size, locate, read_model_directory, require_library
 
 
@@ -76,7 +76,8 @@ class ProjectPlan(Plan):
         """What becomes of each query, and the stages that will run. Raises BudgetError if the journal lacks charges."""
         if self.odometer.head() is not None:
             bounded = self.params.privacy.lifetime != UNLIMITED
-            check_known(self.odometer, self.card, seen_in_ledgers(self.card.dataset_id, self.past.folder), bounded)
+            seen = seen_in_project(self.card.dataset_id, self.past.folder, self.past.state)
+            check_known(self.odometer, self.card, seen, bounded)
         return spending_of(self, self.past, self.past.folder / PLAN)
 
     def seconds(self) -> dict[str, float | None]:
@@ -192,7 +193,7 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
     ours = (".yaml", ".json", ".csv", ".tmp")
     if any(path.name not in texts and path.suffix not in ours for path in out.glob("*")):
         raise ConfigError(f"{out} holds files that are not of a plan: move them elsewhere")
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     for name, text in texts.items():
         if not (out / name).is_file() or (out / name).read_bytes() != text.encode():
             replace_file(out / name, text.encode())

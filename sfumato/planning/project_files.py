@@ -127,7 +127,6 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
         elif path.exists() and name not in ("params.yaml", "dvc.yaml") and not force:
             say(f"{name} is there already, and stays")
             continue
-        path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text.encode())
     begin_repository(out, say)
 

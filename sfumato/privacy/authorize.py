@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from dp_accounting import DpEvent
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from pydantic import Field
 
 from sfumato.data.images import ImageSet
@@ -43,7 +43,9 @@ from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import read_kept
 from sfumato.storage.documents import Exact
+from sfumato.storage.files import make_folder
 from sfumato.storage.in_use import in_use, use_until_the_end
+from sfumato.storage.locks import file_lock, holding
 
 DAY = 86_400  # seconds: two exact times would tell how long a query took, and so how many images it saw
 
@@ -195,10 +197,10 @@ def open_alone(
             check_lifetime(odometer, {work.stage: work.mechanism}, permission, work.unit)
         run = state / "runs" / (left_open.id if left_open else record["id"])
         for folder in (run.parent, run):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(folder, 0o700)
         held = f"{work.stage}: run {run.name} is held by another process: wait for it, or stop it"
         with explained(BudgetError, lambda _: held, causes=(Timeout,)):
-            stack.enter_context(FileLock(run / "lock", blocking=False))
+            stack.enter_context(holding(file_lock(run / "lock", blocking=False)))
         if left_open is None:
             odometer.append(OPEN, plan=work.plan, work=work.digest, images=prepared, record=record)
         elif decision.problem:

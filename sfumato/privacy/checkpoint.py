@@ -10,7 +10,7 @@ from torch import Tensor
 from sfumato.privacy.charge import Charge
 from sfumato.runtime import distributed
 from sfumato.storage.digest import digest_of_file
-from sfumato.storage.files import replacing, sync
+from sfumato.storage.files import replacing
 from sfumato.storage.weights import save_tensors
 
 
@@ -22,9 +22,7 @@ def save_checkpoint(run: Path, uses: int, state: dict[str, Tensor], log: list[di
     """Write and flush the state after `uses` releases and its public log. Returns the sha256, for the journal."""
     with replacing(checkpoint_path(run, uses)) as temporary:
         save_tensors(state, temporary, {"run": run.name, "uses": str(uses), "log": json.dumps(log)})
-        sync(temporary)
         digest = digest_of_file(temporary)
-    sync(run)
     return digest
 
 

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from sfumato.errors import BudgetError, ConfigError, explained
+from sfumato.errors import UNREADABLE, BudgetError, ConfigError, explained
 from sfumato.privacy.accountant import BOUNDS, EXACT, epsilon, shares_of_rdp
 from sfumato.privacy.events import Mechanism, common_adjacency, event_of
 from sfumato.settings.fields import Positive, PositiveFloat
@@ -204,6 +205,13 @@ def by_id(ledger: Mapping) -> dict[str, dict]:
         return {}
     named = (record for record in records if isinstance(record, dict) and isinstance(record.get("id"), str))
     return {record["id"]: record for record in named}
+
+
+def records_in(file: Path) -> list[dict]:
+    """The records of a ledger or a `privacy.json`, unchecked; none if it cannot be read."""
+    with suppress(*UNREADABLE):
+        return list(by_id(read_json(file)).values())
+    return []
 
 
 def seen_of(ledger: Mapping, dataset_id: str) -> set[str]:

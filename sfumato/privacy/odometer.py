@@ -15,11 +15,10 @@ from sfumato.errors import BudgetError
 from sfumato.privacy.events import UNITS, event_of
 from sfumato.privacy.record import is_record
 from sfumato.settings.data import GROUP
-from sfumato.storage.journal import GENESIS, REGROUP, Journal
+from sfumato.storage.journal import ADOPT, GENESIS, REGROUP, Journal
 
 OPEN, RESUME, PROGRESS, CLOSE, ABANDON = "open", "resume", "progress", "close", "abandon"
 LOCAL_USE = "local"
-ADOPT = "adopt"  # records and heads of a ledger, which the journal lacks
 
 
 @dataclass
@@ -108,9 +107,11 @@ class Odometer(Journal):
         with self.locked():
             salvaged: list[dict] = []
             lost = 0
+            known = set[str]()
             try:
                 if self.head() is None:
                     self.begin()
+                known = self.known()
             except BudgetError:
                 entries, lost = self.set_aside()
                 self.begin(lost=True)
@@ -120,7 +121,6 @@ class Odometer(Journal):
                     found += adopted if isinstance(adopted, list) else [None]
                 salvaged = [record for record in found if is_record(record)]
                 lost += len(found) - len(salvaged)
-            known = self.known()
             new = {record["id"]: record for record in [*salvaged, *records] if record["id"] not in known}
             self.append(ADOPT, records=list(new.values()), seen=sorted({*seen, *new} - known))
             return len(new), lost

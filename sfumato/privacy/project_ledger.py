@@ -1,19 +1,22 @@
 """The ledger of a project: written from its artifacts and its journal; and what its ledgers name of a journal."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from sfumato.data.lineage import remember
 from sfumato.data.store import read_card
-from sfumato.errors import BudgetError, SfumatoError, explained
-from sfumato.privacy.check import LedgerError, check_ledger
-from sfumato.privacy.ledger import build_ledger, by_id, ledger_text, read_budget, seen_of
+from sfumato.errors import UNREADABLE, BudgetError, explained
+from sfumato.privacy.check import LedgerError, check_ledger, read_lock
+from sfumato.privacy.decision import RELEASED
+from sfumato.privacy.ledger import build_ledger, by_id, ledger_text, read_budget, records_in, seen_of
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.record import record_problems
-from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER, PLAN, PUBLIC, QUERIES
-from sfumato.storage.artifacts import Artifact, declared_apart, merge_records, read_artifact
-from sfumato.storage.documents import parse_json, read_text
+from sfumato.settings.recipes import load_params
+from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER, LOCK, PLAN, PUBLIC, QUERIES, RECIPES
+from sfumato.storage.artifacts import PRIVACY, Artifact, declared_apart, merge_records, read_artifact
+from sfumato.storage.documents import parse_json, read_json, read_text
 from sfumato.storage.files import replace_file
 from sfumato.storage.journal import REGROUP
 from sfumato.storage.state_directory import REFUSED, git
@@ -45,6 +48,37 @@ def ledgers(folder: Path) -> list[dict]:
 
 def seen_in_ledgers(dataset_id: str, folder: Path = Path()) -> set[str]:
     return {name for content in ledgers(folder) for name in seen_of(content, dataset_id)}
+
+
+def known_records(folder: Path, state: Path) -> dict[str, dict]:
+    """Every record that a project or the releases kept in the state directory name, by id, unchecked."""
+    files = [
+        *(folder / ARTIFACTS).glob(f"*/{PRIVACY}"),
+        folder / PUBLIC / PRIVACY,
+        *(state / "runs").glob(f"*/{RELEASED}/{PRIVACY}"),
+        *cached(folder),
+    ]
+    records = [record for content in ledgers(folder) for record in by_id(content).values()]
+    records += [record for file in files for record in records_in(file)]
+    return {record["id"]: record for record in records}
+
+
+def cached(folder: Path) -> Iterator[Path]:
+    """The `privacy.json` of artifacts in DVC's cache: it removes an artifact before it runs the stage again."""
+    cache = folder / ".dvc/cache/files/md5"
+    hashes: list[str] = []
+    with suppress(OSError, ValueError):  # there is no lock, or none that can be read
+        hashes = [out.md5 for stage in read_lock(folder / LOCK) for out in stage.outs]
+    for md5 in hashes:
+        with suppress(*UNREADABLE):  # not an artifact, or not in the cache
+            of_files = {entry["relpath"]: entry["md5"] for entry in read_json(cache / md5[:2] / md5[2:])}
+            yield cache / of_files[PRIVACY][:2] / of_files[PRIVACY][2:]
+
+
+def seen_in_project(dataset_id: str, folder: Path, state: Path) -> set[str]:
+    """The heads and charges of a dataset that ledgers, artifacts and kept releases name: its journal must hold all."""
+    records = known_records(folder, state).values()
+    return seen_in_ledgers(dataset_id, folder) | seen_of({"records": list(records)}, dataset_id)
 
 
 def write_ledger(folder: Path, state: Path, out: Path, say: Callable[[str], None]) -> tuple[dict, float]:
@@ -110,16 +144,14 @@ def save_ledger(ledger: dict, artifacts: Sequence[Artifact], folder: Path, state
 
 def adopt_charges(folder: Path, state: Path, say: Callable[[str], None]) -> tuple[Odometer, int, int]:
     """Replace a lost journal. Returns the odometer, and how many charges are new and old entries unreadable."""
-    odometer = Odometer(state, read_card(folder / CARD_PATH).dataset_id)
-    mine = odometer.dataset_id
-    records = dict[str, dict]()
-    for ledger in ledgers(folder):
-        records |= by_id(ledger)
-    for path in (folder / ARTIFACTS).glob("*/privacy.json"):
-        try:
-            records |= read_artifact(path.parent, allow_local=True).records
-        except SfumatoError as error:
-            say(f"left out: {error}")
-    whole = [record for record in records.values() if not record_problems("record", record)]
-    here = [record for record in whole if record["dataset_id"] == mine]
-    return odometer, *odometer.adopt(here, seen_in_ledgers(mine, folder))
+    if (folder / CARD_PATH).exists():
+        named = read_card(folder / CARD_PATH).dataset_id
+    else:  # `stage prepare sensitive` makes the card, and first asks for a journal
+        named = load_params(folder / "params.yaml", folder / RECIPES).data.name
+    odometer = Odometer(state, named)
+    here = [record for record in known_records(folder, state).values() if record.get("dataset_id") == named]
+    whole = [record for record in here if not record_problems("record", record)]
+    for record in here:
+        if record not in whole:
+            say(f"left out: the charge {record['id'][:8]}, whose record is damaged")
+    return odometer, *odometer.adopt(whole, seen_in_project(named, folder, state))

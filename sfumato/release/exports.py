@@ -18,7 +18,7 @@ from sfumato.data.images import ImageSet
 from sfumato.data.tables import check_parquet
 from sfumato.release.card_check import PUBLIC_SOURCE, source_type
 from sfumato.storage.files import FORMULA, csv_text, replace_file
-from sfumato.storage.png import png_bytes, save_png
+from sfumato.storage.png import png_bytes
 
 PNG = "png"
 PARQUET = "parquet/train-00000-of-00001.parquet"  # dataset hubs name the parts of a split so
@@ -151,7 +151,9 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
         else:
             name = f"{folders[label]}/{name}"
             row = {"label": label, "class": classes[label]}
-        save_png(directory / PNG / name, image, mark.xmp)
+        file = directory / PNG / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(png_bytes(image, mark.xmp))
         rows.append(row | {"file_name": name, "kind": str(kinds[i])})
     replace_file(directory / PNG / "metadata.csv", csv_text(rows, dict.fromkeys(columns, "")).encode())
 

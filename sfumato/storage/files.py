@@ -23,13 +23,18 @@ def temporary_name(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name to write a file under. It becomes `path` when the block ends well, and vanishes otherwise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """A temporary name to write a file under. It becomes `path` when the block ends well, and vanishes otherwise.
+
+    Content and name are on disk afterwards: a power cut leaves the old file or the new one, and never an empty one.
+    """
+    make_folder(path.parent)
     sweep(path)
     temporary = temporary_name(path)
     try:
         yield temporary
+        sync(temporary)
         os.replace(temporary, path)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -48,7 +53,7 @@ def write_local(path: Path, content: bytes | memoryview) -> None:
 
 def replace_private(path: Path, content: bytes | memoryview) -> None:
     """The same in a directory of their own (0700)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     path.parent.chmod(0o700)
     write_local(path, content)
 
@@ -82,14 +87,11 @@ def replacing_directory(path: Path, *, private: bool = False) -> Iterator[Path]:
 
     If a kill falls between the two renames, the next call restores the old directory. private: of mode 0700.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sweep(path)
-    aside = path.with_name(f".{path.name}.old")
+    make_folder(path.parent)
+    clear_leftovers(path)
+    aside = old_name(path)
     temporary = temporary_name(path)
-    if aside.exists() and not path.exists():
-        aside.rename(path)
-    for leftover in (aside, temporary):
-        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(mode=0o700 if private else 0o777)
     try:
         yield temporary
@@ -101,8 +103,23 @@ def replacing_directory(path: Path, *, private: bool = False) -> Iterator[Path]:
         sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        if path.exists():
-            shutil.rmtree(aside, ignore_errors=True)
+        clear_leftovers(path)
+
+
+def old_name(path: Path) -> Path:
+    """The hidden name of a directory while another one takes its place."""
+    return path.with_name(f".{path.name}.old")
+
+
+def clear_leftovers(path: Path) -> None:
+    """Remove for good what a killed process left of the directory `path`, or restore it if it was being replaced."""
+    sweep(path)
+    aside = old_name(path)
+    if aside.exists() and not path.exists():
+        aside.rename(path)
+    elif aside.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        sync(path.parent)
 
 
 def sweep(path: Path) -> None:
@@ -148,9 +165,17 @@ def is_running(process: int, since: float) -> bool:
         return False
 
 
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Make a folder if it is missing, and those above it. Their names are on disk when this returns."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(mode, exist_ok=True)
+        sync(path.parent)
+
+
 def keep_private(directory: Path) -> None:
     """Make a folder, and let only its owner read it and the files in it, whatever the umask."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     directory.chmod(0o700)
     for path in directory.iterdir():
         if path.is_file():

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from sfumato.errors import BudgetError
+from sfumato.storage.locks import file_lock, holding
 
 IN_USE = "in_use"  # below the state directory: one folder of locks per dataset
 ANY = ".any"  # the folder for work that may concern any dataset
@@ -36,15 +37,15 @@ def in_use(state: Path, dataset_id: str = ANY) -> Iterator[None]:
         directory.mkdir(mode=0o700, exist_ok=True)
     # distinct names, as several machines may share the directory
     file = folder / f"{this_process()} {secrets.token_hex(4)}.lock"
-    lock = FileLock(file, thread_local=False)
+    held = ExitStack()
     owner = os.getpid()
-    with FileLock(folder.parent / GATE):
-        lock.acquire()
+    with holding(file_lock(folder.parent / GATE)):
+        held.enter_context(holding(file_lock(file)))
     try:
         yield
     finally:
         if os.getpid() == owner:  # a fork must not end the work of its parent
-            lock.release()
+            held.close()
             file.unlink(missing_ok=True)
 
 
@@ -58,10 +59,10 @@ def unused(state: Path, dataset_id: str) -> Iterator[None]:
     """Let no process begin to use a dataset until the block ends. Raises BudgetError if one uses it."""
     home = state / IN_USE
     home.mkdir(mode=0o700, exist_ok=True)
-    with FileLock(home / GATE):
+    with holding(file_lock(home / GATE)):
         for file in [*(home / dataset_id).glob("*.lock"), *(home / ANY).glob("*.lock")]:
             try:
-                with FileLock(file, blocking=False):
+                with holding(file_lock(file, blocking=False)):
                     pass
             except Timeout as error:
                 user = file.stem.rpartition(" ")[0]

@@ -2,27 +2,29 @@
 
 Each entry is one JSON line in `<state>/odometer/<dataset_id>.jsonl`. Its `head` is an HMAC of the head before it and of
 the entry, under a secret salt: it reveals no entry and may be published, and a head that the journal lacks shows that
-entries are missing. Salt and newest head are in `<state>/keys/<dataset_id>.journal`. An append holds a lock, and the
-entry is on disk when it returns.
+entries are missing. Salt and newest head, the anchor, are in `<state>/keys/<dataset_id>.journal`. An append holds a
+lock, and the entry is on disk when it returns. A journal that does not hold is set aside by `stage ledger adopt`, and
+another one counts its records.
 """
 
 import hmac
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock
-
 from sfumato.errors import BudgetError, ConfigError, explained
 from sfumato.storage.digest import canonical
 from sfumato.storage.documents import dataset_name, parse_json, read_json
-from sfumato.storage.files import open_private, replacing, sync
+from sfumato.storage.files import make_folder, sweep, sync, write_local
+from sfumato.storage.locks import file_lock, holding
 
 GENESIS = "genesis"  # the first entry; of a journal older than the chain, the first that is chained
+ADOPT = "adopt"  # records and heads of ledgers, artifacts and a journal that was set aside, which this one lacks
 REGROUP = "regroup"  # images on which something was spent came again in other groups
 WAY_OUT = (
     "what was spent is unknown, so nothing more can be spent. Restore it from a backup of the whole state directory, "
@@ -38,31 +40,37 @@ class Journal:
             self.dataset_id = dataset_name(dataset_id)
         self.path = state / "odometer" / f"{dataset_id}.jsonl"
         self.anchor = state / "keys" / f"{dataset_id}.journal"
+        self.key = state / "keys" / dataset_id
         self.images = state / "data" / dataset_id
-        self._lock = FileLock(self.path.with_suffix(".lock"))  # reentrant
+        self._lock = file_lock(self.path.with_suffix(".lock"))  # reentrant
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the journal: no other process can open a charge until the end."""
         for directory in (self.path.parent, self.anchor.parent):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._lock:
+            make_folder(directory, 0o700)
+        with holding(self._lock):
+            sweep(self.anchor)
             yield
 
     def begin(self, *, lost: bool = False) -> None:
         """Write the genesis entry if there is none. A journal from before there was a chain is continued.
 
-        Raises BudgetError if the journal does not hold, or is missing without `lost` while images were prepared.
+        lost: after `set_aside`. Otherwise raises BudgetError if the journal does not hold, or is missing while images
+        were prepared.
         """
         with self.locked():
             if self.anchor.exists():
                 self.entries()
                 return
             old = self.lines()
+            if self._never_begun(old):
+                self.path.unlink()
+                old = []
             if any('"head"' in line for line in old):
                 raise self._unchecked()
-            if not old and not lost and self.images.exists():
-                raise self._missing()
+            if not old and not lost:
+                self._refuse_lost()
             salt = secrets.token_bytes(32)
             head = ""
             for number, line in enumerate(old, 1):
@@ -76,10 +84,17 @@ class Journal:
         that lacks only its newline is an entry.
         """
         if not self.anchor.exists() and not self.path.exists():
-            if self.images.exists():
-                raise self._missing()
+            self._refuse_lost()
             return []
-        return self._checked(*self._secrets())
+        entries = self._checked(*self._secrets())
+        if self._aside() and ADOPT not in {entry["kind"] for entry in entries}:
+            raise BudgetError(f"{self.path} is not whole, for `stage ledger adopt` was interrupted: run it again")
+        return entries
+
+    def records(self) -> list[dict]:
+        """The record of every charge in every entry: of one that was resumed, several."""
+        found = [(*entry.get("records", ()), entry.get("record")) for entry in self.entries()]
+        return [record for records in found for record in records if record is not None]
 
     def head(self) -> str | None:
         """The head of the newest entry, which stands for all; None if the journal was never begun."""
@@ -96,26 +111,56 @@ class Journal:
             self._append(salt, self._checked(salt, newest)[-1]["head"], kind, fields)
 
     def set_aside(self) -> tuple[list[dict], int]:
-        """Put a journal that does not hold out of the way. Returns the entries, unchecked; how many cannot be read."""
-        found, lines = [], self.lines()
+        """Put a journal that does not hold out of the way.
+
+        Returns the entries, unchecked, of all that were ever set aside, since a kill may have come before they were
+        counted; and how many cannot be read.
+        """
+        aside = self.path.with_name(f"{self.dataset_id}.{time.time_ns()}.aside")
+        if self.path.exists():
+            self.path.rename(aside)
+        else:
+            aside.touch(0o600)  # until the entry that adopts is written, it shows that a journal was lost
+        sync(aside.parent)
+        self.anchor.unlink(missing_ok=True)
+        found = []
+        lines = [line for file in self._aside() for line in self.lines(file)]
         for line in lines:
             with suppress(BudgetError):
                 found.append(self._parsed(line, 0))
-        if self.path.exists():
-            self.path.rename(self.path.with_suffix(f".{time.time_ns()}.aside"))
-        self.anchor.unlink(missing_ok=True)
         return found, len(lines) - len(found)
 
-    def lines(self) -> list[str]:
-        """The lines of the file, without an unfinished last one."""
-        if not self.path.exists():
+    def lines(self, file: Path | None = None) -> list[str]:
+        """The lines of the journal, or of another file, without an unfinished last one."""
+        path = file or self.path
+        if not path.exists():
             return []
-        if not self.path.is_file():  # a pipe would be waited for
-            raise BudgetError(f"{self.path} is not a file: {WAY_OUT}")
-        lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
+        if not path.is_file():  # a pipe would be waited for
+            raise BudgetError(f"{path} is not a file: {WAY_OUT}")
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
         if not is_whole(lines[-1]):
             lines.pop()
         return [line for line in lines if line]
+
+    def _aside(self) -> list[Path]:
+        """The journals of this dataset that were set aside, oldest first."""
+        name = re.compile(rf"{re.escape(self.dataset_id)}\.\d+\.aside")
+        return sorted(path for path in self.path.parent.glob("*.aside") if name.fullmatch(path.name) and path.is_file())
+
+    def _never_begun(self, lines: list[str]) -> bool:
+        """Whether these lines are of a journal whose first `begin` was killed before it had an anchor.
+
+        Guarantee: such a journal has no charge. Every entry but the first needs the anchor to be written, and is on
+        disk before an image is drawn; the key and the images come after the anchor.
+        """
+        if self.key.exists() or self.images.exists() or self._aside():
+            return False
+        return len(lines) == 1 and self._parsed(lines[0], 1)["kind"] == GENESIS
+
+    def _refuse_lost(self) -> None:
+        """Raise BudgetError if a journal that is not there was lost, and not just never begun."""
+        if self.images.exists() or self._aside():
+            raise self._missing()
 
     def _secrets(self) -> tuple[bytes, str]:
         """Salt and newest head."""
@@ -145,7 +190,7 @@ class Journal:
         return found
 
     def _missing(self) -> BudgetError:
-        return BudgetError(f"{self.path} is missing, and images of {self.dataset_id!r} were prepared here: {WAY_OUT}")
+        return BudgetError(f"{self.path} is missing, and {self.dataset_id!r} was prepared here: {WAY_OUT}")
 
     def _unchecked(self) -> BudgetError:
         return BudgetError(f"{self.anchor} is missing, without which {self.path} cannot be checked: {WAY_OUT}")
@@ -159,11 +204,7 @@ class Journal:
         entry = {"kind": kind, "time": int(time.time()), **fields}
         head = link(salt, before, entry)
         self._write(json.dumps({**entry, "head": head}, allow_nan=False).encode() + b"\n")
-        with replacing(self.anchor) as temporary:
-            with open_private(temporary) as file:
-                file.write(json.dumps({"salt": salt.hex(), "head": head}).encode())
-            sync(temporary)
-        sync(self.anchor.parent)
+        write_local(self.anchor, json.dumps({"salt": salt.hex(), "head": head}).encode())
 
     def _write(self, line: bytes) -> None:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)

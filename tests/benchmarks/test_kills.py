@@ -1,8 +1,13 @@
-"""A short form of `benchmarks/kills.py`: a fault at every moment of the journal's entries, each kind in turn."""
+"""Short forms of two scripts.
+
+`benchmarks/kills.py`: a fault at every moment of the journal's entries, each kind in turn. `benchmarks/file_kills.py`:
+a kill and a power cut at the file events that decide.
+"""
 
 import shutil
 
 import pytest
+from file_kills import CASES, sweep
 from kills import Project, kinds_at, make_project, moments_of, strike_at
 from small_repository import programs
 
@@ -34,3 +39,22 @@ def test_a_fault_at_any_entry_of_the_journal_costs_nothing(tmp_path, query, unit
         except AssertionError as error:
             wrong.append(f"{kind} at {number}, {name}: {str(error)[-600:]}")
     assert not wrong, "\n".join(wrong)
+
+
+DECIDE = {  # the events that are struck, and then the end: the names that files get or lose
+    "prepare": ("keys/photos.journal", "keys/photos", "data/photos"),
+    "prepare again": ("data/.photos.old", "data/photos", ".photos.old/holdout"),
+    "count": ("keys/photos.journal", "released", "artifacts/count"),
+    "ledger write": ("ledger.json",),
+    "forget": ("keys/photos.journal",),
+    "merge": ("artifacts/count", "dvc.yaml"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_kill_or_power_cut_at_a_file_event_costs_nothing(tmp_path, name):
+    struck = tuple(f"/{end}" for end in DECIDE[name])
+    chosen = lambda event: event.startswith(("rename ", "rmdir ")) and event.endswith(struck)  # noqa: E731
+    tried, wrong = sweep(name, tmp_path, programs(), chosen)
+    assert not wrong, "\n".join(wrong)
+    assert tried["events"] > len(struck) and tried["killed"] and tried["lost"]

@@ -1,5 +1,7 @@
+import errno
 import json
 import os
+import shutil
 import stat
 import time
 import tracemalloc
@@ -31,6 +33,7 @@ from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Public
 from sfumato.settings.sources import SOURCES, SourceKind
 from sfumato.storage.artifacts import read_artifact
+from sfumato.storage.journal import Journal
 from stages.cli import main
 
 KEY = bytes(range(32))
@@ -535,3 +538,82 @@ def test_equal_images_that_are_all_held_out_are_called_that(tmp_path):
     source = Source(("a", "b"), [(image, i % 2) for i in range(100)], None, 100)
     with pytest.raises(DataError, match="no sensitive image: equal images .* stay together"):
         split(source, bytes(32), 1.0, tmp_path)
+
+
+# ---- the key of the hold-out
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:7])
+
+
+LOSSES = {"missing": Path.unlink, "empty": lambda path: path.write_bytes(b""), "cut short": cut_short}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_key_that_split_images_is_never_drawn_again(tmp_path, images, loss):
+    """Another one would bring training images into the hold-out, by which releases are judged."""
+    owner = Owner(tmp_path)
+    owner.prepare(images)
+    key = owner.state / "keys/set"
+    LOSSES[loss](key)
+    left = key.read_bytes() if key.exists() else None
+    for _ in range(2):
+        with pytest.raises(DataError, match="keys/set is missing or damaged .* restore it from a backup"):
+            owner.prepare(images)
+    assert (key.read_bytes() if key.exists() else None) == left
+    key.write_bytes(bytes(32))  # the owner's own word
+    owner.prepare(images)
+
+
+@pytest.mark.parametrize("entry", [{"kind": "open", "record": {"id": "x"}}, {"kind": "adopt", "records": []}])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_key_of_charged_images_is_not_drawn_again(tmp_path, images, loss, entry):
+    owner = Owner(tmp_path)
+    owner.prepare(images)
+    Journal(owner.state, "set").append(**entry)
+    shutil.rmtree(owner.state / "data/set")  # as `stage forget` does
+    LOSSES[loss](owner.state / "keys/set")
+    with pytest.raises(DataError, match="restore it from a backup"):
+        owner.prepare(images)
+
+
+def test_a_key_that_a_full_disk_left_empty_before_any_use_is_drawn(tmp_path, images):
+    owner = Owner(tmp_path)
+    Journal(owner.state, "set").begin()
+    (owner.state / "keys/set").touch()
+    owner.prepare(images)
+    assert (owner.state / "keys/set").stat().st_size == 32
+
+
+def test_a_full_disk_leaves_no_half_of_a_key(tmp_path, images, monkeypatch):
+    owner = Owner(tmp_path)
+    Journal(owner.state, "set").begin()
+
+    def no_room(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full, pytest.raises(OSError, match="No space"):
+        full.setattr(os, "fsync", no_room)
+        prepare.secret_key(owner.state, "set")
+    assert [path.name for path in (owner.state / "keys").iterdir()] == ["set.journal"]
+    owner.prepare(images)
+
+
+def test_a_fingerprint_that_was_cut_short_is_computed_again(tmp_path, images):
+    owner = Owner(tmp_path)
+    card = owner.prepare(images)
+    kept = owner.state / "data/set/fingerprint"
+    whole = kept.read_text()
+    kept.write_text("")
+    assert prepare.kept_fingerprint(owner.state, card) == kept.read_text() == whole
+
+
+def test_images_replaced_before_a_kill_are_gone_after_the_next_run(tmp_path, images, settled):
+    """The new set is in place, and the same files are found unchanged: nothing else is left to do."""
+    owner = Owner(tmp_path)
+    owner.prepare(images)
+    old = owner.state / "data/.set.old"
+    shutil.copytree(owner.state / "data/set", old)
+    owner.take(dataset_id="set", source="npz", path=str(owner.file))
+    assert not old.exists()

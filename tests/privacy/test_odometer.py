@@ -192,3 +192,66 @@ def test_the_journal_is_readable_by_its_owner_only(tmp_path):
     odometer = begun(tmp_path)
     odometer.append("local", purpose="x")
     assert odometer.path.stat().st_mode & 0o077 == 0 and odometer.anchor.stat().st_mode & 0o077 == 0
+
+
+# ---- a kill within the first entry, or while a journal is adopted
+
+
+def without_anchor(tmp_path) -> Odometer:
+    odometer = begun(tmp_path)
+    odometer.anchor.unlink()
+    return odometer
+
+
+def test_a_journal_killed_before_its_anchor_is_begun_again(tmp_path):
+    odometer = without_anchor(tmp_path)
+    odometer.begin()
+    odometer.append("local", purpose="after")
+    assert [entry["kind"] for entry in odometer.entries()] == ["genesis", "local"] and odometer.complete()
+
+
+USED = {
+    "a key": lambda it: it.key.write_bytes(bytes(32)),
+    "images": lambda it: it.images.mkdir(parents=True),
+    "a journal that was set aside": lambda it: it.path.with_name("a.1.aside").touch(),
+    "a second entry": lambda it: it.path.write_text(it.path.read_text() * 2),
+    "a charge": lambda it: it.path.write_text(it.path.read_text().replace("genesis", "open")),
+}
+
+
+@pytest.mark.parametrize("trace", USED)
+def test_a_journal_without_its_anchor_that_was_used_is_refused(tmp_path, trace):
+    odometer = without_anchor(tmp_path)
+    USED[trace](odometer)
+    lines = odometer.path.read_text()
+    for _ in range(2):
+        with pytest.raises(BudgetError, match="stage ledger adopt"):
+            odometer.begin()
+    assert odometer.path.read_text() == lines
+
+
+class Killed(BaseException):
+    """The end of the process."""
+
+
+@pytest.mark.parametrize("how", ["a line taken out", "deleted", "its key deleted"])
+@pytest.mark.parametrize("last", ["begin", "_append", "append"])
+def test_an_adoption_that_was_killed_is_done_again_and_loses_none(tmp_path, monkeypatch, how, last):
+    """`last`: the call at which it dies. Until it is done again, nothing can be spent."""
+    odometer = spent(tmp_path)
+    LOST[how](odometer)
+    shutil.rmtree(odometer.images)  # as where no image shows that there was a journal
+    readable = odometer.path.read_text().count('"open"') if odometer.path.exists() else 0
+    with monkeypatch.context() as dying:
+
+        def die(*_, **__):
+            raise Killed
+
+        dying.setattr(Odometer, last, die)
+        with pytest.raises(Killed):
+            odometer.adopt([a_record("of a ledger")], [])
+    for attempt in (odometer.begin, odometer.opened, odometer.complete):
+        with pytest.raises(BudgetError, match="stage ledger adopt"):
+            attempt()
+    odometer.adopt([a_record("of a ledger")], [])
+    assert len(odometer.opened()) == readable + 1 and not odometer.complete()

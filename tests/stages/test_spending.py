@@ -12,9 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from filelock import FileLock, Timeout
 
 from sfumato.data import prepare
+from sfumato.privacy.check import md5_of
 from sfumato.privacy.odometer import Odometer
 from sfumato.settings.recipes import overlaid
 from sfumato.settings.stages import STAGES
@@ -359,3 +361,90 @@ def test_a_stage_that_is_killed_again_and_again_opens_one_charge(desk, plan):
     artifact = read_artifact(Path("artifacts/count"), "count")
     assert [record["stage"] for record in artifact.records.values()] == ["count"]
     assert not list(runs.rglob("*.tmp")) and not list(Path("artifacts").glob(".*.tmp"))
+
+
+# ---- an older copy of the state directory
+
+
+CACHE = Path(".dvc/cache/files/md5")
+
+
+def in_cache(content: bytes, end: str = "") -> str:
+    """Put a file into DVC's cache. Returns its md5, as `dvc.lock` has it."""
+    name = md5_of(content) + end
+    (CACHE / name[:2]).mkdir(parents=True, exist_ok=True)
+    (CACHE / name[:2] / name[2:]).write_bytes(content)
+    return name
+
+
+def removed_by_dvc() -> None:
+    """The artifact of count, which DVC has moved to its cache, and removed before it runs the stage again."""
+    md5 = in_cache(Path("artifacts/count/privacy.json").read_bytes())
+    folder = in_cache(json.dumps([{"md5": md5, "relpath": "privacy.json"}]).encode(), ".dir")
+    lock = {
+        "schema": "2.0",
+        "stages": {"count": {"cmd": "stage count", "outs": [{"path": "artifacts/count", "md5": folder}]}},
+    }
+    Path("dvc.lock").write_text(yaml.safe_dump(lock))
+    shutil.rmtree("artifacts/count")
+
+
+def kept_release() -> None:
+    """The release of count that the state directory keeps, whose journal alone is an older copy."""
+    (newer,) = Path("newer/runs").iterdir()
+    shutil.copytree(newer, Path("state/runs", newer.name), dirs_exist_ok=True)
+    shutil.rmtree("artifacts/count")
+
+
+EVIDENCE = {
+    "the artifact to be replaced": lambda: None,
+    "the artifact of a later stage": lambda: Path("artifacts/count").rename("artifacts/auxiliary"),
+    "a kept release": kept_release,
+    "the cache of DVC": removed_by_dvc,
+}
+
+
+@pytest.mark.parametrize("evidence", EVIDENCE)
+def test_a_rolled_back_state_spends_nothing_again(desk, plan, evidence):
+    """No ledger is written yet: the journal that lacks a charge is found by what names it."""
+    shutil.copytree("state", "older")
+    desk.run("count")
+    Path("state").rename("newer")
+    Path("older").rename("state")
+    EVIDENCE[evidence]()
+    artifacts = {path: path.read_bytes() for path in Path("artifacts").rglob("*") if path.is_file()}
+    for command in ("count", "plan --dry-run", "plan"):
+        desk.run(command, "digits.jsonl lacks", "stage ledger adopt", code=3)
+    desk.run("doctor", "lacks", "stage ledger adopt")
+    assert desk.opened == [] and all(path.read_bytes() == content for path, content in artifacts.items())
+    desk.run("ledger adopt", "1 charge adopted")
+    assert len(Odometer(Path("state"), "digits").opened()) == 1 and not Odometer(Path("state"), "digits").complete()
+
+
+def test_an_artifact_elsewhere_is_evidence_before_it_is_replaced(desk, plan):
+    shutil.copytree("state", "older")
+    desk.run("count --out elsewhere")
+    shutil.rmtree("state")
+    Path("older").rename("state")
+    desk.run("count --out elsewhere", "digits.jsonl lacks", code=3)
+    assert desk.opened == []
+
+
+def test_a_damaged_artifact_is_adopted_with_its_charge(desk, plan):
+    """Its other files do not say what was spent."""
+    shutil.copytree("state", "older")
+    desk.run("count")
+    shutil.rmtree("state")
+    Path("older").rename("state")
+    Path("artifacts/count/counts.json").write_text("{}")
+    desk.run("ledger adopt", "1 charge adopted")
+
+
+def test_a_lost_journal_is_adopted_without_a_data_card(desk, plan):
+    """`stage prepare sensitive`, which makes the card, asks for the journal first."""
+    desk.run("count")
+    Path("state/keys/digits.journal").unlink()
+    shutil.rmtree("data/sensitive")
+    desk.run("prepare sensitive", "stage ledger adopt", code=3)
+    desk.run("ledger adopt", "1 charge adopted")
+    desk.run("prepare sensitive")

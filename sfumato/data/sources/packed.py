@@ -6,23 +6,24 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from sfumato.data.sources.splits import TEST, TRAIN, folders_in, is_test, visible
 from sfumato.data.tables import FILE, METADATA, check_parquet, table_of
 from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.storage.documents import parse_json
-from sfumato.storage.files import temporary_name
+from sfumato.storage.files import sync, temporary_name
+from sfumato.storage.locks import file_lock, holding
 from sfumato.storage.state_directory import state_dir
 
 UNPACKED = "unpacked"  # below the state directory, in a temporary name
 MADE_HERE: dict[tuple[Path, int, int], Path] = {}  # what each thread of this process has unpacked
-HELD: dict[tuple[int, Path], FileLock] = {}  # by thread and folder: the lock that shows that the process lives
+HELD: dict[tuple[int, Path], ExitStack] = {}  # by thread and folder: the lock that shows that the process lives
 
 
 def unpacked(path: Path) -> Path:
@@ -51,9 +52,9 @@ def private_folder() -> Path:
     remove_left(state)
     state.mkdir(0o700, parents=True, exist_ok=True)
     folder = temporary_name(state / UNPACKED)
-    lock = FileLock(folder.with_suffix(".lock"), thread_local=False)
-    lock.acquire()
-    HELD[threading.get_native_id(), folder] = lock
+    held = ExitStack()
+    held.enter_context(holding(file_lock(folder.with_suffix(".lock"))))
+    HELD[threading.get_native_id(), folder] = held
     folder.mkdir(0o700)
     atexit.register(remove, folder)
     return folder
@@ -68,7 +69,7 @@ def remove(folder: Path) -> None:
 def remove_left(state: Path) -> None:
     """Delete what killed programs unpacked: nobody holds its lock."""
     for folder in state.glob(f".{UNPACKED}.*.tmp"):
-        with suppress(Timeout), FileLock(folder.with_suffix(".lock"), blocking=False):
+        with suppress(Timeout), holding(file_lock(folder.with_suffix(".lock"), blocking=False)):
             remove(folder)
 
 
@@ -86,13 +87,14 @@ def remove_unpacked(state: Path) -> None:
     MADE_HERE.clear()
     remove_held({*HELD})
     remove_left(state)
+    if state.is_dir():
+        sync(state)
 
 
 def remove_held(keys: Iterable[tuple[int, Path]]) -> None:
     for key in keys:
-        lock = HELD.pop(key)
-        remove(key[1])
-        lock.release()
+        with HELD.pop(key):
+            remove(key[1])
 
 
 def kept(path: Path, make: Callable[[], Path]) -> Path:

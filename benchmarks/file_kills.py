@@ -1,0 +1,325 @@
+"""Kill a command at every file event, and cut the power there: the same command must then end well.
+
+    python benchmarks/file_kills.py
+    python benchmarks/file_kills.py --commands count forget --every 10
+
+For each command of CASES, a small project is brought to where the command runs. It is then killed at every open for
+writing, write, flush, rename, removal, new folder and change of mode in the project and its state directory
+(`tests/file_faults.py`). Each kill leaves up to three states: the files as they are; those that a power cut leaves
+where names reach the disk before contents; and those where nothing reaches it that was not flushed. In each, the
+command is run again and must end well; nothing may be charged twice, and what is forgotten must be gone. A power cut
+after the end of the command may take nothing back. A state with the same files as the one before it is not tried twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import kills
+import yaml
+from kills import NAME, Project, make_project
+
+from sfumato.data.prepare import fingerprint, kept_fingerprint
+from sfumato.data.sources.packed import UNPACKED
+from sfumato.data.store import SENSITIVE, load_prepared, read_card
+from sfumato.planning.forget import private_files
+from sfumato.privacy.ledger import read_budget
+from sfumato.privacy.odometer import CLOSE, LOCAL_USE
+from sfumato.privacy.resolved import read_stage_plan
+from sfumato.settings.stages import STAGES
+from sfumato.storage.artifacts import read_artifact
+from sfumato.storage.documents import read_json, read_yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+import forked_stages
+from faults import fault
+from file_faults import EMPTIED, EVENTS, LOST
+
+THE_END = "the end"
+STATES = {"killed": "", "emptied": EMPTIED, "lost": LOST}
+QUERIES = ("count", "frequency")
+RELEASE = [name for name in STAGES if name != "evaluate"]
+UNPACKED_BEFORE = f".{UNPACKED}.{2**30}-1.tmp"  # pictures of an archive, by a process that was killed
+CHANGING = re.compile(r"\.\d+-\d+\.tmp|[0-9a-f]{32}|\d{19}")  # of names: process, run, time
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command. before: brings a project to it; check: raises AssertionError unless it has ended well."""
+
+    words: str
+    before: Callable[[Project], None]
+    check: Callable[[Project], None]
+
+
+def run_all(project: Project, *commands: str) -> None:
+    for command in commands:
+        code, said = project.run("stage", *command.split())
+        assert code == 0, f"stage {command}: {said}"
+
+
+def charged(project: Project) -> list[str]:
+    """The stages of all charges, each of which has released."""
+    charges = project.odometer.charges()
+    assert all(charge.end == CLOSE for charge in charges), charges
+    return sorted(charge.record["stage"] for charge in charges)
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+def nothing_yet(project: Project) -> None:
+    """No state directory; `stage init` wrote the project."""
+
+
+def prepared_first(project: Project) -> None:
+    assert charged(project) == [] and project.odometer.complete()
+    card = read_card(project.home / "data/sensitive/card.json")
+    assert kept_fingerprint(project.state, card) == fingerprint(
+        load_prepared(project.state, card, SENSITIVE), (project.state / "keys" / NAME).read_bytes()
+    )
+
+
+def with_a_withdrawal(project: Project) -> None:
+    """Counted, and a person has withdrawn since."""
+    run_all(project, "prepare sensitive", "prepare public", "plan", "count")
+    key = project.state / "keys" / NAME
+    shutil.copy(key, project.folder.with_name(f"{project.folder.name}.key"))
+    params = project.home / "params.yaml"
+    params.write_text(params.read_text(encoding="utf-8").replace("dataset_id:", "version: '2'\n  dataset_id:"))
+
+
+def prepared_again(project: Project) -> None:
+    assert charged(project) == ["count"]
+    key = project.folder.with_name(f"{project.folder.name}.key").read_bytes()
+    assert (project.state / "keys" / NAME).read_bytes() == key
+    assert read_json(project.odometer.images / "card.json")["version"] == "2"
+    withdrawn = [path for path in project.odometer.images.parent.glob(".*") if path.is_dir()]
+    assert not withdrawn, withdrawn
+
+
+def planned(project: Project) -> None:
+    run_all(project, "prepare sensitive", "prepare public", "plan")
+
+
+def counted(project: Project) -> None:
+    assert charged(project) == ["count"]
+    (charge,) = project.odometer.charges()
+    for folder in (project.home / "artifacts/count", project.state / "runs" / charge.id / "released"):
+        assert charge.record["id"] in read_artifact(folder, "count").records
+
+
+def released_twice(project: Project) -> None:
+    """A second release, of another plan, which the next ledger takes over from the first."""
+    planned(project)
+    run_all(project, *RELEASE, "ledger write")
+    params = project.home / "params.yaml"
+    own = yaml.safe_load(params.read_text(encoding="utf-8"))
+    own["privacy"] |= {"spend_again": {"count": 1}, "lifetime_epsilon": "unlimited"}
+    params.write_text(yaml.safe_dump(own, sort_keys=False), encoding="utf-8")
+    run_all(project, "plan")
+    for stage in (*QUERIES, "auxiliary", "synthesize"):
+        shutil.rmtree(project.home / "artifacts" / stage)  # as DVC does
+        run_all(project, stage)
+
+
+def in_the_ledger(project: Project) -> None:
+    assert charged(project) == sorted(2 * QUERIES)
+    ledger = read_json(project.home / "ledger.json")
+    records = {key for name in QUERIES for key in read_artifact(project.home / "artifacts" / name, name).records}
+    assert {record["id"] for record in ledger["records"]} == records
+    assert ledger["odometer"]["complete"] and ledger["odometer"]["charges"] == 2 * len(QUERIES)
+    assert all((project.state / "runs" / run / "released").is_dir() for run in records)
+
+
+def evaluated(project: Project) -> None:
+    """Released, and with what an evaluation leaves: numbers of real images here and in the state directory."""
+    planned(project)
+    run_all(project, *RELEASE, "ledger write")
+    (project.home / "evaluation").mkdir(exist_ok=True)
+    for path in ("evaluation/numbers.csv", "metrics.json"):
+        (project.home / path).write_text("numbers of real images")
+    (project.state / "evaluations").mkdir(exist_ok=True)
+    (project.state / "evaluations/one.json").write_text(f'{{"dataset": "{NAME}"}}')
+    (project.state / UNPACKED_BEFORE).mkdir()
+    (project.state / UNPACKED_BEFORE / "picture.png").write_bytes(b"real")
+
+
+def gone(project: Project) -> None:
+    assert charged(project) == sorted(QUERIES)
+    left = [path for paths in private_files(project.state, NAME).values() for path in paths]
+    others = [project.home / "evaluation", project.home / "metrics.json", project.state / UNPACKED_BEFORE]
+    left += [path for path in others if path.exists()]
+    assert not left, left
+    assert project.odometer.entries()[-1]["kind"] == LOCAL_USE
+
+
+def two_owners(project: Project) -> None:
+    """An empty project beside those of two owners, who have counts and means of their own images."""
+    folder = project.folder
+    for name in ("north", "south"):
+        owner = make_project(folder.with_name(f"{folder.name}.{name}"), "frequency", "image", project.programs)
+        params = owner.home / "params.yaml"
+        params.write_text(params.read_text(encoding="utf-8").replace(f"dataset_id: {NAME}", f"dataset_id: {name}"))
+        run_all(owner, "prepare sensitive", "prepare public", "plan", *QUERIES)
+        for part in ("artifacts", "data"):
+            shutil.copytree(owner.home / part, project.folder / name / part)
+    shutil.rmtree(project.home)
+    project.home.mkdir()
+
+
+def merged(project: Project) -> None:
+    assert not project.state.exists() or not (project.state / "odometer").exists()
+    for name in QUERIES:
+        assert len(read_artifact(project.home / "artifacts" / name, name).records) == 2 * (1 + QUERIES.index(name))
+    for name in STAGES:
+        read_stage_plan(project.home / "artifacts/plan" / f"{name}.yaml", name)
+    read_budget(project.home / "artifacts/plan/budget.json")
+    assert read_yaml(project.home / "dvc.yaml")["stages"].keys() >= {"auxiliary", "synthesize", "ledger", "report"}
+    for name in (".gitignore", ".gitattributes", ".github/workflows/ledger.yml"):
+        assert (project.home / name).stat().st_size
+
+
+CASES = {
+    "prepare": Case("prepare sensitive", nothing_yet, prepared_first),
+    "prepare again": Case("prepare sensitive", with_a_withdrawal, prepared_again),
+    "count": Case("count", planned, counted),
+    "ledger write": Case("ledger write", released_twice, in_the_ledger),
+    "forget": Case(f"forget --dataset {NAME} --yes", evaluated, gone),
+    "merge": Case("merge ../north ../south --different-people", two_owners, merged),
+}
+
+
+# --- the kills --------------------------------------------------------------------------------------------------------
+
+
+def begun(name: str, base: Path, programs: Path) -> tuple[Project, Path]:
+    """A project where a command runs next, and a copy of it."""
+    project = make_project(base / name.replace(" ", "-"), "frequency", "image", programs)
+    shutil.rmtree(project.home / ".git", ignore_errors=True)
+    shutil.rmtree(project.state, ignore_errors=True)
+    CASES[name].before(project)
+    return project, project.keep("before")
+
+
+def events_of(project: Project, kept: Path, case: Case) -> list[str]:
+    """The file events of a quiet run."""
+    start(project, kept, case, 0)
+    case.check(project)
+    return Path(f"{project.folder}.{EVENTS}").read_text(encoding="utf-8").splitlines()
+
+
+def start(project: Project, kept: Path, case: Case, number: int) -> tuple[int, str]:
+    """Run the command from where `kept` is, until the event of this number."""
+    project.restore(kept)
+    for end in (EMPTIED, LOST):
+        shutil.rmtree(f"{project.folder}{end}", ignore_errors=True)
+    code, said = project.run("stage", *case.words.split(), **fault(project.folder, project.state, "file", number))
+    assert code == (137 if number else 0) or "Traceback" not in said, said
+    return code, said
+
+
+def shape_of(folder: Path) -> list[tuple[str, int]]:
+    """Names and sizes of all files."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [(CHANGING.sub("*", str(path.relative_to(folder))), path.stat().st_size) for path in paths]
+
+
+def ended_well(project: Project, case: Case) -> None:
+    """Run the command again, and check. Its result may be there already."""
+    code, said = project.run("stage", *case.words.split())
+    assert code == 0 or (code == 3 and "A copy is kept" in said), said
+    case.check(project)
+    left = [path for path in project.folder.rglob("*.tmp") if ".dvc" not in path.parts]
+    assert not left, left
+
+
+def strike(
+    project: Project, kept: Path, case: Case, number: int, events: list[str], before: dict[str, object]
+) -> Iterable[tuple[str, str]]:
+    """Kill at one event. Yields each state that was tried, and what was wrong, or nothing.
+
+    before: the shape of each state at the event before this one, which is replaced.
+    """
+    at_end = number > len(events)
+    start(project, kept, case, number)
+    flushes = sum(event.startswith("flush") for event in events[: number - 1])
+    for state, end in STATES.items():
+        found = Path(f"{project.folder}{end}")
+        if not found.exists():
+            continue
+        shape = shape_of(found), flushes * (state == "lost")  # which can change contents only
+        same = shape == before.get(state)
+        before[state] = shape
+        if same and not at_end:
+            continue
+        if end:
+            shutil.rmtree(project.folder)
+            found.rename(project.folder)
+        wrong = ""
+        try:
+            if at_end:  # the command has ended: its result must be there
+                case.check(project)
+            ended_well(project, case)
+        except Exception as error:
+            wrong = f"{type(error).__name__}: {' '.join(str(error).split())[-500:]}"
+        yield state, wrong
+
+
+def sweep(name: str, base: Path, programs: Path, chosen: Callable[[str], bool]) -> tuple[Counter, list[str]]:
+    """Strike one command at the chosen events, and at its end. Returns the states tried; what was wrong."""
+    case, tried, wrong = CASES[name], Counter[str](), list[str]()
+    project, kept = begun(name, base, programs)
+    events = events_of(project, kept, case)
+    before: dict[str, object] = {}
+    for number, event in enumerate([*events, THE_END], start=1):
+        if not chosen(event) and event != THE_END:
+            continue
+        tried["events"] += 1
+        for state, problem in strike(project, kept, case, number, events, before):
+            tried[state] += 1
+            if problem:
+                wrong.append(f"{name}, {state} at {number} of {len(events)} ({event}): {problem}")
+                print(wrong[-1], flush=True)
+    return tried, wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--commands", nargs="+", choices=CASES, default=[*CASES])
+    parser.add_argument("--every", type=int, default=1, help="only every so many events, and the end")
+    arguments = parser.parse_args()
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="file-kills-") as folder:
+        base = Path(folder)
+        programs = forked_stages.client(base / "bin", base / kills.SOCKET)
+        stages = forked_stages.start(
+            base / kills.SOCKET, os.environ | {"PYTHONPATH": str(kills.ROOT), "OMP_NUM_THREADS": "1"}
+        )
+        try:
+            for name in arguments.commands:
+                began = time.monotonic()
+                turns = count()
+                tried, wrong = sweep(name, base, programs, lambda _: next(turns) % arguments.every == 0)  # noqa: B023
+                failed += len(wrong)
+                counts = ", ".join(f"{what} {number}" for what, number in tried.items())
+                print(f"{name}: {counts}; wrong {len(wrong)}; {time.monotonic() - began:.0f} s", flush=True)
+        finally:
+            stages.kill()
+            stages.wait()
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Locks on files: the system releases them when their process ends, however it ends."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock
+
+from sfumato.errors import ConfigError
+
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+
+
+def file_lock(path: Path, *, blocking: bool = True) -> FileLock:
+    """A lock to be acquired by `holding`. Without `blocking`, that raises Timeout if another process holds it."""
+    # A lock that is only a file would outlive its process, and every file of an earlier lock would be one.
+    return FileLock(path, blocking=blocking, fallback_to_soft=False)
+
+
+@contextmanager
+def holding(lock: FileLock) -> Iterator[None]:
+    """Hold a lock until the end. Raises ConfigError if its file system has no locks, without which nothing is safe."""
+    try:
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        raise ConfigError(
+            f"{lock.lock_file} cannot be locked ({error.strerror}): its file system has no locks, so two processes "
+            "could spend at once. Set SFUMATO_STATE to a folder on a file system that supports locks"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,182 @@
+"""A kill, or a power cut, at a chosen file event of a process.
+
+Events are every open for writing, write, flush, rename, removal, new folder and change of mode below one folder. The
+process ends before the event of a chosen number takes place, or in the middle of it if it is a write. Beside the folder
+it leaves two copies of it, as a power cut at that moment could leave the files:
+
+- `<folder>.emptied`: every name is there; a file has the content that was last flushed, and is empty if none was.
+- `<folder>.lost`: a folder has only the names that it had when it was last flushed itself, too.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import safetensors.torch
+
+EMPTIED, LOST = ".emptied", ".lost"
+EVENTS = "events"  # beside the folder: a line for each event
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+KILLED = 137
+
+
+class Disk:
+    """What of the files below a folder a power cut leaves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.contents: dict[int, bytes] = {}  # by inode, as last flushed
+        self.names: dict[int, dict[str, int]] = {}  # of each folder, as last flushed: the inode of each name
+        self.modes: dict[int, int] = {}
+        self.removed: list[int] = []  # descriptors, so that no inode gets another file
+        for path in (folder, *folder.rglob("*")):
+            self.flush(path)
+
+    def flush(self, path: Path) -> None:
+        status = path.lstat()
+        self.modes[status.st_ino] = status.st_mode
+        if path.is_dir():
+            self.names[status.st_ino] = {entry.name: entry.inode() for entry in os.scandir(path)}
+            for entry in os.scandir(path):
+                self.modes.setdefault(entry.inode(), entry.stat(follow_symlinks=False).st_mode)
+        elif path.is_file():
+            self.contents[status.st_ino] = path.read_bytes()
+
+    def keep(self, path: str) -> None:
+        """Keep the inode of a file that is about to be removed or replaced."""
+        if os.path.lexists(path):
+            self.removed.append(os.open(path, os.O_PATH | os.O_NOFOLLOW))
+
+    def cut_power(self) -> None:
+        """Write both copies; a copy that would be no other than the files as they are is left out."""
+        emptied: dict[str, bytes | None] = {}  # None is a folder
+        now: dict[str, bytes | None] = {}
+        for path in self.folder.rglob("*"):
+            name = str(path.relative_to(self.folder))
+            now[name] = None if path.is_dir() else path.read_bytes()
+            emptied[name] = None if path.is_dir() else self.contents.get(path.stat().st_ino, b"")
+        lost: dict[str, bytes | None] = {}
+        waiting = [("", self.folder.stat().st_ino)]
+        while waiting:
+            above, folder = waiting.pop()
+            for name, inode in self.names.get(folder, {}).items():
+                is_folder = stat.S_ISDIR(self.modes[inode])
+                lost[above + name] = None if is_folder else self.contents.get(inode, b"")
+                if is_folder:
+                    waiting.append((f"{above}{name}/", inode))
+        for end, files in ((EMPTIED, emptied), (LOST, lost)):
+            if files != now:
+                self.write(Path(f"{self.folder}{end}"), files)
+
+    def write(self, copy: Path, files: dict[str, bytes | None]) -> None:
+        copy.mkdir()
+        for name in sorted(files):
+            content = files[name]
+            if content is None:
+                (copy / name).mkdir(0o700)
+            else:
+                (copy / name).write_bytes(content)
+                private = 0o600 if "state" in name.split("/") else 0o644
+                (copy / name).chmod(private)
+
+
+def install(folder: str, number: int) -> None:
+    """Put the fault into this process, for as long as it lives. At number 0 there is none, and events are counted."""
+    disk, seen, over = Disk(Path(folder)), 0, False
+    events = Path(folder + "." + EVENTS).open("w", buffering=1)  # noqa: SIM115
+    flush, end, serialize, write = os.fsync, os._exit, safetensors.torch.serialize_file, os.write
+
+    def finish(code: int) -> None:
+        nonlocal over
+        if not over:
+            over = True
+            if number:
+                disk.cut_power()
+        end(code)
+
+    def reached(event: str, path: str, begin: Callable[[], object] = lambda: None) -> None:
+        """Count an event, and end at the chosen one. begin: does half of it."""
+        nonlocal seen
+        if over or not path.startswith(folder + "/"):
+            return
+        seen += 1
+        events.write(f"{event} {path[len(folder) + 1 :]}\n")
+        if seen == number:
+            begin()
+            finish(KILLED)
+
+    class Raw(io.FileIO):
+        def write(self, content: bytes) -> int:  # type: ignore[override]
+            half = memoryview(content)[: len(content) // 2]
+            reached("write", path_of(self.fileno()), lambda: io.FileIO.write(self, half))
+            return super().write(content)
+
+    def opened(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
+        if not {*mode} & {*"wax+"} or buffering == 0:
+            return plain(file, mode, buffering, encoding, errors, newline, closefd, opener)
+        raw = Raw(file, mode.replace("b", "").replace("t", ""), closefd, opener)
+        binary = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+        if "b" in mode:
+            return binary
+        text = io.TextIOWrapper(binary, encoding, errors, newline, buffering == 1)
+        text.mode = mode  # type: ignore[misc]
+        return text
+
+    def write_bytes(descriptor: int, content: bytes) -> int:
+        half = content[: len(content) // 2]
+        reached("write", path_of(descriptor), lambda: write(descriptor, half))
+        return write(descriptor, content)
+
+    def flush_file(descriptor: int) -> None:
+        path = path_of(descriptor)
+        reached("flush", path)
+        flush(descriptor)
+        if path.startswith(folder) and not over and os.path.exists(path):
+            disk.flush(Path(path))
+
+    def serialize_file(tensors: object, path: str, metadata: object = None) -> None:
+        reached("write", os.path.abspath(path))
+        serialize(tensors, path, metadata)
+
+    def listen(event: str, about: tuple) -> None:
+        if over:
+            return
+        if event == "open" and isinstance(about[0], str | bytes | os.PathLike) and about[2] & WRITES:
+            reached("open", located(about[0]))
+        elif event == "os.rename":
+            path = located(about[1], about[3])
+            reached("rename", path)
+            if path.startswith(folder):
+                disk.keep(path)
+        elif event in ("os.remove", "os.rmdir", "os.mkdir", "os.chmod"):
+            path = located(about[0], about[2] if event in ("os.mkdir", "os.chmod") else about[1])
+            reached(event[3:], path)
+            if event in ("os.remove", "os.rmdir") and path.startswith(folder):
+                disk.keep(path)
+
+    plain = io.open
+    builtins.open = io.open = opened  # type: ignore[assignment]
+    os.write, os.fsync, os._exit = write_bytes, flush_file, finish  # type: ignore[assignment]
+    safetensors.torch.serialize_file = serialize_file
+    sys.addaudithook(listen)
+
+
+def path_of(descriptor: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return os.devnull
+
+
+def located(path: object, folder: int = -1) -> str:
+    """The whole path of what an event is about. folder: the descriptor of the folder that it is in, or -1."""
+    if isinstance(path, int):
+        return path_of(path)
+    above = path_of(folder) if folder != -1 else os.getcwd()
+    return os.path.normpath(os.path.join(above, os.fsdecode(path)))  # type: ignore[arg-type]
