@@ -8,11 +8,17 @@ numbers, bytes that are no text, a pipe, a folder, a hole of a terabyte), some w
 command of the program then runs in a process of its own, with bounded memory and time. It must end with 0, 2, 3 or 4
 and without a traceback, leave nothing half-written, and accept nothing wrong: no changed ledger, no artifact whose
 bytes changed, no journal that lost a charge.
+
+Then each file of `bombs.py` is read, in a process that may take 2 GB more memory than it has once PyTorch and all
+decoders are imported (RLIMIT_DATA: private memory; the addresses that RLIMIT_AS counts are 3 GB by then, before
+anything is read). Each must be refused in one of our own errors, which no MemoryError is behind, within 20 seconds; no
+more may be written than an archive is allowed, and no file may stay in the state directory or among temporary ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import gzip
 import hashlib
 import io
@@ -37,9 +43,14 @@ from typing import Any
 
 import numpy as np
 import yaml
+from bombs import BOMBS
+
+from sfumato.errors import SfumatoError
+from sfumato.storage.limits import LARGEST_PICTURE
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS, MEMORY = 60, 24 * 2**30  # of one command; the memory is of addresses, of which PyTorch alone takes much
+BOMB_SECONDS, BOMB_MEMORY = 20, 2 * 2**30  # the memory is above that of the imported program
 ALLOWED = {0, 2, 3, 4}
 SMALL = {
     "recipe": "dp-feta",
@@ -395,6 +406,87 @@ def try_one(whole: Path, epsilon: float, chance: random.Random) -> tuple[str, li
     return told, [f"{why}\n{text[-1500:]}" for why in wrong]
 
 
+# --- bombs ------------------------------------------------------------------------------------------------------------
+
+
+def own(file: str, entry: str) -> int:
+    """A number of /proc/self: kilobytes of memory, or bytes that were written."""
+    return int(next(line for line in Path("/proc/self", file).read_text().splitlines() if entry in line).split()[1])
+
+
+def explode(name: str, folder: Path) -> list[str]:
+    """Build one of BOMBS in an empty folder and read it in a process of its own. Returns what went wrong."""
+    for part in ("set", "tmp"):
+        (folder / part).mkdir()
+    reader = BOMBS[name](folder / "set")
+    channel, write = os.pipe()
+    begun = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        os.close(channel)
+        wrong = ["the process ended"]
+        try:
+            os.environ["SFUMATO_STATE"] = str(folder / "state")
+            tempfile.tempdir = str(folder / "tmp")
+            wrong = read_bounded(reader)
+            atexit._run_exitfuncs()
+        finally:
+            os.write(write, json.dumps(wrong).encode())
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(channel, "rb") as file:
+        wrong = json.loads(file.read() or '["the process was killed"]')
+    os.waitpid(child, 0)
+    if (seconds := time.monotonic() - begun) > BOMB_SECONDS:
+        wrong.append(f"{seconds:.0f} s")
+    stayed = [path for part in ("state", "tmp") for path in (folder / part).rglob("*") if path.is_file()]
+    return wrong + [f"left {path.relative_to(folder)}" for path in stayed[:1]]
+
+
+def read_bounded(reader: Callable[[], object]) -> list[str]:
+    """Call `reader` with bounded memory. Returns what went wrong."""
+    memory = 1024 * own("status", "VmData") + BOMB_MEMORY
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    signal.alarm(3 * BOMB_SECONDS)
+    before = own("io", "wchar")
+    wrong = ["accepted"]
+    try:
+        reader()
+    except BaseException as error:
+        wrong = [] if isinstance(error, SfumatoError) and str(error) else [f"{type(error).__name__}: {error}"[:500]]
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, MemoryError):
+                wrong.append(f"a MemoryError behind: {error}"[:500])
+            cause = cause.__cause__ or cause.__context__
+    written = own("io", "wchar") - before
+    if written > LARGEST_PICTURE + 2**20:
+        wrong.append(f"{written:,} bytes written")
+    return wrong
+
+
+def explode_all(names: list[str]) -> int:
+    """Try each of these bombs. Prints what went wrong; returns with how many."""
+    import imagecodecs
+    import tifffile  # noqa: F401
+
+    import sfumato.data.survey
+    import sfumato.release.loading  # noqa: F401
+
+    imagecodecs.png_check(b"")  # loads its module
+    failures = 0
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="bomb-") as folder:
+            wrong = explode(name, Path(folder))
+        failures += bool(wrong)
+        for why in wrong:
+            print(f"{name}: {why}", flush=True)
+    print(
+        f"{len(names)} bombs under {BOMB_MEMORY / 2**30:.0f} GB: {len(names) - failures} refused, {failures} failures"
+    )
+    return failures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--count", type=int, default=500)
@@ -424,6 +516,8 @@ def main() -> None:
         os.chdir(ROOT)
     spread = ", ".join(f"{number} × exit {code}" for code, number in sorted(codes.items()))
     print(f"{codes.total()} malformed inputs, seed {arguments.seed}: {spread}; {failures} failures ({seconds:.0f} s)")
+    if arguments.only is None:
+        failures += explode_all([*BOMBS])
     sys.exit(failures > 0)
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageMode, ImageOps, UnidentifiedImageError
 
 from sfumato.data.deep import TRANSPARENT, Span, decode_deep, decode_dicom, decode_tiff, is_dicom, readable
 from sfumato.errors import DataError
+from sfumato.storage.limits import check_picture, check_picture_file, room_for_picture
 
 Request = Any  # of `sfumato.data.sources.source`, which imports this module
 # Pillow and NumPy let others work while they decode and resize; one thread that writes keeps no more busy
@@ -31,6 +32,7 @@ class Member:
     name: str
 
     def opened(self) -> io.BytesIO:
+        check_picture_file(str(self), self.size)
         with self.shard.open("rb") as file:
             file.seek(self.start)
             return io.BytesIO(file.read(self.size))
@@ -44,6 +46,7 @@ def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
     height, width, channels = image.shape
     if not height or not width:
         raise DataError(f"{name} has no pixels ({height}×{width}): remove it.")
+    check_picture(name, height, width, channels)
     if request.size in (None, (height, width)) and request.channels in (None, channels):
         return np.ascontiguousarray(image)
     if channels == 3 and request.channels == 1 and (image != image[..., :1]).any():
@@ -75,26 +78,50 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
         readable(f"{path} cannot be read as an image"),
         path.open("rb") if isinstance(path, Path) else path.opened() as file,
     ):
+        if isinstance(path, Path):
+            check_picture_file(str(path), path.stat().st_size)
         try:
             opened = Image.open(file, formats=known)
+        except Image.DecompressionBombError as error:
+            raise DataError(f"{path} is too large ({error}) Save it smaller, or remove it.") from error
         except UnidentifiedImageError:
             file.seek(0)
             if file.read(4) not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # Pillow names a place in this program
                 raise ValueError("its bytes are those of no picture read here, as PNG and DICOM are") from None
             return decode_tiff(file, span, str(path))
-        if (frames := getattr(opened, "n_frames", 1)) > 1:
-            raise DataError(f"{path} holds {frames} frames: save the one to use as a picture of its own.")
-        if (shown := decode_deep(opened, file, span, str(path))) is not None:
-            return shown
-        picture: Image.Image = ImageOps.exif_transpose(opened)
+        if getattr(opened, "is_animated", False):  # to count the frames of a file takes long if there are many
+            raise DataError(f"{path} holds several frames: save the one to use as a picture of its own.")
+        with room_for_picture(str(path), opened.height, opened.width, *pixel_form(opened)):
+            if (shown := decode_deep(opened, file, span, str(path))) is not None:
+                return shown
+            return flattened(opened, str(path))
+
+
+def pixel_form(opened: Image.Image) -> tuple[int, int]:
+    """The channels of a picture as it is decoded, and the bytes of a value."""
+    if opened.has_transparency_data or opened.mode == "P":
+        return 4, 1
+    channels = len(opened.getbands())
+    if any(str(tile.args).endswith("16B") for tile in getattr(opened, "tile", ())):  # which Pillow would cut to 8 bits
+        return channels, 2
+    return channels, np.dtype(ImageMode.getmode(opened.mode).typestr).itemsize
+
+
+def flattened(picture: Image.Image, name: str) -> np.ndarray:
+    """A picture of 8 bits as (H, W, 1) or (H, W, 3) uint8: upright, transparency over black."""
+    ImageOps.exif_transpose(picture, in_place=True)
+    # an ICO may hold a larger PNG than its header states
+    check_picture(name, picture.height, picture.width, *pixel_form(picture))
     if picture.has_transparency_data:
         mode = "L" if picture.mode in ("LA", "La", "L", "1") else "RGB"
         picture = picture.convert("RGBA")
         if picture.getchannel("A").getbbox() is None:
-            raise DataError(f"{path} {TRANSPARENT}.")
+            raise DataError(f"{name} {TRANSPARENT}.")
         black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
         picture = Image.alpha_composite(black, picture).convert(mode)
-    return np.atleast_3d(np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB")))
+    if picture.mode not in ("L", "RGB"):
+        picture = picture.convert("L" if picture.mode == "1" else "RGB")
+    return np.atleast_3d(np.asarray(picture))
 
 
 def decoded(files: Sequence[Path | Member], request: Request) -> Generator[np.ndarray | DataError, None, None]:

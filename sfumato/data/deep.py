@@ -1,7 +1,9 @@
 """Pictures with more than 8 bits: 16-bit and floating point files, DICOM. A public range says what is shown."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -9,19 +11,28 @@ import numpy as np
 from PIL import ImageOps
 from PIL.ExifTags import Base as Tag
 
+from sfumato.data.codestreams import check_compressed, check_deflated
 from sfumato.errors import ConfigError, DataError, SfumatoError, explained
+from sfumato.storage.limits import LARGEST_PICTURE, BoundedReader, check_picture_file, room_for_picture
 
 MIN_IS_WHITE = 0
 TRANSPARENT = "is fully transparent: save it without transparency, or remove it"
+STRIP = 2**20  # values that are computed with at a time, in 8 bytes each
 Span = tuple[float, float]
 
 
 def shown(
-    values: np.ndarray, span: Span | None, name: str, alpha: np.ndarray | None = None, inverted: bool = False
+    values: np.ndarray,
+    span: Span | None,
+    name: str,
+    alpha: np.ndarray | None = None,
+    inverted: bool = False,
+    rescale: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
     """Numbers as uint8: span[0] and below are black, span[1] and above white, linear between; or `inverted`.
 
-    values: (H, W) or (H, W, C); alpha: (H, W, 1) in [0, 1], over black. Returns (H, W, C), or C = 1.
+    values: (H, W) or (H, W, C); alpha: (H, W, 1) in [0, 1], over black; rescale: is applied to the values first, some
+    rows at a time. Returns (H, W, C), or C = 1.
     Raises DataError without a span, which follows from no image, and for values that are not finite.
     """
     if span is None:
@@ -31,17 +42,24 @@ def shown(
         )
         error.option = "span"
         raise error
-    if not np.isfinite(values).all():
-        raise DataError(f"{name} has values that are not finite: repair or remove it.")
-    scaled = (np.atleast_3d(values).astype(np.float64) - span[0]) / (span[1] - span[0])
-    levels = np.rint(255 * scaled.clip(0, 1))
-    if inverted:
-        levels = 255 - levels
-    if alpha is not None:
-        if not alpha.any():
-            raise DataError(f"{name} {TRANSPARENT}.")
-        levels = np.rint(levels * alpha)
-    return levels.astype(np.uint8)
+    if alpha is not None and not alpha.any():
+        raise DataError(f"{name} {TRANSPARENT}.")
+    picture = np.empty(np.atleast_3d(values).shape, np.uint8)
+    rows = 1 + STRIP // max(1, values[0].size)
+    for strip in (slice(start, start + rows) for start in range(0, len(values), rows)):
+        part = values[strip]
+        if rescale is not None:
+            part = rescale(part)
+        if not np.isfinite(part).all():
+            raise DataError(f"{name} has values that are not finite: repair or remove it.")
+        scaled = (np.atleast_3d(part).astype(np.float64) - span[0]) / (span[1] - span[0])
+        levels = np.rint(255 * scaled.clip(0, 1))
+        if inverted:
+            levels = 255 - levels
+        if alpha is not None:
+            levels = np.rint(levels * alpha[strip])
+        picture[strip] = levels
+    return picture
 
 
 @contextmanager
@@ -71,7 +89,8 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
     if opened.format == "PPM" and opened.tile[0].codec_name.startswith("ppm"):
         white = opened.tile[0].args[1]
     if opened.mode.startswith("I;16") or opened.mode in ("I", "F"):
-        values = np.asarray(ImageOps.exif_transpose(opened))
+        ImageOps.exif_transpose(opened, in_place=True)
+        values = np.asarray(opened)
         if opened.format == "TIFF" and opened.mode == "I" and tags.get(Tag.SampleFormat, (1,)) == (1,):
             values = values.view(np.uint32)  # Pillow takes them for signed ones
         if opened.mode == "I" and white > 255:
@@ -99,15 +118,15 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
 
     channels = {0: (1, 2), 1: (1, 2), 2: (3, 4)}  # by photometry: grey, in two ways, or colours; with alpha
     file.seek(0)
-    with TiffFile(file) as tiff:
+    with TiffFile(BytesIO(file.read())) as tiff:
         page: Any = tiff.pages[0]
         plain = len(tiff.pages) == 1 and page.axes in ("YX", "YXS", "SYX")  # rows, columns, channels
-        plain = plain and page.size <= 2**30  # values: Pillow has such a limit of its own
         plain = plain and page.tags.valueof("Orientation", 1) == 1
         if not plain or page.samplesperpixel not in channels.get(page.photometric, ()):
             held = f"{len(tiff.pages)} frame(s), {page.photometric.name}, of shape {page.shape}"
             raise DataError(f"{name} holds {held}: save one, upright, in grey or RGB, with alpha or without.")
-        values = np.atleast_3d(page.asarray())
+        with room_for_picture(name, page.imagelength, page.imagewidth, page.samplesperpixel, page.dtype.itemsize):
+            values = np.atleast_3d(page.asarray())
     if page.axes == "SYX":
         values = np.moveaxis(values, 0, -1)
     opaque = 1
@@ -137,8 +156,9 @@ def read_dicom(path: Path, **options: Any) -> Any:
     with installed("dicom", str(path)):
         from pydicom import dcmread
 
-    with readable(f"{path} cannot be read as DICOM"):
-        return dcmread(path, **options)
+    with readable(f"{path} cannot be read as DICOM"), BoundedReader(path, LARGEST_PICTURE) as file:
+        check_deflated(file, str(path))
+        return dcmread(file, **options)
 
 
 def decode_dicom(path: Path, span: Span | None) -> np.ndarray:
@@ -147,7 +167,20 @@ def decode_dicom(path: Path, span: Span | None) -> np.ndarray:
     Grey values are rescaled as the file says (Hounsfield units, of CT) and shown by `span`; MONOCHROME1 is inverted,
     and padding is black. Raises ConfigError if nothing installed decompresses it.
     """
-    data = read_dicom(path)
+    header = read_dicom(path, stop_before_pixels=True)
+    with readable(f"{path} has no readable pixels"):
+        frames = int(header.get("NumberOfFrames", 1) or 1)
+        rows, columns, channels = (int(header.get(key, 0) or 0) for key in ("Rows", "Columns", "SamplesPerPixel"))
+        itemsize = -(-int(header.get("BitsAllocated", 0) or 0) // 8)
+    if frames > 1:
+        raise DataError(f"{path} holds {frames} frames: save the one to use as a file of its own.")
+    check_picture_file(str(path), path.stat().st_size)
+    with room_for_picture(str(path), rows, columns, channels, itemsize):
+        return decode_pixels(read_dicom(path), span, path)
+
+
+def decode_pixels(data: Any, span: Span | None, path: Path) -> np.ndarray:
+    """The pixels of a dataset of one frame, as `decode_dicom` has them."""
     from pydicom.pixels import apply_modality_lut, get_decoder
     from pydicom.uid import UncompressedTransferSyntaxes
 
@@ -159,20 +192,21 @@ def decode_dicom(path: Path, span: Span | None) -> np.ndarray:
         if syntax and not (decoder := get_decoder(syntax)).is_available:
             others = "; ".join(decoder.missing_dependencies)
             raise ConfigError(f"{path} is in {syntax.name} ({syntax}): pip install 'sfumato[dicom]' ({others})")
-        frames = int(data.get("NumberOfFrames", 1) or 1)
+        if syntax not in ("", *UncompressedTransferSyntaxes):
+            check_compressed(data, syntax, data.Rows * data.Columns, str(path))
         values = data.pixel_array
         kind = str(data.PhotometricInterpretation)
         name = f"{path} ({data.get('BitsStored', 8 * values.itemsize)} bits)"
         alpha = padding_alpha(data, values)
-        if values.ndim == 2:
-            values = apply_modality_lut(values, data)
-    if frames > 1:
-        raise DataError(f"{path} holds {frames} frames: save the one to use as a file of its own.")
     if values.dtype == np.uint8 and values.shape[2:] == (3,):
         return np.ascontiguousarray(values)
     if values.shape[2:] != (3,) and (values.ndim != 2 or not kind.startswith("MONOCHROME")):
         raise DataError(f"{path} is {values.dtype} {kind}, expected MONOCHROME, or colour: convert it.")
-    return shown(values, span, name, alpha, kind == "MONOCHROME1")
+    rescale = None
+    if values.ndim == 2:
+        rescale = partial(apply_modality_lut, ds=data)
+    with readable(f"{path} has no readable pixels", fix):
+        return shown(values, span, name, alpha, kind == "MONOCHROME1", rescale)
 
 
 def padding_alpha(data: Any, array: np.ndarray) -> np.ndarray | None:

@@ -210,7 +210,7 @@ def why_unread(file: Path, few: bool) -> str | None:
         if suffix == ".csv" and few:
             tables.heads_of(file)
         elif suffix == ".csv":
-            tables.cells_of(file)
+            tables.heads_in(file)
     except DataError as error:
         return str(error)
     listing = suffix in (".txt", ".tsv", ".json", ".xml") and file.stem.casefold() not in ("readme", "license")

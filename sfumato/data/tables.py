@@ -4,22 +4,23 @@ import csv
 import io
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained
-from sfumato.storage.documents import parse_json, read_text
+from sfumato.storage.limits import LARGEST_PICTURE, LARGEST_TEXT, LONGEST_ROW, MOST_CELLS, MOST_ROWS
+from sfumato.storage.plain_json import parse_json, read_bytes
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # as Hugging Face's `imagefolder` has them
 TABLES = ("labels.csv", *METADATA)  # of several labels: a column of 0 and 1 for each, or one that lists them
 BETWEEN = "|"  # labels in a cell that lists several
 FILE = "file_name"  # the column that names the picture, by its path from the table's folder
 
-Rows = list[tuple[int, list[Any]]]  # each row's number in messages, and its cells
+Rows = Iterator[tuple[int, list[Any]]]  # each row's number in messages, and its cells
 
 
 def table_in(folder: Path) -> Path | None:
@@ -58,7 +59,7 @@ def heads_of(table: Path) -> tuple[str, list[str]]:
 
     Raises DataError, as `cells_of`.
     """
-    heads = cells_of(table)[0]  # the first line may be somebody's row
+    heads = heads_in(table)  # the first line may be somebody's row
     naming = r"(file|image|img|picture|photo|scan|bild|datei)s?((file)?(name|path)|id|index|no)?|(relative)?path|idcode"
     found = [head for head in heads if head == FILE] or [head for head in heads if re.fullmatch(naming, meaning(head))]
     if len(found) != 1:
@@ -75,7 +76,6 @@ def read_table(table: Path, columns: Sequence[str]) -> Rows:
     if any(heads.count(name) != 1 for name in columns):
         named = " and ".join(columns)
         raise DataError(f"{table} is not a table with the columns {named}, each once: name them in its first line")
-    found = Rows()
     for number, row in rows:
         if len(row) != len(heads):
             cells = f"{len(row)} cells and {len(heads)} columns"
@@ -83,8 +83,7 @@ def read_table(table: Path, columns: Sequence[str]) -> Rows:
         texts = [cell_text(row[heads.index(name)]) for name in columns]
         if None in texts:
             raise DataError(f"{table}, row {number}, holds neither text nor whole numbers where it should: mend it")
-        found.append((number, texts))
-    return found
+        yield number, texts
 
 
 def rows_by_file(
@@ -120,39 +119,136 @@ def plain_path(text: str) -> str:
     return unicodedata.normalize("NFC", text.strip().replace("\\", "/")).removeprefix("./")
 
 
+def heads_in(table: Path) -> list[str]:
+    """The names of the columns of a table, which is read to its end. Raises DataError if it is none."""
+    heads, rows = cells_of(table)
+    deque(rows, maxlen=0)
+    return heads
+
+
 def cells_of(table: Path) -> tuple[list[str], Rows]:
-    """The names of the columns, and the cells of each row. Raises DataError if it is none."""
+    """The names of the columns, and the cells of each row as they are read. Raises DataError if it is none."""
+    rows = checked_rows(table)
+    return next(rows)[1], rows
+
+
+def checked_rows(table: Path) -> Rows:
+    """The names of the columns, then the rows. Raises DataError if it is no table, or has more than MOST_CELLS."""
     forms = {".parquet": "a Parquet table", ".csv": "a regular file of UTF-8 text with commas"}
     form = forms.get(table.suffix, "a regular file of UTF-8 text")
+    readers = {".parquet": parquet_rows, ".jsonl": json_rows}
+    cells = 0
     with explained(
         DataError,
         lambda error: f"{table} is not a table ({type(error).__name__}): write {form}",
         missing=f"{table} is missing: mend the path, or write that table",
-        causes=(*UNREADABLE, RuntimeError, csv.Error),  # RuntimeError: by pyarrow
+        causes=(*UNREADABLE, RuntimeError, MemoryError, csv.Error),  # the second and third: by pyarrow
     ):
-        if table.suffix == ".parquet":
-            check_parquet()
-            from pyarrow import parquet
-
-            found = parquet.read_table(table)
-            return found.column_names, [(i, [*row.values()]) for i, row in enumerate(found.to_pylist(), 1)]
-        text = read_text(table).removeprefix("\ufeff")
-        if table.suffix == ".jsonl":
-            return json_rows(text)
-        between = max(",;\t", key=text.partition("\n")[0].count)  # a semicolon where commas are in numbers
-        heads, *rows = [*csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True)] or [[]]
-        return [name.strip() for name in heads], [(number, row) for number, row in enumerate(rows, 2) if row]
+        for number, row in readers.get(table.suffix, csv_rows)(table):
+            cells += len(row)
+            if cells > MOST_CELLS:
+                raise too_many_cells(table)
+            yield number, row
 
 
-def json_rows(text: str) -> tuple[list[str], Rows]:
+def too_many_cells(table: Path) -> DataError:
+    return DataError(f"{table} has more than {MOST_CELLS:,} cells: leave out columns, or rows.")
+
+
+def lines_of(table: Path, newline: str, between: Sequence[bytes] = ()) -> Iterator[str]:
+    """The lines of a text, each with its end. between: marks that begin values.
+
+    Raises DataError for too many lines or marks, or a line that is too long.
+    """
+    content = read_bytes(table, LARGEST_TEXT)
+    if sum(map(content.count, between)) > MOST_CELLS:
+        raise too_many_cells(table)
+    if content.count(b"\n") > MOST_ROWS:
+        raise DataError(f"{table} has more than {MOST_ROWS:,} rows: write one for each picture.")
+    with io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline=newline) as text:
+        while line := text.readline(LONGEST_ROW + 1):
+            check_length(len(line), table)
+            yield line
+
+
+def check_length(characters: int, table: Path) -> None:
+    if characters > LONGEST_ROW:
+        raise DataError(f"{table} has a row of more than {LONGEST_ROW:,} characters: write one for each picture.")
+
+
+def csv_rows(table: Path) -> Rows:
+    """The names of the columns, and the rows that are not empty."""
+    length = 0  # of a row, which may go over several lines
+
+    def lines() -> Iterator[str]:
+        nonlocal length
+        for line in chain([first], others):
+            length += len(line)
+            check_length(length, table)
+            yield line
+
+    others = lines_of(table, "")
+    first = next(others, "")
+    between = max(",;\t", key=first.count)  # a semicolon where commas are in numbers
+    for number, row in enumerate(csv.reader(lines(), delimiter=between, strict=True), 1):
+        length = 0
+        if number == 1:
+            yield 1, [name.strip() for name in row]
+        elif row:
+            yield number, row
+
+
+def json_rows(table: Path) -> Rows:
+    """The keys that occur, and the values of each line, "" for none."""
     objects: dict[int, dict[str, Any]] = {}
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(lines_of(table, "\n", (b",", b"[", b"{")), 1):
         if line.strip():
             wrong = f"row {number} of a table is not a JSON object: mend it"
             with explained(DataError, lambda _: wrong, causes=(ValueError, TypeError)):  # noqa: B023
                 objects[number] = dict(parse_json(line))
     heads = [*dict.fromkeys(chain.from_iterable(objects.values()))]
-    return heads, [(number, [content.get(name, "") for name in heads]) for number, content in objects.items()]
+    yield 0, heads
+    for number, content in objects.items():
+        yield number, [content.get(name, "") for name in heads]
+
+
+def parquet_rows(table: Path) -> Rows:
+    """The names of the columns, and the rows."""
+    check_parquet()
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(table, buffer_size=LONGEST_ROW) as file:
+        heads = file.schema_arrow.names
+        yield 0, heads
+        for number, row in enumerate(records_of(file, heads, str(table)), 1):
+            yield number, [*row.values()]
+
+
+def records_of(file: Any, columns: Sequence[str], name: str, picture: str | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of an open Parquet file, a few at a time, once its metadata was compared with the limits of a table.
+
+    columns: those to read as cells; picture: one more, whose cells are pictures: it is read row by row. Raises
+    DataError for a table that is too large.
+    """
+    about = file.metadata
+    groups = [about.row_group(i) for i in range(about.num_row_groups)]
+    chunks = [group.column(i) for group in groups for i in range(about.num_columns)]
+    table = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
+    if about.num_rows > MOST_ROWS or sum(chunk.num_values for chunk in table) > MOST_CELLS:
+        raise DataError(f"{name} has more than {MOST_ROWS:,} rows or {MOST_CELLS:,} cells: leave out columns, or rows.")
+    rows = 1
+    read = [*columns]
+    if picture is not None:
+        read.append(picture)
+    else:  # a cell may be as large as all values of its chunk, and occur in every row
+        largest = max((chunk.total_uncompressed_size for chunk in table), default=0)
+        rows = max(1, min(1024, LARGEST_PICTURE // max(1, largest)))
+    left = LARGEST_TEXT
+    for batch in file.iter_batches(rows, columns=read):
+        left -= sum(batch.column(column).nbytes for column in columns)
+        if left < 0:
+            raise DataError(f"{name} has more than {LARGEST_TEXT:,} bytes beside its pictures: leave out columns.")
+        yield from batch.to_pylist()
 
 
 def check_parquet() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.storage.limits import check_picture
+
 PUBLIC_SOURCE = "select"  # the source whose images are public ones
 PUBLIC_KIND = "public"
 RECOMPUTED = "recomputed from the records"
@@ -41,6 +43,9 @@ def check_card(
         raise ValueError("it names a class twice")
     if images.dtype != np.uint8 or images.ndim != 4:
         raise ValueError(f"images.npy is {images.dtype} {images.shape}, expected uint8 (N, H, W, C)")
+    if 0 in images.shape[1:]:
+        raise ValueError(f"images.npy has the shape {images.shape}, which leaves no pixels")
+    check_picture("images.npy", *images.shape[1:])
     expected: tuple[Any, tuple[int, ...]] = (np.int64, (len(images),))
     most = len(classes)
     if labels.ndim == 2:  # several labels
@@ -51,8 +56,8 @@ def check_card(
         raise ValueError(f"labels.npy is {labels.dtype} {labels.shape}, for {whole}")
     if labels.size and not 0 <= labels.min() <= labels.max() < most:
         raise ValueError(f"labels.npy holds the label {labels.max()}, and it names {len(classes)} classes")
-    if kinds.shape != (len(images),):
-        raise ValueError(f"kinds.npy has the shape {kinds.shape}, for {len(images)} images")
+    if kinds.dtype.kind != "U" or kinds.shape != (len(images),):
+        raise ValueError(f"kinds.npy is {kinds.dtype} {kinds.shape}, for {len(images)} images")
     public = int(np.count_nonzero(kinds == PUBLIC_KIND))
     sources = card.get("sources", {})
     if sources and sum(sources.values()) != len(images):

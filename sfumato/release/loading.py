@@ -166,6 +166,8 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         released = stage == "synthesize" and content["enabled"] and not content["local"]
     if not released:
         raise DataError(f"{folder} is not a release, but what the stage `{stage}` wrote: name that of `synthesize`")
+    if outside := [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts]:
+        raise DataError(f"{file} lists {outside[0][:80]!r}, which lies outside of {folder}: {fetch}")
     for name in ("images.npy", "labels.npy", "card.json"):
         if name not in files or not (folder / name).is_file():
             raise DataError(f"{folder / name} is missing: {fetch}")

@@ -7,11 +7,18 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from sfumato.storage.limits import LARGEST_TEXT, check_values
+
 DEEPEST = 50  # levels of nested lists and mappings
 
 
-def read_text(path: Path, largest: int = 256 * 2**20) -> str:
+def read_text(path: Path, largest: int = LARGEST_TEXT) -> str:
     """The text of a regular file of at most `largest` bytes of UTF-8. Pipes and devices are refused at once."""
+    return read_bytes(path, largest).decode("utf-8")
+
+
+def read_bytes(path: Path, largest: int) -> bytes:
+    """The content of a regular file of at most `largest` bytes. Pipes and devices are refused at once."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder")
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait; Windows has none
@@ -22,7 +29,7 @@ def read_text(path: Path, largest: int = 256 * 2**20) -> str:
         content = file.read(largest + 1) if about.st_size <= largest else b""
     if max(about.st_size, len(content)) > largest:
         raise ValueError(f"it has more than {largest:,} bytes")
-    return content.decode("utf-8")
+    return content
 
 
 def read_json(path: Path, *, infinite: bool = False) -> Any:
@@ -41,6 +48,7 @@ def parse_json(text: str, *, infinite: bool = False) -> Any:
     def integer(text: str) -> int | float:
         return int(text) if len(text) <= 20 and abs(int(text)) < 2**63 else number(text)
 
+    check_values(text)
     try:
         content = json.loads(text, parse_int=integer, parse_float=number, parse_constant=number, object_pairs_hook=once)
     except RecursionError as error:

@@ -17,6 +17,7 @@ from sfumato.storage.files import replacing, write_json
 
 WEIGHTS = "weights.safetensors"
 CONFIG = "config.json"
+LARGEST_HEADER = 2**24  # bytes of a list of tensors: 100 for each
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -39,6 +40,10 @@ def save_network(model: nn.Module, arguments: Mapping[str, Any], directory: Path
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. Raises ValueError if it is none, or a number in it is not finite."""
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    if header > LARGEST_HEADER:
+        raise ValueError(f"its header claims {header:,} bytes, expected at most {LARGEST_HEADER:,}")
     try:
         tensors: dict[str, Tensor] = load_file(path)
     except SafetensorError as error:

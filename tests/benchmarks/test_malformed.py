@@ -115,6 +115,46 @@ def test_a_damaged_file_is_read_as_it_is_or_refused_in_one_sentence(tmp_path, na
     assert refused > 20  # the rest says something else, and allowed
 
 
+BOMBS = (
+    "PNG with transparency",
+    "GIF of 20,000 frames",
+    "TIFF in deep colours whose strip expands to 1 GB",
+    "DICOM, deflated, that inflates to 3 GB",
+    "DICOM with a header field of 4 GB",
+    "DICOM with sequences in sequences",
+    "DICOM in RLE that expands to 2 GB",
+    "a zip with a picture of 900 megapixels",
+    "npz that claims 2⁶⁰ values",
+    "idx that holds more than it states",
+    "parquet of 10 8 rows",
+    "a tar whose comment has 8 GB",
+    "a CSV of 10⁸ lines",
+    "a release whose card claims 65,535 × 65,535",
+    "weights that claim 2⁶⁰ bytes",
+)
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the memory of a process is read from /proc")
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_ends_in_an_error_of_ours_within_2_gb(tmp_path, name):
+    assert malformed.explode(name, tmp_path) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the memory of a process is read from /proc")
+def test_what_a_bomb_must_not_do_is_found(tmp_path, monkeypatch):
+    def in_vain(folder):
+        def take():
+            (folder.parent / "tmp/left").write_bytes(bytes(300 * 2**20))
+            bytearray(3 * 2**30)
+
+        return take
+
+    monkeypatch.setitem(malformed.BOMBS, "in vain", in_vain)
+    kind, behind, written, left = malformed.explode("in vain", tmp_path)
+    assert "MemoryError: " in kind and "a MemoryError behind" in behind
+    assert "314,572,800 bytes written" in written and left == "left tmp/left"
+
+
 @pytest.mark.parametrize("kind", ["pipe", "folder", "hole", "link"])
 def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
     class Kind(random.Random):

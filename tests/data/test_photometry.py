@@ -109,7 +109,7 @@ def test_what_cannot_be_shown_whole_is_refused_by_name(tmp_path, uninstall):
     for name, write, message in (
         ("cmyk.tiff", lambda f: tifffile.imwrite(f, np.dstack([COLOUR, RAMP]), photometric="separated"), "SEPARATED"),
         ("5.tiff", lambda f: tifffile.imwrite(f, np.dstack([COLOUR, RAMP, RAMP]), photometric="rgb"), "64, 5"),
-        ("two.tiff", lambda f: tifffile.imwrite(f, np.stack([COLOUR] * 2), photometric="rgb"), "2 frame"),
+        ("two.tiff", lambda f: tifffile.imwrite(f, np.stack([COLOUR] * 2), photometric="rgb"), "several frames"),
         ("colour.ppm", lambda f: pnm("P6", 4095)(f, COLOUR), "12 bits in PPM"),
         ("turned.png", lambda f: png(f, COLOUR, "RGB", 6), "save it as PNG or TIFF, upright"),
         ("turned.tiff", tiff_turned, "upright"),

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import bombs
 import numpy as np
 import pandas
 import pytest
@@ -71,6 +72,17 @@ def test_numpy_alone_reads_a_release(release, digits):
     first, second, third = done.stdout.splitlines()
     assert first == f"40 (40, 8, 8, 1) uint8 {digits.labels[:3].tolist()} {digits.classes}" and second == "True 1 []"
     assert third == "as its card states True"
+
+
+@pytest.mark.parametrize("name", [name for name in bombs.RELEASES if "million" not in name])
+def test_a_hostile_release_is_refused_as_it_is_loaded(tmp_path, name):
+    reader = bombs.plain_release(tmp_path, **bombs.RELEASES[name])
+    with pytest.raises(DataError):
+        reader()
+
+
+def test_a_plain_release_of_the_same_form_is_read(tmp_path):
+    bombs.plain_release(tmp_path)()
 
 
 def test_the_plain_images_come_with_the_classes_asked_of_the_models(digits, tmp_path):
@@ -333,7 +345,7 @@ LIES = {
     "labels of other images": (replace_array("labels.npy", np.zeros(39, np.int64)), r"labels\.npy is int64 \(39,\)"),
     "a label below zero": (replace_array("labels.npy", np.full(40, -1)), "holds the label"),
     "images no bytes": (replace_array("images.npy", np.zeros((40, 8, 8, 1))), r"images\.npy is float64"),
-    "kinds of other images": (replace_array("kinds.npy", np.full(39, "plain")), r"kinds\.npy has the shape"),
+    "kinds of other images": (replace_array("kinds.npy", np.full(39, "plain")), r"kinds\.npy is <U5 \(39,\)"),
     "noise by a seed": (recording(noise_source="seeded: for tests only"), "no privacy guarantee"),
     "no mechanism": (recording(event={"type": "Free"}), "not a mechanism"),
     "an unknown query": (recording(stage="free"), "is not a query"),

@@ -92,7 +92,7 @@ def first_with_all(places: list[Path], stems: list[str]) -> list[Path] | None:
 def read_idx(path: Path) -> np.ndarray:
     """An idx file of unsigned bytes: magic 0, 0, 8, rank; then one big-endian int32 per axis; then the bytes."""
     broken = f"{path} is truncated or corrupt"
-    largest = 2**32  # values; the largest set in this format has 6 · 10⁸
+    largest = 2**29  # values, which are held in memory; the sets that are read here have 10⁸ at most
     causes = (OSError, EOFError, zlib.error, struct.error)
     with (
         explained(DataError, lambda error: f"{broken} ({error}): fetch it again.", causes=causes),
@@ -105,7 +105,8 @@ def read_idx(path: Path) -> np.ndarray:
         shape = struct.unpack(f">{magic[3]}i", file.read(4 * magic[3]))
         size = math.prod(shape)
         if min(shape, default=0) < 0 or size > largest:
-            raise DataError(f"{broken}: its header says {shape}, expected at most {largest:,} values. Fetch it again.")
+            fix = "Fetch it again, or give an .npz."
+            raise DataError(f"{broken}: its header says {shape}, expected at most {largest:,} values. {fix}")
         content = file.read(size + 1)  # a few bytes of gzip can stand for any number: only what is meant is unpacked
     if len(content) != size:
         held = len(content) if len(content) < size else f"more than {size}"

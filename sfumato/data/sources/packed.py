@@ -14,10 +14,18 @@ import numpy as np
 from filelock import Timeout
 
 from sfumato.data.sources.splits import TEST, TRAIN, folders_in, is_test, visible
-from sfumato.data.tables import FILE, METADATA, check_parquet, table_of
+from sfumato.data.tables import FILE, METADATA, check_parquet, records_of, table_of
 from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.storage.documents import parse_json
 from sfumato.storage.files import sync, temporary_name
+from sfumato.storage.limits import (
+    DEEPEST_ARCHIVE,
+    DEEPEST_FOLDER,
+    DISK_BLOCK,
+    LARGEST_DIRECTORY,
+    Allowance,
+    BoundedReader,
+)
 from sfumato.storage.locks import file_lock, holding
 from sfumato.storage.state_directory import state_dir
 
@@ -26,24 +34,30 @@ MADE_HERE: dict[tuple[Path, int, int], Path] = {}  # what each thread of this pr
 HELD: dict[tuple[int, Path], ExitStack] = {}  # by thread and folder: the lock that shows that the process lives
 
 
-def unpacked(path: Path) -> Path:
+def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> Path:
     """What a zip, a Parquet file or a folder of them holds, as a folder or the one file in it; any other path itself.
 
     Parquet beside a table or beside folders of pictures is let be. Raises DataError for what cannot be unpacked.
+
+    allowance: of the outermost archive; depth: how many archives this one lies in.
     """
     tables = [path] if path.suffix == ".parquet" and path.is_file() else []
     if path.is_dir() and table_of(path) is None and all(folder.name == "data" for folder in folders_in(path)):
         tables = sorted([*path.glob("*.parquet"), *path.glob("data/*.parquet")])  # as hubs have them
-    if tables:
-        folder = kept(path, lambda: unpack_tables(tables))
-    elif path.suffix.lower() == ".zip" and path.is_file():
-        with readable_zip(path, "write it again"):
-            folder = kept(path, lambda: extracted(path))
-    else:
+    archive = path.suffix.lower() == ".zip" and path.is_file()
+    if not tables and not archive:
         return path
+    if depth == DEEPEST_ARCHIVE:
+        raise DataError(f"{path.name} lies in {depth} archives, one within the other: unpack it by hand.")
+    allowance = allowance or Allowance(path, sum(file.stat().st_size for file in tables or [path]), state_dir())
+    if tables:
+        folder = kept(path, lambda folder: unpack_tables(tables, folder, allowance))
+    else:
+        with readable_zip(path, "write it again"):
+            folder = kept(path, lambda folder: extract(path, folder, allowance))
     while folder.is_dir() and len(inside := visible(folder)) == 1:
         folder = inside[0]
-    return unpacked(folder)
+    return unpacked(folder, allowance, depth + 1)
 
 
 def private_folder() -> Path:
@@ -97,29 +111,41 @@ def remove_held(keys: Iterable[tuple[int, Path]]) -> None:
             remove(key[1])
 
 
-def kept(path: Path, make: Callable[[], Path]) -> Path:
-    """What `make` unpacks of a file or folder, once for as long as neither changes nor goes."""
+def kept(path: Path, fill: Callable[[Path], None]) -> Path:
+    """A private folder that `fill` unpacks a file or folder into, once for as long as neither changes nor goes.
+
+    Nothing of it stays if that fails.
+    """
     changed = max(part.stat().st_mtime_ns for part in [path, *path.glob("*.parquet"), *path.glob("data/*.parquet")])
     key = path, changed, threading.get_native_id()
     if key not in MADE_HERE or not MADE_HERE[key].exists():
-        MADE_HERE[key] = make()
+        folder = private_folder()
+        try:
+            fill(folder)
+        except BaseException:
+            remove_held({(threading.get_native_id(), folder)})
+            raise
+        MADE_HERE[key] = folder
     return MADE_HERE[key]
 
 
-def extracted(path: Path) -> Path:
-    """The files of a zip, or of an .npz."""
-    folder = private_folder()
-    with zipfile.ZipFile(path) as archive:
+def extract(path: Path, folder: Path, allowance: Allowance) -> None:
+    """Write the files of a zip, or of an .npz, into a folder. A file that is longer than listed is cut, and refused."""
+    with BoundedReader(path, LARGEST_DIRECTORY) as file, zipfile.ZipFile(file) as archive:
         if len({*archive.namelist()}) < len(archive.namelist()):
             raise ValueError("two of its files have one name")
+        for entry in archive.infolist():
+            if entry.filename.count("/") > DEEPEST_FOLDER:
+                raise ValueError(f"it holds folders more than {DEEPEST_FOLDER} deep")
+            allowance.take(entry.file_size)
         archive.extractall(folder)
-    return folder
 
 
 def arrays_in(path: Path, fix: str) -> dict[str, np.ndarray]:
     """The arrays of an .npz by name, memory-mapped. Raises DataError for pickles, or if it cannot be read."""
     with readable_zip(path, fix):
-        files = sorted(kept(path, lambda: extracted(path)).glob("*.npy"))
+        allowance = Allowance(path, path.stat().st_size, state_dir())
+        files = sorted(kept(path, lambda folder: extract(path, folder, allowance)).glob("*.npy"))
         return {file.stem: np.asarray(np.load(file, mmap_mode="r", allow_pickle=False)) for file in files}
 
 
@@ -129,42 +155,48 @@ def readable_zip(path: Path, fix: str) -> AbstractContextManager[None]:
     return explained(DataError, lambda error: f"{path} cannot be read ({error}): {fix}", causes=causes)
 
 
-def unpack_tables(tables: Sequence[Path]) -> Path:
-    """A folder of pictures, with a table of the other columns; those of test and of training apart, if both are."""
+def unpack_tables(tables: Sequence[Path], folder: Path, allowance: Allowance) -> None:
+    """Write pictures, and a table of the other columns; those of test and of training apart, if both are."""
     check_parquet()
     import pyarrow
     from pyarrow import parquet
 
-    folder = private_folder()
     tested = [file for file in tables if is_test(file.name)]
     parts = {TRAIN: [file for file in tables if file not in tested], TEST: tested}
     for part, files in parts.items():
         place = folder / part if all(parts.values()) else folder
         place.mkdir(exist_ok=True)
-        if rows := [row for file in files for row in unpack_table(file, place)]:
+        if rows := [row for file in files for row in unpack_table(file, place, allowance)]:
             parquet.write_table(pyarrow.Table.from_pylist(rows), place / METADATA[2])
-    return folder
 
 
-def unpack_table(file: Path, place: Path) -> Iterator[dict[str, Any]]:
+def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict[str, Any]]:
     """Write the pictures, under their names if they have them. Yields the other cells of each, and its FILE."""
     from pyarrow import parquet
 
     wrong = f"{file} cannot be read as Parquet with pictures inside"
-    causes = (*UNREADABLE, StopIteration, IndexError)
-    with explained(DataError, lambda error: f"{wrong} ({error!r}): write it again", causes=causes):
-        table = parquet.ParquetFile(file)
+    causes = (*UNREADABLE, IndexError, MemoryError)  # MemoryError: a page claims any size
+    with (
+        explained(DataError, lambda error: f"{wrong} ({error!r}): write it again", causes=causes),
+        ExitStack() as stack,
+    ):
+        table = stack.enter_context(parquet.ParquetFile(file, buffer_size=2**20))
+        groups = (table.metadata.row_group(i) for i in range(table.num_row_groups))
+        allowance.require(max(table.metadata.num_rows * DISK_BLOCK, sum(group.total_byte_size for group in groups)))
         schema = table.schema_arrow
         # as Hugging Face's `datasets` writes them: bytes, beside a path or alone; and the names of classes
-        column = next(field.name for field in schema if str(field.type).startswith(("struct<bytes: ", "binary")))
+        binary = [field.name for field in schema if str(field.type).startswith(("struct<bytes: ", "binary"))]
+        column = binary[0]  # others, such as masks, are left out
         about = parse_json((schema.metadata or {}).get(b"huggingface", b'{"info": {"features": {}}}').decode())
         names = {key: kind.get("feature", kind).get("names") for key, kind in about["info"]["features"].items()}
-        for number, row in enumerate(row for batch in table.iter_batches(64) for row in batch.to_pylist()):
+        others = [field.name for field in schema if field.name not in binary]
+        for number, row in enumerate(records_of(table, others, str(file), column)):
             picture = row.pop(column)
             pixels, called = picture.values() if isinstance(picture, dict) else (picture, "")
             name = Path(called or "").name
             if not name.strip(".") or (place / name).exists():
                 name = f"{file.stem}-{number:08d}{Path(name).suffix or '.png'}"
+            allowance.take(len(pixels))
             (place / name).write_bytes(pixels)
             yield {key: named(value, names.get(key)) for key, value in row.items()} | {FILE: name}
 

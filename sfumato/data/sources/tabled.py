@@ -16,6 +16,7 @@ from sfumato.data.sources.splits import is_test, split_of, visible
 from sfumato.data.tables import BETWEEN, FILE, METADATA, TABLES, cell_text, heads_of, rows_by_file, table_in, table_of
 from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.storage.documents import parse_json
+from sfumato.storage.limits import LARGEST_DIRECTORY, BoundedReader
 
 VALUES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
 LABEL = "label"  # the column, or key, of the label, if nothing else is said
@@ -177,8 +178,12 @@ def samples_in(shard: Path) -> Iterable[Sample]:
     """The samples of a tar file, which are named alike up to the first dot. Hidden files are left out."""
     samples: dict[str, Sample] = {}
     wrong = f"{shard} cannot be read as a plain tar file: write it without compression, or give a folder, .zip or .npz."
-    causes = (*UNREADABLE, tarfile.TarError, EOFError, OverflowError)
-    with explained(DataError, lambda _: wrong, causes=causes), tarfile.open(shard, "r:") as archive:
+    causes = (*UNREADABLE, tarfile.TarError, EOFError, OverflowError, RecursionError)
+    with (
+        explained(DataError, lambda _: wrong, causes=causes),
+        BoundedReader(shard, LARGEST_DIRECTORY) as file,
+        tarfile.open(fileobj=file, mode="r:") as archive,
+    ):
         for number, entry in enumerate(archive, 1):
             if entry.isdir():
                 continue
@@ -189,11 +194,10 @@ def samples_in(shard: Path) -> Iterable[Sample]:
             member = Member(shard, entry.offset_data, entry.size, f"{key}.{suffix.lower()}")
             if key and samples.setdefault(f"{folder}/{key}", {}).setdefault(suffix.lower(), member) is not member:
                 raise DataError(f"{shard}: entry {number} gives a sample two files of one kind: remove one.")
-        with shard.open("rb") as file:
-            file.seek(archive.offset)
-            if any(file.read(tarfile.BLOCKSIZE)) or archive.offset > shard.stat().st_size:
-                seen = len(archive.getmembers())
-                raise DataError(f"{shard} is cut short, or damaged after entry {seen}: write it again")
+        file.seek(archive.offset)
+        if any(file.read(tarfile.BLOCKSIZE)) or archive.offset > shard.stat().st_size:
+            seen = len(archive.getmembers())
+            raise DataError(f"{shard} is cut short, or damaged after entry {seen}: write it again")
     return samples.values()
 
 

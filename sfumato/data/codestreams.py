@@ -1,0 +1,79 @@
+"""What the compressed pixels of a DICOM file expand to, by their own headers: Rows and Columns may state less."""
+
+import struct
+import zlib
+from typing import Any, BinaryIO
+
+from sfumato.errors import DataError
+from sfumato.storage.limits import LARGEST_PICTURE, check_picture
+
+JPEG_2000 = b"\xff\x4f\xff\x51"  # start of a codestream, and of its sizes
+NO_FRAME = (0xC4, 0xC8, 0xCC)  # among the markers of JPEG that begin a frame
+JPEG_LS_FRAME = 0xF7
+
+
+def check_codestream(frame: bytes, name: str) -> None:
+    """Raise DataError if a JPEG, JPEG-LS or JPEG 2000 stream is larger than a picture may be."""
+    if (start := frame[:256].find(JPEG_2000)) >= 0:
+        right, bottom, left, top = struct.unpack_from(">4I", frame, start + 8)
+        (channels,) = struct.unpack_from(">H", frame, start + 40)
+        check_picture(name, bottom - top, right - left, channels, itemsize=2)
+    elif frame[:2] == b"\xff\xd8":
+        place = 2
+        while place + 10 <= len(frame) and frame[place] == 0xFF:
+            marker, length, bits, height, width, channels = struct.unpack_from(">BHBHHB", frame, place + 1)
+            if (0xC0 <= marker <= 0xCF and marker not in NO_FRAME) or marker == JPEG_LS_FRAME:
+                check_picture(name, height, width, channels, -(-bits // 8))
+                return
+            place += 2 + length
+
+
+def check_run_lengths(frame: bytes, size: int, name: str) -> None:
+    """Raise DataError if a segment of an RLE frame expands to more than twice `size` bytes."""
+    count, *starts = struct.unpack_from("<16L", frame)
+    ends = [*starts[1:count], len(frame)]
+    for start, end in zip(starts[:count], ends, strict=True):
+        expanded = 0
+        while start < min(end, len(frame)):
+            run = frame[start]
+            if run > 128:  # one byte, repeated
+                expanded += 257 - run
+                start += 2
+            else:  # bytes as they are; 128 stands for nothing
+                expanded += (run + 1) % 129
+                start += 1 + (run + 1) % 129
+            if expanded > 2 * size + LARGEST_PICTURE // 2**10:
+                raise DataError(f"{name} has pixels in RLE that expand to more than its {size:,}: write it again.")
+
+
+def check_deflated(file: BinaryIO, name: str) -> None:
+    """Raise DataError if a deflated DICOM file inflates to more than a picture may have. Leaves `file` at its start."""
+    from pydicom.filereader import read_dataset, read_preamble
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+    read_preamble(file, force=True)
+    about = read_dataset(file, False, True, stop_when=lambda tag, kind, length: tag >> 16 != 2)
+    if about.get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        size = 0
+        content = file.read(2**16)
+        while content and not inflater.eof:
+            size += len(inflater.decompress(content, 2**20))
+            if size > LARGEST_PICTURE:
+                raise DataError(
+                    f"{name} inflates to more than {LARGEST_PICTURE:,} bytes: save it smaller, or remove it."
+                )
+            content = inflater.unconsumed_tail or file.read(2**16)
+    file.seek(0)
+
+
+def check_compressed(data: Any, syntax: Any, size: int, name: str) -> None:
+    """Check the first frame of compressed pixels before it is decoded. size: bytes of one of its planes."""
+    from pydicom.encaps import get_frame
+    from pydicom.uid import RLELossless
+
+    frame = get_frame(data.PixelData, 0, number_of_frames=1)
+    if syntax == RLELossless:
+        check_run_lengths(frame, size, name)
+    else:
+        check_codestream(frame, name)
