@@ -62,7 +62,7 @@ def world(desk, digits, monkeypatch, expect_seconds, short_judging, settled) -> 
         monkeypatch.setattr(secrets, "token_hex", lambda size=16: f"{next(numbers):0{2 * size}x}")
         for name in ("state", "artifacts", "data", "evaluation", "in"):
             shutil.rmtree(name, ignore_errors=True)
-        for name in ("ledger.json", "metrics.json", "params.yaml"):
+        for name in ("dvc.lock", "ledger.json", "metrics.json", "params.yaml"):
             Path(name).unlink(missing_ok=True)
         for i in range(200 + whole):
             file = Path(VICTIM) if i == 200 else Path("in", str(digits.labels[i]), f"person_{i}.png")
