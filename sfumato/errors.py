@@ -1,12 +1,22 @@
 """The mistakes a user can make, each with the exit code that `stage` answers with."""
 
 import difflib
+import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 # exceptions raised when a file is missing, damaged or of the wrong kind
 UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, AttributeError)
+# what an OSError with one of these states about a path or a request; with any other, the machine failed
+ABOUT_A_PATH = {
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG),
+    *(errno.EACCES, errno.EPERM, errno.EINVAL, errno.EILSEQ, errno.ENXIO, errno.ENOEXEC),
+    *(errno.EADDRINUSE, errno.EADDRNOTAVAIL),
+}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# PyTorch, Pillow and pydicom have no type of their own for a lack of memory
+NO_MEMORY = ("not enough memory", "can't allocate", "out of memory", "Cannot allocate", "Unable to allocate")
 
 
 class SfumatoError(Exception):
@@ -60,6 +70,37 @@ def reading_sensitive() -> None:
         watch()
 
 
+def lacks_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether the machine failed (a disk, a mount, memory, the limit of open files): no file is damaged or missing.
+
+    An OSError without a number comes from a library, about what it has read.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno not in ABOUT_A_PATH
+    return lacks_memory(error)
+
+
+def reason_of(error: BaseException) -> str:
+    """The text of an error on one line, or the name of its kind where it has none."""
+    if not str(error) and isinstance(error, EOFError):
+        return "it ends too early"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextmanager
+def passing_over(*causes: type[Exception]) -> Iterator[None]:
+    """Suppress any of `causes`, but not a failure of the machine, which must not become an answer."""
+    try:
+        yield
+    except causes as error:
+        if is_failure(error):
+            raise
+
+
 @contextmanager
 def explained(
     kind: type[SfumatoError],
@@ -68,10 +109,17 @@ def explained(
     missing: str | None = None,
     causes: tuple[type[Exception], ...] = UNREADABLE,
 ) -> Iterator[None]:
-    """Raise `kind` in place of any of `causes`. why: the text, by what was raised; missing: where there is no file."""
+    """Raise `kind` in place of any of `causes`. why: the text, by what was raised; missing: where there is no file.
+
+    A failure of the machine is raised as it is.
+    """
     try:
         yield
     except causes as error:
+        if is_failure(error):
+            raise
+        if not str(error):
+            error.args = (reason_of(error),)
         absent = missing is not None and isinstance(error, FileNotFoundError)
         raise kind(missing if absent else why(error)) from error
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from sfumato.errors import LAST_ERROR, DataError, SfumatoError, watchers
+from sfumato.errors import FULL, LAST_ERROR, DataError, SfumatoError, is_failure, lacks_memory, watchers
 from sfumato.settings.stages import STAGES, Kind
 from sfumato.storage.documents import HIDDEN
 from sfumato.storage.files import replace_private, write_json
@@ -32,7 +32,10 @@ from stages.screen import hold_back, named, say, wrapped
 from stages.serve import serve
 from stages.state import state_dir
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+MORE_FILES = ". Raise the limit of open files (`ulimit -n 4096`), and run the same again"
+MORE_MEMORY = ". Free memory, or take a machine with more, and run the same again"
+CHECK_DISK = ". Check the disk, its mount, or the network behind it, and run the same again"
+REMEDIES = {errno.EMFILE: MORE_FILES, errno.ENFILE: MORE_FILES, errno.ENOMEM: MORE_MEMORY}
 
 app = typer.Typer(
     name="stage",
@@ -108,6 +111,8 @@ def beyond_the_machine(error: BaseException) -> str | None:
         message = str(error.strerror or error)
         if error.errno in FULL:
             message += ". Nothing half-written is left; make room and run again"
+        elif is_failure(error):
+            message += REMEDIES.get(error.errno or 0, CHECK_DISK)
         if not error.filename:
             return message
         if isinstance(error, PermissionError):
@@ -118,12 +123,13 @@ def beyond_the_machine(error: BaseException) -> str | None:
         return "an input is nested too deeply to be read"
     if "home directory" in str(error):  # Path.expanduser, which has no type of its own either
         return "a path begins with ~ and the name of a user who is not here: write the whole path"
-    # PyTorch has no type of its own for the memory of the processor
-    lacking = ("not enough memory", "can't allocate memory", "out of memory", "Cannot allocate memory")
-    if isinstance(error, MemoryError) or any(words in str(error) for words in lacking):
+    if lacks_memory(error):
+        about = ""
+        if isinstance(error, MemoryError) and str(error):
+            about = f"{error}: "
         return (
-            "the memory of this machine does not suffice. Take fewer or smaller images, a smaller model or batch, or "
-            "SFUMATO_MICROBATCH=1; or a machine with more"
+            f"{about}the memory of this machine does not suffice. Take fewer or smaller images, a smaller model or "
+            "batch, or SFUMATO_MICROBATCH=1; or a machine with more"
         )
     return None
 

@@ -1,5 +1,6 @@
 """A picture file as an array, made to fit; many of them in several threads, which change nothing but the time."""
 
+import errno
 import io
 import os
 from collections import Counter, deque
@@ -15,6 +16,7 @@ from PIL import Image, ImageMode, ImageOps, UnidentifiedImageError
 
 from sfumato.data.deep import TRANSPARENT, Span, decode_deep, decode_dicom, decode_tiff, is_dicom, readable
 from sfumato.errors import DataError
+from sfumato.storage.files import reading
 from sfumato.storage.limits import check_picture, check_picture_file, room_for_picture
 
 Request = Any  # of `sfumato.data.sources.source`, which imports this module
@@ -32,13 +34,24 @@ class Member:
     name: str
 
     def opened(self) -> io.BytesIO:
+        """Its bytes. Raises OSError if they are not all there: the shard changed since it was listed."""
         check_picture_file(str(self), self.size)
-        with self.shard.open("rb") as file:
+        with reading(self.shard) as file:
             file.seek(self.start)
-            return io.BytesIO(file.read(self.size))
+            content = file.read(self.size)
+            if len(content) < self.size:
+                raise OSError(errno.EIO, "It became shorter while it was read", str(self.shard))
+            return io.BytesIO(content)
 
     def __str__(self) -> str:
         return f"{self.name} in {self.shard}"
+
+
+def read_whole(path: Path) -> io.BytesIO:
+    """The bytes of a file, all of them before a decoder sees any: some take a failing read for damage."""
+    with reading(path) as file:
+        check_picture_file(str(path), os.fstat(file.fileno()).st_size)
+        return io.BytesIO(file.read())
 
 
 def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
@@ -76,10 +89,8 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
     known = [form for form in formats if form in Image.OPEN]  # what this Pillow was built with
     with (
         readable(f"{path} cannot be read as an image"),
-        path.open("rb") if isinstance(path, Path) else path.opened() as file,
+        read_whole(path) if isinstance(path, Path) else path.opened() as file,
     ):
-        if isinstance(path, Path):
-            check_picture_file(str(path), path.stat().st_size)
         try:
             opened = Image.open(file, formats=known)
         except Image.DecompressionBombError as error:

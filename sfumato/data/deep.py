@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from errno import EINVAL
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -12,7 +13,8 @@ from PIL import ImageOps
 from PIL.ExifTags import Base as Tag
 
 from sfumato.data.codestreams import check_compressed, check_deflated
-from sfumato.errors import ConfigError, DataError, SfumatoError, explained
+from sfumato.errors import ConfigError, DataError, SfumatoError, explained, lacks_memory, reason_of
+from sfumato.storage.files import reading
 from sfumato.storage.limits import LARGEST_PICTURE, BoundedReader, check_picture_file, room_for_picture
 
 MIN_IS_WHITE = 0
@@ -64,13 +66,21 @@ def shown(
 
 @contextmanager
 def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
-    """Raise DataError for whatever a decoder raises for damaged bytes; what may not be read is not damaged."""
+    """Raise DataError for whatever a decoder raises for damaged bytes; bytes that cannot be read are not damaged.
+
+    An OSError with a number comes from the system, whether a file is out of reach or may not be read. One without is
+    a decoder's; EINVAL may be, which seeks to a place that damaged bytes name.
+    """
     try:
         yield
-    except (SfumatoError, PermissionError):
+    except SfumatoError:
         raise
     except Exception as error:
-        raise DataError(f"{what} ({' '.join(str(error).split())}): {fix}.") from error
+        if isinstance(error, OSError) and error.errno not in (None, EINVAL):
+            raise
+        if lacks_memory(error):
+            raise MemoryError(what) from error
+        raise DataError(f"{what} ({reason_of(error)}): {fix}.") from error
 
 
 def installed(extra: str, name: str) -> AbstractContextManager[None]:
@@ -146,7 +156,7 @@ def with_alpha(values: np.ndarray, opaque: int, span: Span | None, name: str, in
 
 def is_dicom(path: Path) -> bool:
     """Whether a file is DICOM, by its bytes, whatever its name; or by its suffix."""
-    with suppress(OSError), path.open("rb") as file:  # whoever decodes it says why
+    with suppress(ValueError), reading(path) as file:  # a pipe is none
         return file.read(132)[128:] == b"DICM" or path.suffix.lower() in (".dcm", ".dicom")
     return False
 
@@ -156,7 +166,8 @@ def read_dicom(path: Path, **options: Any) -> Any:
     with installed("dicom", str(path)):
         from pydicom import dcmread
 
-    with readable(f"{path} cannot be read as DICOM"), BoundedReader(path, LARGEST_PICTURE) as file:
+    wrong = f"{path} cannot be read as DICOM"
+    with readable(wrong), reading(path), BoundedReader(path, LARGEST_PICTURE) as file:
         check_deflated(file, str(path))
         return dcmread(file, **options)
 

@@ -26,7 +26,8 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
     Each odometer would count a part. Images of one stored shape, (C, H, W), are compared as they are, and all by their
     small grey versions: copies that were resized before may be stored in the same shape.
     """
-    there = {path.parent for path in home.parent.glob("*/*.json") if path.name in (CARD, ORIGIN)}
+    folders = home.parent.iterdir()
+    there = {folder for folder in folders if (folder / CARD).exists() or (folder / ORIGIN).exists()}
     for other in sorted(there - {home}):
         file = other / ORIGIN
         with explained(DataError, lambda e: f"{file} cannot be read ({e}): prepare these images again"):  # noqa: B023

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sfumato.errors import DataError, explained
 from sfumato.storage.arrays import read_array
-from sfumato.storage.files import open_private, replacing
+from sfumato.storage.files import open_private, reading, replacing
 
 Shape = tuple[int, int, int]  # channels, height, width
 IMAGES = "images.npy"
@@ -166,7 +166,8 @@ def load_images(
 def load_array(path: Path) -> np.ndarray:
     if not path.is_file():
         raise DataError(f"{path} is missing: run the stage that writes it.")
-    with explained(DataError, lambda error: f"{path} is not a whole .npy file ({error}): write it again."):
+    wrong = f"{path} is not a whole .npy file"
+    with explained(DataError, lambda error: f"{wrong} ({error}): write it again."), reading(path):
         return read_array(path)
 
 

@@ -23,6 +23,7 @@ from sfumato.data.sources.splits import folders_in, is_filing, split_of, visible
 from sfumato.data.tables import meaning
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import OUTER, Groups
+from sfumato.storage.files import files_in
 
 FOLDERS: dict[str, Any] = {"name": "imagefolder"}  # the layout of class folders
 Layout = tuple[dict[str, Any], Groups | None]  # keys of the Request, and where the ids of persons are
@@ -70,7 +71,7 @@ def layout_of(
         return form | named, groups or (Groups(array=True) if "groups" in arrays else groups_in(arrays))
     train, _ = split_of(path)
     table = tables.table_of(path) or tables.table_in(train[0])
-    if path.is_file() or (table is None and [*path.glob("*.tar")]):
+    if path.is_file() or (table is None and files_in(path, "*.tar")):
         return {"name": "webdataset", "label_column": label} | named, groups or groups_in(tabled.keys_of(path))
     if table is None:
         return folder_layout(path, groups, classes)

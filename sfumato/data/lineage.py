@@ -16,12 +16,12 @@ import numpy as np
 
 from sfumato.data.images import IMAGES, ImageSet, load_array
 from sfumato.data.store import CARD
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError, DataError, explained
 from sfumato.settings.queries import OwnNetwork
 from sfumato.storage.artifacts import PRIVACY, Artifact, as_text, read_artifact
 from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.storage.documents import read_json, validated
-from sfumato.storage.files import replace_private
+from sfumato.storage.files import entries_below, files_in, replace_private
 
 RELEASED = "released"  # below the state directory: a file for each artifact that was released from here
 
@@ -76,25 +76,24 @@ def remember(state: Path, artifacts: Iterable[Artifact], public: Path) -> None:
 
 def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:
     """The releases of this state directory that some of these hashes belong to."""
-    files = [] if state is None else sorted((state / RELEASED).glob("*.json"))
+    files = [] if state is None else files_in(state / RELEASED, "*.json")
     if not files:
         return []  # and nothing is hashed
     wanted = {*found}
     releases = []
     for file in files:
-        try:
+        why = f"{file} cannot be read ({{}}): restore it, what was released is not known"
+        with explained(DataError, why.format, causes=(OSError, ValueError)):
             content = validated(Remembered, read_json(file))
-            if not wanted.isdisjoint(content.hashes):
-                releases.append(Artifact(file, RELEASED, content.records))
-        except (OSError, ValueError) as error:
-            raise DataError(f"{file} cannot be read ({error}): restore it, what was released is not known") from error
+        if not wanted.isdisjoint(content.hashes):
+            releases.append(Artifact(file, RELEASED, content.records))
     return releases
 
 
 def hashes(path: Path) -> Iterator[str]:
     """sha256 of a file, or of the images and weights in a folder."""
     path = path.expanduser()
-    for file in [path] if path.is_file() else sorted(path.rglob("*")):
+    for file in [path] if path.is_file() else map(Path, entries_below(path)):
         # what a copy of a release would hold
         if file.is_file() and (file == path or file.suffix.lower() in {".safetensors", ".png", ".npz", ".parquet"}):
             yield digest_of_file(file)

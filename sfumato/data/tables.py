@@ -6,12 +6,12 @@ import re
 import unicodedata
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained
+from sfumato.storage.files import files_in, reading
 from sfumato.storage.limits import LARGEST_PICTURE, LARGEST_TEXT, LONGEST_ROW, MOST_CELLS, MOST_ROWS
 from sfumato.storage.plain_json import parse_json, read_bytes
 
@@ -31,7 +31,7 @@ def table_in(folder: Path) -> Path | None:
     found = [folder / name for name in METADATA if (folder / name).is_file()]
     if len(found) > 1:
         raise DataError(f"{folder} holds {' and '.join(file.name for file in found)}: keep one of them.")
-    found = found or [file for file in folder.glob("[!.]*.csv") if names_pictures(file)]
+    found = found or [file for file in files_in(folder, "[!.]*.csv") if names_pictures(file)]
     if len(found) != 1:
         return None
     return found[0]
@@ -44,9 +44,12 @@ def table_of(root: Path) -> Path | None:
 
 
 def names_pictures(table: Path) -> bool:
-    with suppress(DataError):
+    try:
         return bool(heads_of(table))
-    return False
+    except DataError as error:
+        if isinstance(error.__cause__, PermissionError):  # it may be one
+            raise error.__cause__ from None
+        return False
 
 
 def meaning(name: str) -> str:
@@ -142,7 +145,7 @@ def checked_rows(table: Path) -> Rows:
         DataError,
         lambda error: f"{table} is not a table ({type(error).__name__}): write {form}",
         missing=f"{table} is missing: mend the path, or write that table",
-        causes=(*UNREADABLE, RuntimeError, MemoryError, csv.Error),  # the second and third: by pyarrow
+        causes=(*UNREADABLE, RuntimeError, csv.Error),  # RuntimeError: by pyarrow
     ):
         for number, row in readers.get(table.suffix, csv_rows)(table):
             cells += len(row)
@@ -217,7 +220,7 @@ def parquet_rows(table: Path) -> Rows:
     check_parquet()
     from pyarrow.parquet import ParquetFile
 
-    with ParquetFile(table, buffer_size=LONGEST_ROW) as file:
+    with reading(table), ParquetFile(table, buffer_size=LONGEST_ROW) as file:
         heads = file.schema_arrow.names
         yield 0, heads
         for number, row in enumerate(records_of(file, heads, str(table)), 1):
@@ -244,11 +247,14 @@ def records_of(file: Any, columns: Sequence[str], name: str, picture: str | None
         largest = max((chunk.total_uncompressed_size for chunk in table), default=0)
         rows = max(1, min(1024, LARGEST_PICTURE // max(1, largest)))
     left = LARGEST_TEXT
-    for batch in file.iter_batches(rows, columns=read):
-        left -= sum(batch.column(column).nbytes for column in columns)
-        if left < 0:
-            raise DataError(f"{name} has more than {LARGEST_TEXT:,} bytes beside its pictures: leave out columns.")
-        yield from batch.to_pylist()
+    try:
+        for batch in file.iter_batches(rows, columns=read):
+            left -= sum(batch.column(column).nbytes for column in columns)
+            if left < 0:
+                raise DataError(f"{name} has more than {LARGEST_TEXT:,} bytes beside its pictures: leave out columns.")
+            yield from batch.to_pylist()
+    except MemoryError:  # a page claims any size; its own reason would pass for a failure of the machine
+        raise ValueError("a page of it claims more than fits into memory") from None
 
 
 def check_parquet() -> None:

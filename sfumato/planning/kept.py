@@ -1,11 +1,11 @@
 """What was released before, which a plan keeps, and what a plan would spend."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sfumato.data.store import Card
+from sfumato.errors import UNREADABLE, passing_over
 from sfumato.privacy.decision import Decision, Work, decide
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.ledger import records_in
@@ -132,6 +132,6 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[
 
 def holds(file: Path, content: dict) -> bool:
     """Whether a resolved file exists and has this content."""
-    with suppress(OSError, ValueError):
+    with passing_over(*UNREADABLE):
         return bool(read_yaml(file) == content)
     return False

@@ -7,6 +7,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sfumato.errors import is_failure
 from sfumato.privacy.charge import Charge
 from sfumato.runtime import distributed
 from sfumato.storage.digest import digest_of_file
@@ -38,7 +39,9 @@ def load_checkpoint(run: Path, uses: int, digest: str | None) -> tuple[dict[str,
                 return None
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             return tensors, json.loads(metadata["log"])
-    except (OSError, SafetensorError, ValueError, KeyError):
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        if is_failure(error):  # it is not lost, and nothing is paid again
+            raise
         return None
 
 

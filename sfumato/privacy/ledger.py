@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from sfumato.errors import UNREADABLE, BudgetError, ConfigError, explained
+from sfumato.errors import UNREADABLE, BudgetError, ConfigError, explained, passing_over
 from sfumato.privacy.accountant import BOUNDS, EXACT, epsilon, shares_of_rdp
 from sfumato.privacy.events import Mechanism, common_adjacency, event_of
 from sfumato.settings.fields import Positive, PositiveFloat
@@ -209,7 +208,7 @@ def by_id(ledger: Mapping) -> dict[str, dict]:
 
 def records_in(file: Path) -> list[dict]:
     """The records of a ledger or a `privacy.json`, unchecked; none if it cannot be read."""
-    with suppress(*UNREADABLE):
+    with passing_over(*UNREADABLE):
         return list(by_id(read_json(file)).values())
     return []
 

@@ -2,12 +2,11 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from sfumato.data.lineage import remember
 from sfumato.data.store import read_card
-from sfumato.errors import UNREADABLE, BudgetError, explained
+from sfumato.errors import UNREADABLE, BudgetError, explained, passing_over
 from sfumato.privacy.check import LedgerError, check_ledger, read_lock
 from sfumato.privacy.decision import RELEASED
 from sfumato.privacy.ledger import build_ledger, by_id, ledger_text, read_budget, records_in, seen_of
@@ -67,10 +66,10 @@ def cached(folder: Path) -> Iterator[Path]:
     """The `privacy.json` of artifacts in DVC's cache: it removes an artifact before it runs the stage again."""
     cache = folder / ".dvc/cache/files/md5"
     hashes: list[str] = []
-    with suppress(OSError, ValueError):  # there is no lock, or none that can be read
+    with passing_over(OSError, ValueError):  # there is no lock, or none that can be read
         hashes = [out.md5 for stage in read_lock(folder / LOCK) for out in stage.outs]
     for md5 in hashes:
-        with suppress(*UNREADABLE):  # not an artifact, or not in the cache
+        with passing_over(*UNREADABLE):  # not an artifact, or not in the cache
             of_files = {entry["relpath"]: entry["md5"] for entry in read_json(cache / md5[:2] / md5[2:])}
             yield cache / of_files[PRIVACY][:2] / of_files[PRIVACY][2:]
 

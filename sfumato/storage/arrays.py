@@ -12,7 +12,7 @@ def read_array(path: Path) -> np.ndarray:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     # NumPy parses the header as Python: of a hostile one, the parser runs out of stack or memory
     except (EOFError, MemoryError, RecursionError, SyntaxError, TokenError) as error:
-        raise ValueError("its header is not that of an array") from error
+        raise ValueError(f"its header is not that of an array ({type(error).__name__})") from None
     if not isinstance(array, np.ndarray):
         raise ValueError("it is an archive, expected one .npy array")
     return array

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sfumato.errors import ConfigError, DataError, explained
+from sfumato.errors import UNREADABLE, ConfigError, DataError, explained, passing_over
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json, validated
-from sfumato.storage.files import replacing_directory
+from sfumato.storage.files import entries_below, replacing_directory
 
 PRIVACY = "privacy.json"
 
@@ -98,14 +98,15 @@ def holds_release(path: Path, stage: str, record_id: str, digest: str | None) ->
 
 def own_record(path: Path, record_id: str) -> bool:
     """Whether an artifact at `path` depends on the charge `record_id`."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with passing_over(*UNREADABLE):
         return record_id in read_json(path / PRIVACY)["records"]
     return False
 
 
 def changed_files(path: Path, files: dict[str, str]) -> list[str]:
     """What differs between a directory and the sha256 of its files: one sentence each."""
-    present = {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()} - {PRIVACY}
+    below = map(Path, entries_below(path))
+    present = {p.relative_to(path).as_posix() for p in below if p.is_file()} - {PRIVACY}
     problems = [f"{name} is missing" for name in sorted(files.keys() - present)]
     problems += [f"{name} is not among the files that {PRIVACY} lists" for name in sorted(present - files.keys())]
     changed = [name for name in sorted(files.keys() & present) if digest_of_file(path / name) != files[name]]
@@ -177,7 +178,7 @@ def check_out(out: Path, stage: str) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     writer = None
-    with suppress(OSError, ValueError, AttributeError):
+    with passing_over(*UNREADABLE):
         writer = read_json(out / PRIVACY).get("stage")
     if writer != stage:
         raise ConfigError(f"--out {out} holds something else than an artifact of `{stage}`: remove it, or name another")

@@ -5,10 +5,14 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from sfumato.errors import FULL, is_failure
 
 ATTRIBUTES = ".gitattributes"
 UNTOUCHED = "* -text\n"  # git on Windows changes line ends, and with them hashes
@@ -19,6 +23,52 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins in a spreadsh
 def temporary_name(path: Path) -> Path:
     """A hidden name beside `path`, with this process's number. No thread, process or container gets it again."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(8)}.tmp")
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file. A failure of the machine meanwhile names it, also where a library hides it behind its own.
+
+    Raises ValueError at once for a pipe, a socket or a device, which may never answer.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise ValueError("it is not a regular file")
+        with path.open("rb") as file:
+            yield file
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not is_failure(cause):
+            hidden = cause.__suppress_context__
+            cause = cause.__cause__ or (None if hidden else cause.__context__)
+        if cause is None:
+            raise
+        if isinstance(cause, OSError) and cause.filename is None and cause.errno not in FULL:
+            cause.filename = str(path)
+        raise cause from None
+
+
+def files_in(folder: Path, pattern: str) -> list[Path]:
+    """The entries of a folder whose names match, sorted. Raises OSError, which `Path.glob` may pass over."""
+    if not folder.is_dir():
+        return []
+    return sorted(entry for entry in folder.iterdir() if fnmatchcase(entry.name, pattern))
+
+
+def entries_below(folder: Path) -> Iterator[str]:
+    """The path of everything below a folder, sorted. A folder that may not be read is passed over.
+
+    Raises OSError where the machine fails, which `os.walk` passes over.
+    """
+
+    def refuse(error: OSError) -> None:
+        if is_failure(error):
+            raise error
+
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        folders.sort()
+        yield from (os.path.join(place, name) for name in sorted([*folders, *files]))
 
 
 @contextmanager

@@ -96,7 +96,7 @@ class BoundedReader(io.BufferedReader):
 
     def __init__(self, path: Path, most: int) -> None:
         """most: bytes that one read may ask for, of those that there are."""
-        super().__init__(io.FileIO(path))
+        super().__init__(path.open("rb", buffering=0))
         self.most = most
         self.size = os.fstat(self.fileno()).st_size
 

@@ -3,10 +3,10 @@
 import json
 import math
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
+from sfumato.storage.files import reading
 from sfumato.storage.limits import LARGEST_TEXT, check_values
 
 DEEPEST = 50  # levels of nested lists and mappings
@@ -21,13 +21,10 @@ def read_bytes(path: Path, largest: int) -> bytes:
     """The content of a regular file of at most `largest` bytes. Pipes and devices are refused at once."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder")
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait; Windows has none
-    with os.fdopen(descriptor, "rb") as file:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
-            raise ValueError("it is not a regular file")
-        content = file.read(largest + 1) if about.st_size <= largest else b""
-    if max(about.st_size, len(content)) > largest:
+    with reading(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(largest + 1) if size <= largest else b""
+    if max(size, len(content)) > largest:
         raise ValueError(f"it has more than {largest:,} bytes")
     return content
 

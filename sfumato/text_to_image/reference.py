@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sfumato.errors import UNREADABLE, ConfigError, DataError, explained, nearest
+from sfumato.errors import UNREADABLE, ConfigError, DataError, explained, nearest, passing_over
 from sfumato.settings.training import Model
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json
@@ -32,10 +32,9 @@ PROMPTS_OF: dict[str, str | dict[str, str]] = {  # by data.dataset_id: another t
 
 def is_latent(directory: Path) -> bool:
     """Whether the artifact refers to a public text-to-image model; else it holds a network of our own."""
-    try:
-        return read_json(directory / CONFIG).get("kind") == KIND
-    except UNREADABLE:
-        return False
+    with passing_over(*UNREADABLE):
+        return bool(read_json(directory / CONFIG).get("kind") == KIND)
+    return False
 
 
 def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list[str]:

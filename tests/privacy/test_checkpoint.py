@@ -1,5 +1,6 @@
 import pytest
 import torch
+from failing_reads import failing_opens
 
 from sfumato.privacy.checkpoint import (
     checkpoint_path,
@@ -60,3 +61,15 @@ def test_a_checkpoint_with_a_flipped_bit_is_not_gone_on_from(owner, place):
         assert (resumed.used, state is None) == ((1, False), (0, True))[flipped]
         resumed.abandon()
     assert len(owner.odometer.opened()) == 3 and "lost its checkpoint" in said[-1]
+
+
+def test_a_checkpoint_on_a_failing_disk_is_not_paid_again(owner):
+    mechanism, said = Mechanism(noise_multiplier=2.0, sample_rate=0.3, uses=3), []
+    charge = owner.open(mechanism)
+    assert list(charge.batches(size=100)) is not None
+    charge.release(torch.zeros(1), 1.0)
+    make_durable(charge, STATE, LOG)
+    charge._lock.close()
+    with failing_opens("checkpoint-"), pytest.raises(OSError):
+        resume(lambda: owner.open(mechanism), "count", said.append)
+    assert len(owner.odometer.opened()) == 1 and not said

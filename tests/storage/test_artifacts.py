@@ -1,11 +1,22 @@
+import errno
 import os
 import shutil
 import time
 
 import pytest
+from failing_reads import failing_opens
 
 from sfumato.errors import ConfigError, DataError
-from sfumato.storage.artifacts import merge_records, read_artifact, write_empty, writing
+from sfumato.storage.artifacts import (
+    check_out,
+    holds_release,
+    merge_records,
+    own_record,
+    read_artifact,
+    read_kept,
+    write_empty,
+    writing,
+)
 
 ONE, TWO = {"id": "1", "stage": "count"}, {"id": "2", "stage": "central"}
 
@@ -98,3 +109,28 @@ def test_the_empty_artifact_is_the_same_bytes_always_and_costs_nothing(tmp_path)
     assert (tmp_path / "a" / "privacy.json").read_bytes() == (tmp_path / "b" / "privacy.json").read_bytes()
     artifact = read_artifact(tmp_path / "a", "central")
     assert not artifact.enabled and artifact.records == {}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda path: read_artifact(path, "count"),
+        lambda path: own_record(path, "1"),
+        lambda path: check_out(path, "count"),
+        lambda path: holds_release(path, "count", "1", None),
+        lambda path: read_kept(path, "count", None, "again"),
+    ],
+)
+def test_a_failing_disk_is_no_answer_about_an_artifact(tmp_path, ask):
+    """Such as that it is another's, that nothing was paid for it, or that its kept copy is lost."""
+    path = make(tmp_path / "count").path
+    ask(path)
+    with failing_opens("privacy.json"), pytest.raises(OSError) as error:
+        ask(path)
+    assert error.value.errno == errno.EIO
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_missing_files(tmp_path):
+    path = make(tmp_path / "count").path
+    with failing_opens("count/inner"), pytest.raises(OSError):
+        read_artifact(path, "count")

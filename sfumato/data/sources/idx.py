@@ -5,6 +5,7 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -14,6 +15,7 @@ import numpy as np
 from sfumato.data.images import check_labels
 from sfumato.data.sources.source import Request, Source, download, examples
 from sfumato.errors import DataError, explained
+from sfumato.storage.files import reading
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts it
 
@@ -96,7 +98,8 @@ def read_idx(path: Path) -> np.ndarray:
     causes = (OSError, EOFError, zlib.error, struct.error)
     with (
         explained(DataError, lambda error: f"{broken} ({error}): fetch it again.", causes=causes),
-        gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file,
+        reading(path) as plain,
+        gzip.open(plain) if path.suffix == ".gz" else nullcontext(plain) as file,
     ):
         magic = file.read(4)
         if magic[:3] != b"\0\0\x08" or len(magic) < 4:

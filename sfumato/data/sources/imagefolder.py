@@ -47,9 +47,8 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     train = pictures_of(places[:trained], every, request, shapes)
     test = pictures_of(places[trained:], every, request, shapes, trained) if found.official else None
     labels = [place.label for place in places]
-    names = [file.name for file in files]
     compared = [] if request.compare_by is None else column_of(path, request.compare_by, files)
-    return Source(found.classes, train, test, len(files), ids, names, labels, compared, len(files) - trained)
+    return Source(found.classes, train, test, len(files), ids, files, labels, compared, len(files) - trained)
 
 
 def list_pictures(request: Request) -> Listing:
@@ -194,7 +193,9 @@ def problems_of(files: Sequence[Place], request: Request) -> list[str]:
 
 
 def refusal(problems: Sequence[str]) -> DataError:
-    """The error that names the problems, one line each, 200 at most."""
+    """The error that names the problems, one line each, 200 at most. There are none where a file was repaired since."""
+    if not problems:
+        return DataError("pictures changed while they were read: leave the folder as it is, and run the same again.")
     if len(problems) == 1:
         return DataError(problems[0])
     more = [f"and {len(problems) - 200} more."] if len(problems) > 200 else []

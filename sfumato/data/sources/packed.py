@@ -17,7 +17,7 @@ from sfumato.data.sources.splits import TEST, TRAIN, folders_in, is_test, visibl
 from sfumato.data.tables import FILE, METADATA, check_parquet, records_of, table_of
 from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.storage.documents import parse_json
-from sfumato.storage.files import sync, temporary_name
+from sfumato.storage.files import files_in, reading, sync, temporary_name
 from sfumato.storage.limits import (
     DEEPEST_ARCHIVE,
     DEEPEST_FOLDER,
@@ -43,7 +43,7 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
     """
     tables = [path] if path.suffix == ".parquet" and path.is_file() else []
     if path.is_dir() and table_of(path) is None and all(folder.name == "data" for folder in folders_in(path)):
-        tables = sorted([*path.glob("*.parquet"), *path.glob("data/*.parquet")])  # as hubs have them
+        tables = parquet_in(path)
     archive = path.suffix.lower() == ".zip" and path.is_file()
     if not tables and not archive:
         return path
@@ -58,6 +58,11 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
     while folder.is_dir() and len(inside := visible(folder)) == 1:
         folder = inside[0]
     return unpacked(folder, allowance, depth + 1)
+
+
+def parquet_in(folder: Path) -> list[Path]:
+    """The Parquet files of a folder, as hubs have them."""
+    return sorted([*files_in(folder, "*.parquet"), *files_in(folder / "data", "*.parquet")])
 
 
 def private_folder() -> Path:
@@ -116,7 +121,7 @@ def kept(path: Path, fill: Callable[[Path], None]) -> Path:
 
     Nothing of it stays if that fails.
     """
-    changed = max(part.stat().st_mtime_ns for part in [path, *path.glob("*.parquet"), *path.glob("data/*.parquet")])
+    changed = max(part.stat().st_mtime_ns for part in [path, *parquet_in(path)])
     key = path, changed, threading.get_native_id()
     if key not in MADE_HERE or not MADE_HERE[key].exists():
         folder = private_folder()
@@ -131,7 +136,7 @@ def kept(path: Path, fill: Callable[[Path], None]) -> Path:
 
 def extract(path: Path, folder: Path, allowance: Allowance) -> None:
     """Write the files of a zip, or of an .npz, into a folder. A file that is longer than listed is cut, and refused."""
-    with BoundedReader(path, LARGEST_DIRECTORY) as file, zipfile.ZipFile(file) as archive:
+    with reading(path), BoundedReader(path, LARGEST_DIRECTORY) as file, zipfile.ZipFile(file) as archive:
         if len({*archive.namelist()}) < len(archive.namelist()):
             raise ValueError("two of its files have one name")
         for entry in archive.infolist():
@@ -175,9 +180,10 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
     from pyarrow import parquet
 
     wrong = f"{file} cannot be read as Parquet with pictures inside"
-    causes = (*UNREADABLE, IndexError, MemoryError)  # MemoryError: a page claims any size
+    causes = (*UNREADABLE, IndexError)
     with (
         explained(DataError, lambda error: f"{wrong} ({error!r}): write it again", causes=causes),
+        reading(file),
         ExitStack() as stack,
     ):
         table = stack.enter_context(parquet.ParquetFile(file, buffer_size=2**20))

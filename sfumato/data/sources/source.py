@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sfumato.data.decoding import Member, fit
-from sfumato.errors import ConfigError, DataError, public
+from sfumato.errors import ConfigError, DataError, is_failure, public
 from sfumato.settings.data import Groups
 
 Example = tuple[np.ndarray, int | np.ndarray]  # (H, W, C) uint8 and its label, or its (classes,) uint8 of 0 and 1
@@ -21,7 +21,7 @@ Example = tuple[np.ndarray, int | np.ndarray]  # (H, W, C) uint8 and its label, 
 class Source:
     """A labelled source. `train` and `test` are read once; `test` is None without an official or a requested split.
 
-    groups: the id of each image's person, or None, in the order of `train` and then `test`; names: of their files;
+    groups: the id of each image's person, or None, in the order of `train` and then `test`; files: theirs;
     labels: theirs, of which the last `held_out` are of `test`. Only the owner's own sources have these.
     converted, left_out: what reading them did to how many, and why a picture, by its place in that order, or another
     file is left out. Private.
@@ -32,12 +32,16 @@ class Source:
     test: Iterable[Example] | None
     size: int  # images in all, for a progress bar; private for sensitive images
     groups: list[str | None] | None = None
-    names: Sequence[str] = ()  # private: they may be ids
+    files: Sequence[Path | Member] = ()  # private: their names may be ids
     labels: Iterable[int | np.ndarray] = ()
     compared: Sequence[str] = ()  # private: the cells of `data.compare_by`, in the order of groups
     held_out: int = 0
     converted: Counter[str] = field(default_factory=Counter)
     left_out: dict[Any, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return [file.name for file in self.files]
 
 
 class Place(NamedTuple):
@@ -118,6 +122,8 @@ def download(name: str, raw: Path, fix: str, *, test: bool, **options: Any) -> t
         splits = (True, False) if test else (True,)
         return tuple(getattr(datasets, name)(raw, train=train, **{"download": True, **options}) for train in splits)
     except (OSError, RuntimeError) as error:  # no network, a broken file, a full disk
+        if options.get("download") is False and is_failure(error):
+            raise
         for empty in (raw / name / "raw", raw / name):
             with suppress(OSError):  # rmdir removes empty folders only
                 empty.rmdir()

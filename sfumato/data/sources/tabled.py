@@ -16,6 +16,7 @@ from sfumato.data.sources.splits import is_test, split_of, visible
 from sfumato.data.tables import BETWEEN, FILE, METADATA, TABLES, cell_text, heads_of, rows_by_file, table_in, table_of
 from sfumato.errors import UNREADABLE, DataError, explained
 from sfumato.storage.documents import parse_json
+from sfumato.storage.files import files_in, reading
 from sfumato.storage.limits import LARGEST_DIRECTORY, BoundedReader
 
 VALUES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
@@ -144,7 +145,7 @@ def shards_of(path: Path) -> list[Path]:
     """The tar files that a path names: itself, or those in the folder. Raises DataError if there are none."""
     if path.is_file():
         return [path]
-    shards = sorted(path.glob("*.tar"))
+    shards = files_in(path, "*.tar")
     if not shards:
         raise DataError(f"data.path={path} is neither a tar file nor a folder of them (*.tar).")
     for file in shards:
@@ -181,6 +182,7 @@ def samples_in(shard: Path) -> Iterable[Sample]:
     causes = (*UNREADABLE, tarfile.TarError, EOFError, OverflowError, RecursionError)
     with (
         explained(DataError, lambda _: wrong, causes=causes),
+        reading(shard),
         BoundedReader(shard, LARGEST_DIRECTORY) as file,
         tarfile.open(fileobj=file, mode="r:") as archive,
     ):
@@ -224,7 +226,7 @@ def text_of(member: Member) -> str:
 
 def keys_of(path: Path) -> list[str]:
     """The keys of the .json of the first sample of the tar files of `path`, if it has one."""
-    with suppress(*UNREADABLE, DataError):
+    with suppress(DataError, ValueError, KeyError, TypeError):  # without a .json, or with one that is no object
         for sample in samples_in(shards_of(path)[0]):
             return [*dict(parse_json(text_of(sample["json"])))]
     return []
