@@ -20,6 +20,7 @@ from sfumato.storage.in_use import until_the_end
 from stages import ledger, prepare, recipe, release
 from stages.compare import compare
 from stages.doctor import doctor
+from stages.egress import egress
 from stages.evaluate import evaluate
 from stages.forget import du, forget
 from stages.init import init
@@ -47,7 +48,7 @@ app = typer.Typer(
 )
 COMMANDS: list[Callable[..., None]] = [init, plan]
 COMMANDS += [command(stage) for stage in STAGES.values() if stage.kind is not Kind.LOCAL]
-COMMANDS += [evaluate, compare, merge, report, serve, doctor, du, forget]
+COMMANDS += [evaluate, compare, merge, report, egress, serve, doctor, du, forget]
 for function in COMMANDS:
     app.command()(function)
 for name, group in {"prepare": prepare, "ledger": ledger, "recipe": recipe, "release": release}.items():

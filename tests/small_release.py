@@ -1,5 +1,6 @@
 """A small release of digits and a teacher of theirs, as `stage synthesize` and `stage teacher` write them."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,11 +10,15 @@ from small_record import small_record
 
 from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.teacher_network import TeacherNetwork, save_teacher
+from sfumato.privacy.accountant import default_delta
+from sfumato.privacy.check import md5_of
 from sfumato.privacy.events import Mechanism
+from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.release.release import save_release
 from sfumato.release.teacher import write_card
 from sfumato.release.variation import Varied
 from sfumato.settings.release import Synthesize
+from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import writing
 
 ABOUT = {"id": "a" * 32, "dataset_id": "clinic-2026", "released": "counts", "time": 1_795_243_189}
@@ -56,4 +61,29 @@ def write_teacher(path: Path, digits) -> Path:
     with writing(path, "teacher", records=[RECORD]) as directory:
         save_teacher(TeacherNetwork.of(features, 20 * means.T), directory)
         write_card(directory, plan, {RECORD["id"]: RECORD})
+    return path
+
+
+def write_project(path: Path, digits, *, complete=True, target=10.0, accountant="rdp", **release) -> Path:
+    """Write what `stage egress` reads: a release, its ledger, and the plan with its budget."""
+    write_release(path / "artifacts" / "synthesize", digits, **release)
+    budget = {
+        "recipe": "one",
+        "accountant": accountant,
+        "delta": default_delta(1500),
+        "size_hint": 1500,
+        "target": 10.0,
+    }
+    head = None
+    if complete:
+        head = "0" * 64
+    ledger = build_ledger(budget, {RECORD["id"]: RECORD}, [], head=head)
+    (path / "ledger.json").write_text(ledger_text(ledger))
+    lock = {"path": "ledger.json", "hash": "md5", "md5": md5_of(ledger_text(ledger).encode())}
+    (path / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": {"ledger": {"outs": [lock]}}}))
+    plan = path / "artifacts" / "plan"
+    plan.mkdir()
+    (plan / "budget.json").write_text(json.dumps(budget | {"target": target}))
+    content = {"stage": "synthesize", "enabled": True, "shape": [1, 8, 8], "settings": {}}
+    (plan / "synthesize.yaml").write_text(json.dumps(content | {"revision": STAGES["synthesize"].revision}))
     return path

@@ -1,0 +1,135 @@
+"""The package for the output checker of a secure environment: a few plain files and a program that verifies them."""
+
+import itertools
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfumato.errors import BudgetError, ConfigError, DataError
+from sfumato.privacy.check import verify
+from sfumato.privacy.ledger import read_budget
+from sfumato.release.card import WORDS, plain, template
+from sfumato.release.exports import SHARD, mark_of
+from sfumato.release.loading import Release, load_release
+from sfumato.release.report import grouped, not_covered, report_page, what_it_cost, what_it_means, what_was_released
+from sfumato.release.verify import MANIFEST, results_of
+from sfumato.settings.stages import ARTIFACTS, LEDGER, PLAN, PUBLIC
+from sfumato.storage.artifacts import read_artifact
+from sfumato.storage.digest import digest_of_file
+from sfumato.storage.files import csv_text, replacing_directory, write_json
+from sfumato.storage.png import png_bytes
+
+MOST_ARCHIVES = 10  # with the nine other files, the package has fewer than 20
+VERIFY = Path(__file__).with_name("verify.py")
+TEXTS = {"README.md": "egress.md", "risk-form.md": "risk_form.md"}  # file in the package: its template
+UNCHANGED = {"plain": "as a model drew it", "public": "a public image, privately selected and labelled"}
+COLUMNS = dict.fromkeys(("column", "meaning", "type", "values"), "")
+
+
+def write_package(folder: Path, project: Path = Path()) -> str:
+    """Write what an output checker needs to decide on a release, once its ledger and its files were verified.
+
+    folder: does not exist, or is empty; it is complete, or is not written. project: the folder with `ledger.json`.
+    Returns the SHA-256 of the manifest, to be sent separately. Raises ConfigError for the folder, BudgetError for the
+    ledger and DataError for the release.
+    Guarantee: what is written is a function of the release and the ledger, both already released.
+    """
+    folder = folder.resolve()
+    check_folder(folder, project.resolve())
+    budget = read_budget(project / PLAN / "budget.json")
+    path = project / LEDGER
+    verified = verify(path, limit=budget["target"], artifacts=True)
+    dataset = verified.ledger["odometer"]["dataset_id"]
+    if not verified.ledger["odometer"]["complete"]:
+        raise BudgetError(
+            f"{path} has an incomplete odometer: more may have been spent on dataset {dataset!r} than it lists. "
+            "Restore the newest state directory and run `stage ledger write`"
+        )
+    place = project / ARTIFACTS / "synthesize"
+    page = report_page(place, path)  # refuses a local release
+    release = load_release(place)
+    with replacing_directory(folder) as directory:
+        write_pictures(directory, release)
+        write_tables(directory, release)
+        for source in (path, place / "card.json", VERIFY):
+            (directory / source.name).write_bytes(source.read_bytes())
+        (directory / "report.html").write_text(page, encoding="utf-8")
+        facts = facts_of(release, verified.ledger, verified.epsilon)
+        for name, form in TEXTS.items():
+            text = template(form, autoescape=False, plain=plain).render(facts)
+            (directory / name).write_text(text, encoding="utf-8")
+        files = sorted(directory.iterdir())
+        listed = {file.name: {"bytes": file.stat().st_size, "sha256": digest_of_file(file)} for file in files}
+        write_json(directory / MANIFEST, listed, sort_keys=True)
+        if failed := [text for passed, text in results_of(directory) if passed is False]:
+            raise DataError(f"{folder} was not written, because {VERIFY.name} would refuse it: {failed[0]}")
+        return digest_of_file(directory / MANIFEST)
+
+
+def check_folder(folder: Path, project: Path) -> None:
+    """Raise ConfigError if the folder holds anything, or lies among the artifacts of the project."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(f"{folder} is a file or a folder with files: name a folder that is empty or does not exist")
+    for inside in (project / ARTIFACTS, project / PUBLIC):
+        if inside.resolve() in (folder, *folder.parents):
+            raise ConfigError(f"{folder} lies in {inside}, which stages replace: name a folder outside it")
+
+
+def file_name(number: int) -> str:
+    return f"{number + 1:06d}.png"
+
+
+def write_pictures(directory: Path, release: Release) -> None:
+    """Write PNGs into plain zip archives. The same release always gives the same bytes."""
+    mark = mark_of(release.card["sources"])
+    archives = min(MOST_ARCHIVES, -(-release.images.nbytes // SHARD))
+    edges = np.linspace(0, len(release), archives + 1).astype(int)
+    for number, (start, stop) in enumerate(itertools.pairwise(edges), 1):
+        with zipfile.ZipFile(directory / f"images-{number:02d}.zip", "w", zipfile.ZIP_STORED) as archive:
+            for i in range(start, stop):
+                entry = zipfile.ZipInfo(file_name(i))  # of 1980
+                archive.writestr(entry, png_bytes(release.images[i], mark.xmp))
+
+
+def write_tables(directory: Path, release: Release) -> None:
+    """Write `labels.csv`, one row per picture, and `dictionary.csv`, which describes its columns."""
+    several = release.labels.ndim == 2
+    names = [f"label {name}" for name in release.classes]
+    rows = []
+    for i, label in enumerate(release.labels.tolist()):
+        row = {"file_name": file_name(i), "kind": str(release.kinds[i])}
+        if several:
+            row |= dict(zip(names, label, strict=True))
+        else:
+            row |= {"label": label, "class": release.classes[label]}
+        rows.append(row)
+    meanings = {
+        "file_name": ("name of the picture in an archive", "text", f"{file_name(0)} to {file_name(len(rows) - 1)}"),
+        "label": ("number of the class", "whole number", f"0 to {len(names) - 1}"),
+        "class": ("name of the class", "text", "; ".join(release.classes)),
+    }
+    if several:
+        meanings = {"file_name": meanings["file_name"]}
+        meanings |= {name: ("whether the picture has this label", "whole number", "0 no; 1 yes") for name in names}
+    kinds = "; ".join(f"{kind}: {(UNCHANGED | WORDS['kinds'])[kind]}" for kind in release.card["kinds"])
+    meanings["kind"] = ("how the picture was made", "text", kinds)
+    described = [dict(zip(COLUMNS, (name, *about), strict=True)) for name, about in meanings.items()]
+    (directory / "labels.csv").write_text(csv_text(rows, dict.fromkeys(meanings, "")), encoding="utf-8")
+    (directory / "dictionary.csv").write_text(csv_text(described, COLUMNS), encoding="utf-8")
+
+
+def facts_of(release: Release, ledger: dict[str, Any], epsilon: float) -> dict[str, Any]:
+    """What the texts of the package state, from the release and its ledger."""
+    cost = what_it_cost(ledger, epsilon)
+    return {
+        "release": what_was_released(read_artifact(release.path, "synthesize")),
+        "cost": cost,
+        "one": ("image", "person")[cost["grouped"]],
+        "size": grouped(ledger["size_hint"]),
+        "ledger": ledger,
+        "attacker": what_it_means(ledger),
+        "not_covered": not_covered(cost["grouped"]),
+        "words": WORDS["about"],
+    }

@@ -1,0 +1,299 @@
+"""Verify the files of this folder, and the privacy cost that its ledger states.
+
+    python verify.py [--manifest SHA256] [FOLDER]
+
+SHA256 is the hash of manifest.json, which the sender gave you separately. FOLDER is where this
+file lies, unless you name another. Each check prints a line: `ok`, `note` (not checked here) or
+`FAIL`, then the exit code is 1. It needs Python 3.8 or newer: it imports only the standard
+library, opens no network connection and writes no file. The checks:
+
+1. The folder contains exactly the files that manifest.json lists, each with its size and SHA-256.
+2. The archives contain exactly the pictures that labels.csv names: PNGs of the stated size.
+3. The labels and kinds in labels.csv are those of card.json.
+4. ledger.json has the digest that it states, and its mechanisms are Gaussian noise.
+5. Epsilon, computed again from the mechanisms, is what ledger.json and card.json state: by Renyi
+   differential privacy, an upper bound (Mironov, Talwar and Zhang 2019, section 3.3; conversion:
+   Canonne, Kamath and Steinke 2020, proposition 12); also exactly if all noise is added to sums
+   over all images (Balle and Wang 2018, theorem 8; Dong, Roth and Su 2022, corollary 2).
+"""
+
+import argparse
+import csv
+import hashlib
+import json
+import math
+import sys
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+PNG_START = b"\x89PNG\r\n\x1a\n"
+PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
+SECRET_NOISE = "os-entropy, AES counter"
+TOLERANCE = 1e-6  # relative, between stated and computed epsilon
+RENYI_ORDERS = [
+    *(1 + x / 20 for x in range(1, 60)),
+    *(4 + x / 4 for x in range(24)),
+    *range(10, 64),
+    *range(64, 128, 4),
+    *range(128, 256, 16),
+    *range(256, 1025, 64),
+    *(1536, 2048, 3072, 4096),
+]
+
+
+def check_files(folder, sent=None):
+    """Yield (passed, text) for the manifest and each file, where passed is None for a note."""
+    listed = read_json(folder / MANIFEST)
+    sha256 = sha256_of(folder / MANIFEST)
+    if sent is None:
+        yield None, f"{MANIFEST}: SHA-256 {sha256}. Compare it with the one that you were sent"
+    else:
+        yield sha256 == sent.lower(), f"{MANIFEST}: SHA-256 {sha256}, you were sent {sent}"
+    text = json.dumps(listed, indent=1, sort_keys=True) + "\n"
+    unchanged = text.encode() == (folder / MANIFEST).read_bytes()
+    yield unchanged, f"{MANIFEST}: in the form in which it was written"
+    paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    present = {path.relative_to(folder).as_posix() for path in paths} - {MANIFEST}
+    for name in sorted(present - listed.keys()):
+        yield False, f"{name}: not listed in {MANIFEST}"
+    for name, file in sorted(listed.items()):
+        path = folder / name
+        if name not in present:
+            yield False, f"{name}: missing"
+        elif path.stat().st_size != file["bytes"]:
+            yield False, f"{name}: {path.stat().st_size} bytes, {MANIFEST} lists {file['bytes']}"
+        else:
+            same = sha256_of(path) == file["sha256"]
+            yield same, f"{name}: {file['bytes']} bytes, SHA-256 as in {MANIFEST}"
+
+
+def sha256_of(path):
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(2**20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def read_json(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def check_pictures(folder):
+    """Compare the pictures in the archives, and their labels and kinds, with card.json."""
+    card = read_json(folder / "card.json")
+    height, width = card["shape"][1:]
+    names = []
+    odd = []
+    for archive in sorted(folder.glob("images-*.zip")):
+        with zipfile.ZipFile(archive) as opened:
+            names += opened.namelist()
+            for name in opened.namelist():
+                if png_size(opened.read(name)) != (width, height):
+                    odd.append(name)
+    with (folder / "labels.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    counts = f"{len(names)} in archives, {len(rows)} in labels.csv, {card['images']} in card.json"
+    listed = sorted(row["file_name"] for row in rows)
+    same = sorted(names) == listed and len(set(names)) == len(names) == card["images"]
+    yield same, f"pictures: {counts}"
+    yield not odd, f"pictures: {len(odd)} are not PNGs of {width} x {height} pixels"
+    kinds = dict(Counter(row["kind"] for row in rows))
+    yield kinds == card["kinds"], f"labels.csv: kinds {kinds}, card.json states {card['kinds']}"
+    wrong = [row["file_name"] for row in rows if not has_valid_label(row, card["classes"])]
+    yield not wrong, f"labels.csv: {len(wrong)} labels differ from card.json"
+
+
+def png_size(content):
+    """Return (width, height), or None for anything but one PNG with nothing after its end."""
+    if not (content.startswith(PNG_START) and content.endswith(PNG_END)):
+        return None
+    return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
+
+
+def has_valid_label(row, classes):
+    if "class" not in row:  # several labels: one column each, of 0 and 1
+        return all(row[f"label {name}"] in ("0", "1") for name in classes)
+    name = classes[int(row["label"])]
+    return row["class"] in (name, f"'{name}")  # ' if a spreadsheet would read a formula
+
+
+def check_ledger(folder):
+    """Compute epsilon again from the mechanisms, and compare it with what is stated."""
+    ledger = read_json(folder / "ledger.json")
+    content = {key: value for key, value in ledger.items() if key != "digest"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    same = hashlib.sha256(text.encode()).hexdigest() == ledger["digest"]
+    yield same, "ledger.json: its digest fits its content"
+    for record in ledger["records"]:
+        sigma, rate, uses = mechanism_of(record["event"])
+        numbers = f"sigma {sigma:g}, sample rate {rate:g}, {uses} release(s)"
+        secret = record["noise_source"] == SECRET_NOISE
+        name = f"mechanism {record['id'][:8]} ({record['stage']})"
+        yield secret, f"{name}: {numbers}, noise from {record['noise_source']}"
+    units = sorted({record["unit"] for record in ledger["records"]})
+    yield len(units) <= 1, f"ledger.json: it protects {', '.join(units) or 'no one'}"
+    delta = ledger["delta"]
+    size = ledger["size_hint"]
+    yield 0 < delta <= 1 / size, f"delta: {delta:g}, at most 1 / {size}"
+    yield from check_epsilon(ledger, read_json(folder / "card.json"))
+    odometer = ledger["odometer"]
+    text = f"{odometer['charges']} charge(s) on {odometer['dataset_id']!r}, with none missing"
+    yield odometer["complete"], f"odometer: {text}"
+
+
+def check_epsilon(ledger, card):
+    delta = ledger["delta"]
+    stated = ledger["epsilon"]
+    accountant = ledger["accountant"]
+    # owners in `apart` declare that no person is in two of their data sets: the dearest counts
+    apart = ledger.get("apart") or [None]
+    groups = [mechanisms_of(ledger, {*apart} - {name}) for name in apart]
+    bound = max(renyi_epsilon(parts, delta) for parts in groups)
+    text = f"epsilon: at most {bound:.6f} (Renyi) at delta {delta:g}, ledger.json states"
+    yield close(bound, stated["rdp"]), f"{text} {stated['rdp']:.6f}"
+    value = stated[accountant]
+    if bound and all(rate == 1 for parts in groups for _, rate, _ in parts):
+        exact = max(exact_epsilon(parts, delta) for parts in groups)
+        text = f"epsilon: {exact:.6f} exactly, ledger.json states {value:.6f} by {accountant}"
+        yield exact <= value * (1 + TOLERANCE), text
+    elif value < bound * (1 - TOLERANCE):
+        text = f"epsilon: ledger.json states {value:.6f} by {accountant}, a tighter method"
+        yield None, f"{text} that this program does not have. It proves {bound:.6f}"
+    target = ledger["target"]
+    yield value <= target * (1 + TOLERANCE), f"epsilon: within its budget {target:g}"
+    of_card = stated.get("exact", stated["rdp"])
+    same = close(card["epsilon"], of_card) and card["delta"] == delta
+    text = f"card.json: epsilon {card['epsilon']:.6f} at delta {card['delta']:g}"
+    yield same, f"{text}, ledger.json states {of_card:.6f} at {delta:g}"
+
+
+def close(computed, stated):
+    return abs(computed - stated) <= TOLERANCE * max(1, stated)
+
+
+def mechanisms_of(ledger, others):
+    records = [record for record in ledger["records"] if record["dataset_id"] not in others]
+    return [mechanism_of(record["event"]) for record in records]
+
+
+def mechanism_of(event):
+    """Return (noise multiplier, sample rate, releases). Raise ValueError for anything else."""
+    problem = ValueError(f"no Gaussian mechanism with a guarantee: {event}")
+    uses = 1
+    rate = 1.0
+    if event["type"] == "SelfComposed":
+        uses = event["count"]
+        event = event["event"]
+    if event["type"] == "PoissonSampled":
+        rate = event["sampling_probability"]
+        event = event["event"]
+    if event.keys() != {"type", "noise_multiplier"} or event["type"] != "Gaussian":
+        raise problem
+    sigma = event["noise_multiplier"]
+    if not (1e-100 <= sigma <= 1e100 and 0 < rate <= 1 and type(uses) is int and uses >= 1):
+        raise problem
+    return sigma, rate, uses
+
+
+def exact_epsilon(parts, delta):
+    """Return the smallest epsilon of Gaussian noise on sums over all images, rounded up."""
+    mu = math.sqrt(math.fsum(uses / sigma**2 for sigma, _, uses in parts))
+    low = 0.0
+    high = renyi_epsilon(parts, delta)
+    for _ in range(100):
+        middle = (low + high) / 2
+        if gaussian_delta(mu, middle) > delta:
+            low = middle
+        else:
+            high = middle
+    return high + 1e-11
+
+
+def gaussian_delta(mu, epsilon):
+    """Return delta of one Gaussian, where mu is its sensitivity over its standard deviation."""
+    tail = math.exp(epsilon + log_normal_cdf(-mu / 2 - epsilon / mu))
+    return math.exp(log_normal_cdf(mu / 2 - epsilon / mu)) - tail
+
+
+def log_normal_cdf(x):
+    """Return the logarithm of the normal distribution function. Far in the tail, a bound of it."""
+    if x > -35:
+        return math.log(math.erfc(-x / math.sqrt(2)) / 2)
+    return -x * x / 2 - math.log(-x * math.sqrt(2 * math.pi))
+
+
+def renyi_epsilon(parts, delta):
+    """Return an upper bound on epsilon: the least that any Renyi order gives."""
+    if not parts:
+        return 0.0
+    return max(0.0, min(epsilon_at(order, parts, delta) for order in RENYI_ORDERS))
+
+
+def epsilon_at(order, parts, delta):
+    divergence = sum(uses * renyi_divergence(sigma, rate, order) for sigma, rate, uses in parts)
+    return divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
+
+
+def renyi_divergence(sigma, rate, order):
+    """Return the Renyi divergence of one release of Gaussian noise on a Poisson sample."""
+    if rate == 1:
+        return order / (2 * sigma**2)
+    if order == int(order):
+        terms = [log_term(order, k, sigma, rate) for k in range(int(order) + 1)]
+        return log_sum(terms) / (order - 1)
+    # two infinite series, of the integral below and above z
+    z = sigma**2 * math.log(1 / rate - 1) + 0.5
+    total = -math.inf
+    before = (-math.inf, -math.inf)
+    for k in range(1000):
+        below = log_term(order, k, sigma, rate) + log_normal_cdf((z - k) / sigma)
+        above = log_term(order, order - k, sigma, rate) + log_normal_cdf((order - k - z) / sigma)
+        total = log_sum([total, below, above])
+        if below < before[0] and above < before[1] and max(below, above) < total - 30:
+            return total / (order - 1)
+        before = (below, above)
+    return math.inf  # not computed: another order gives the bound
+
+
+def log_term(order, k, sigma, rate):
+    """Return the logarithm of one term of the binomial sum in section 3.3."""
+    binomial = math.lgamma(order + 1) - math.lgamma(k + 1) - math.lgamma(order - k + 1)
+    weight = (order - k) * math.log1p(-rate) + k * math.log(rate)
+    return binomial + weight + (k * k - k) / (2 * sigma**2)
+
+
+def log_sum(logarithms):
+    """Return the logarithm of a sum of numbers, which are given by their logarithms."""
+    largest = max(logarithms)
+    return largest + math.log(math.fsum(math.exp(one - largest) for one in logarithms))
+
+
+def results_of(folder, sent=None):
+    results = []
+    checks = [check_files(folder, sent), check_pictures(folder), check_ledger(folder)]
+    for check in checks:
+        try:
+            results.extend(check)
+        except Exception as error:  # a damaged file can raise anything
+            results.append((False, f"{check.__name__}: {type(error).__name__}: {error}"))
+    return results
+
+
+def main():
+    parser = argparse.ArgumentParser(usage="python verify.py [--manifest SHA256] [FOLDER]")
+    parser.add_argument("--manifest")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).resolve().parent)
+    options = parser.parse_args()
+    failures = 0
+    for passed, text in results_of(options.folder, options.manifest):
+        print({True: "ok  ", None: "note", False: "FAIL"}[passed], text)
+        failures += passed is False
+    print(f"{failures} check(s) failed")
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""`stage egress`: the package for an output checker, or the reason why there is none."""
+
+import csv
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_release import write_project
+
+from sfumato.privacy.ledger import read_ledger
+from sfumato.release import egress
+from sfumato.release.egress import write_package
+from sfumato.release.loading import load_release
+from sfumato.release.verify import results_of
+from sfumato.storage.digest import digest_of_file
+
+
+@pytest.fixture
+def project(here, digits) -> Path:
+    return write_project(here, digits, kinds=np.repeat(["plain", "distorted"], 20))
+
+
+def read_table(path: Path) -> list[dict]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_package_is_complete_and_verifies(project, desk):
+    text = desk.run("egress out/package")
+    package = Path("out/package")
+    assert digest_of_file(package / "manifest.json") in text
+    assert {path.name for path in package.iterdir()} == {
+        *("README.md", "card.json", "dictionary.csv", "images-01.zip", "labels.csv", "ledger.json"),
+        *("manifest.json", "report.html", "risk-form.md", "verify.py"),
+    }
+    assert all(passed for passed, text in results_of(package) if passed is not None)
+    with zipfile.ZipFile(package / "images-01.zip") as archive:
+        assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
+        assert archive.namelist() == [f"{number:06d}.png" for number in range(1, 41)]
+    release = load_release("artifacts/synthesize")
+    rows = read_table(package / "labels.csv")
+    assert [int(row["label"]) for row in rows] == release.labels.tolist()
+    assert [row["kind"] for row in rows] == release.kinds.tolist()
+    assert [row["column"] for row in read_table(package / "dictionary.csv")] == list(rows[0])
+
+
+def test_the_package_is_the_same_bytes_each_time(project):
+    assert write_package(project / "a") == write_package(project / "b")
+
+
+def test_the_risk_form_states_the_bounds_of_the_report(project):
+    write_package(project / "out")
+    form = (project / "out" / "risk-form.md").read_text()
+    facts = egress.what_it_means(read_ledger(Path("ledger.json")))
+    for words in (f"at most {facts['guess']} %", f"at most {facts['hits']} in 100", "one image with its label"):
+        assert words in form
+    for criterion in ("Singling out", "Linkability", "Inference", "Decision", "signature"):
+        assert criterion in form
+    assert "conform" not in form.lower() and "complian" not in form.lower()
+    assert all(line in form for line in egress.not_covered(grouped=False))
+
+
+def test_several_labels_have_one_column_each(here, digits, monkeypatch):
+    write_project(here, digits)
+    release = load_release(here / "artifacts" / "synthesize")
+    several = np.eye(10, dtype=np.uint8)[release.labels]
+    monkeypatch.setattr(egress, "load_release", lambda path: egress.Release(**vars(release) | {"labels": several}))
+    write_package(here / "out")
+    rows = read_table(here / "out" / "labels.csv")
+    assert list(rows[0]) == ["file_name", *(f"label {name}" for name in release.classes), "kind"]
+    assert [[int(row[f"label {name}"]) for name in release.classes] for row in rows] == several.tolist()
+
+
+def test_a_large_release_still_has_few_files(project, monkeypatch):
+    monkeypatch.setattr(egress, "SHARD", 1)
+    write_package(project / "out")
+    assert len(list((project / "out").iterdir())) <= 20 and (project / "out" / "images-10.zip").exists()
+    assert all(passed for passed, text in results_of(project / "out") if passed is not None)
+
+
+@pytest.mark.parametrize("folder", ["full", "file", "artifacts/out", "artifacts", "data/public/out", "."])
+def test_a_folder_that_cannot_take_it_is_refused(project, desk, folder):
+    Path("full").mkdir()
+    for name in ("full/x", "file"):
+        Path(name).write_text("x")
+    desk.run(f"egress {folder}", "name a folder", code=2)
+    assert not Path("artifacts/out").exists() and Path("full/x").read_text() == "x"
+
+
+def test_an_incomplete_odometer_is_refused(here, desk, digits):
+    write_project(here, digits, complete=False)
+    desk.run("egress out", "incomplete odometer", code=3)
+    assert not Path("out").exists()
+
+
+def test_a_ledger_above_the_limit_of_the_plan_is_refused(here, desk, digits):
+    write_project(here, digits, target=0.1)
+    desk.run("egress out", "exceeds", code=3)
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "code"),
+    [
+        ("ledger.json", "digest", "0" * 64, 3),
+        ("artifacts/synthesize/privacy.json", "local", True, 4),
+        ("artifacts/synthesize/card.json", "epsilon", 0.1, 3),
+    ],
+)
+def test_what_was_edited_or_is_local_is_refused(project, desk, name, key, value, code):
+    content = json.loads(Path(name).read_text())
+    Path(name).write_text(json.dumps(content | {key: value}))
+    desk.run("egress out", code=code)
+    assert not Path("out").exists()
+
+
+def test_what_its_own_verifier_refuses_is_not_written(project, desk, monkeypatch):
+    monkeypatch.setattr(egress, "png_bytes", lambda image, xmp: b"no picture")
+    desk.run("egress out", "was not written", "pictures: ", code=4)
+    assert not Path("out").exists()
