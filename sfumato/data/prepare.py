@@ -86,6 +86,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
         key = secret_key(state, data.name)
         listing = listing_of(data, key)
         if listing is not None and (same := prepared_from(home, listing, data, state)) is not None:
+            kept_fingerprint(state, read_card(home / CARD))  # a kill may have come before it
             replace_file(card, same)
             return json.loads(same)  # type: ignore[no-any-return]
         unnamed = unnamed_version(home)

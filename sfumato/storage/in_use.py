@@ -40,7 +40,7 @@ def in_use(state: Path, dataset_id: str = ANY) -> Iterator[None]:
     held = ExitStack()
     owner = os.getpid()
     with holding(file_lock(folder.parent / GATE)):
-        held.enter_context(holding(file_lock(file)))
+        held.enter_context(holding(file_lock(file, thread_local=False)))
     try:
         yield
     finally:

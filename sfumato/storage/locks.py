@@ -12,10 +12,13 @@ from sfumato.errors import ConfigError
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
-def file_lock(path: Path, *, blocking: bool = True) -> FileLock:
-    """A lock to be acquired by `holding`. Without `blocking`, that raises Timeout if another process holds it."""
+def file_lock(path: Path, *, blocking: bool = True, thread_local: bool = True) -> FileLock:
+    """A lock to be acquired by `holding`. Without `blocking`, that raises Timeout if another process holds it.
+
+    thread_local: only the thread that acquired it can release it.
+    """
     # A lock that is only a file would outlive its process, and every file of an earlier lock would be one.
-    return FileLock(path, blocking=blocking, fallback_to_soft=False)
+    return FileLock(path, blocking=blocking, thread_local=thread_local, fallback_to_soft=False)
 
 
 @contextmanager

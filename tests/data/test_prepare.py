@@ -617,3 +617,12 @@ def test_images_replaced_before_a_kill_are_gone_after_the_next_run(tmp_path, ima
     shutil.copytree(owner.state / "data/set", old)
     owner.take(dataset_id="set", source="npz", path=str(owner.file))
     assert not old.exists()
+
+
+def test_a_fingerprint_that_a_kill_prevented_is_there_after_the_next_run(tmp_path, images, settled):
+    owner = Owner(tmp_path)
+    owner.prepare(images)
+    kept = owner.state / "data/set/fingerprint"
+    kept.unlink()
+    owner.take(dataset_id="set", source="npz", path=str(owner.file))
+    assert kept.stat().st_size == 64

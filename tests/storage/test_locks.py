@@ -3,6 +3,8 @@
 import errno
 import fcntl
 import os
+from contextlib import ExitStack
+from threading import Thread
 
 import pytest
 from filelock import Timeout
@@ -36,3 +38,14 @@ def test_a_lock_is_held_until_the_end_and_not_longer(tmp_path):
     with holding(file_lock(tmp_path / "lock")), pytest.raises(Timeout):
         hold()
     hold()
+
+
+def test_a_lock_may_be_released_by_another_thread(tmp_path):
+    """Work that a notebook began in one thread ends in another."""
+    held = ExitStack()
+    held.enter_context(holding(file_lock(tmp_path / "lock", thread_local=False)))
+    ending = Thread(target=held.close)
+    ending.start()
+    ending.join()
+    with holding(file_lock(tmp_path / "lock", blocking=False)):
+        pass

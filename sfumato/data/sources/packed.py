@@ -72,7 +72,7 @@ def private_folder() -> Path:
     state.mkdir(0o700, parents=True, exist_ok=True)
     folder = temporary_name(state / UNPACKED)
     held = ExitStack()
-    held.enter_context(holding(file_lock(folder.with_suffix(".lock"))))
+    held.enter_context(holding(file_lock(folder.with_suffix(".lock"), thread_local=False)))
     HELD[threading.get_native_id(), folder] = held
     folder.mkdir(0o700)
     atexit.register(remove, folder)
