@@ -16,31 +16,28 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from itertools import chain, compress, repeat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from sfumato.data.decoding import Member, decoded
 from sfumato.data.duplicates import ORIGIN, refuse_another_id, refuse_regrouping
 from sfumato.data.groups import GroupIndex, refuse_crowd
 from sfumato.data.images import COMPARED_FILE, ImageSet, ImageWriter, load_images
+from sfumato.data.left_out import LEFT_OUT, LEFT_OUT_FILES, places_left_out, still_broken
 from sfumato.data.lineage import digests, lineage, recognised, refuse_overlap
 from sfumato.data.rendered import DRAWN
 from sfumato.data.sources import Example, Source, read_public, read_source
-from sfumato.data.sources.source import Request
 from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory, load_prepared, read_card
 from sfumato.errors import ConfigError, DataError, reading_sensitive
 from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data, Public
 from sfumato.settings.sources import OF_THE_OWNER
 from sfumato.storage.artifacts import Artifact, writing
 from sfumato.storage.digest import canonical
-from sfumato.storage.documents import read_json
 from sfumato.storage.files import (
     clear_leftovers,
     entries_below,
@@ -60,8 +57,6 @@ FINGERPRINT_DIGITS = 64
 PREPARE_REVISION = 2  # raise it when the same source would be stored differently
 FRESH = 2.0  # seconds: a file that changed so shortly before may change again without its time showing it
 LISTING = "listing"  # what the source's files were then: private
-LEFT_OUT = "left_out.txt"  # pictures of the source that are not among the images, and why: private
-BROKEN = "left_out.json"  # where they lie, to try them again: private
 UNNAMED = "unnamed"  # the version that the images have without data.version
 
 
@@ -118,7 +113,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
                 (LISTING, listing),
                 (UNNAMED, unnamed),
                 (LEFT_OUT, "\n".join(source.left_out.values())),
-                (BROKEN, source.left_out and json.dumps([*map(place_of, broken_files(source))])),
+                (LEFT_OUT_FILES, source.left_out and places_left_out(source)),
             ):
                 if private:
                     write_local(fresh / name, private.encode())
@@ -192,41 +187,6 @@ def prepared_from(home: Path, listing: str, data: Data, state: Path) -> bytes | 
                 load_prepared(state, read_card(home / CARD), part)
             return (home / CARD).read_bytes()
     return None
-
-
-def broken_files(source: Source) -> list[Path | Member]:
-    """The files that were left out, once the source was read."""
-    files = dict(enumerate(source.files))
-    return [files.get(key, key) for key in source.left_out]
-
-
-def place_of(file: Path | Member) -> list[str | int]:
-    """A file in JSON: its path, or the tar file and where it lies in there."""
-    if isinstance(file, Path):
-        return [str(file)]
-    return [str(file.shard), file.start, file.size, file.name]
-
-
-def file_at(path: str, *within: Any) -> Path | Member:
-    """The inverse of `place_of`."""
-    if not within:
-        return Path(path)
-    return Member(Path(path), *within)
-
-
-def still_broken(home: Path, data: Data) -> bool:
-    """Whether every picture left out of the set in `home` is known, and none can be read now.
-
-    Raises FileNotFoundError for one that was unpacked for a while.
-    """
-    if not (home / LEFT_OUT).exists():
-        return True
-    if not (home / BROKEN).exists():  # an older version left them out, perhaps because a disk failed
-        return False
-    files = [file_at(*place) for place in read_json(home / BROKEN)]
-    request = Request(section="data", name=data.source, path=data.path, range=data.range or (0, 1))
-    with closing(decoded(files, request)) as pictures:
-        return all(isinstance(picture, DataError) for picture in pictures)
 
 
 def unnamed_version(home: Path) -> str | None:
