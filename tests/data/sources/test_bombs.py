@@ -10,6 +10,7 @@ from bombs import BOMBS, MEGABYTE, dicom, picture, zipped
 from PIL import Image
 from writers import read_all
 
+from sfumato.data import codestreams
 from sfumato.data.decoding import decode
 from sfumato.data.sources import read_source
 from sfumato.errors import DataError
@@ -119,6 +120,13 @@ def test_pictures_of_cameras_and_mammograms_are_read(tmp_path):
     assert (shown[..., 0] == np.rint(mammogram / 257)).all()  # as if computed at once
     (tmp_path / "mammogram.dcm").write_bytes(dicom(bombs.PLAIN, mammogram.tobytes(), 5000, 4000, 16))
     assert (decode(tmp_path / "mammogram.dcm", span=(0, 65535)) == shown).all()
+
+
+def test_deflated_dicom_is_inflated_up_to_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(codestreams, "LARGEST_PICTURE", MEGABYTE)
+    (tmp_path / "x.dcm").write_bytes(dicom(bombs.DEFLATED, (4 * MEGABYTE).to_bytes(8, "big")))
+    with pytest.raises(DataError, match="inflates to more than 1,048,576 bytes"):
+        decode(tmp_path / "x.dcm", span=(0, 10))
 
 
 def test_deflated_dicom_of_usual_size_is_read(tmp_path):
