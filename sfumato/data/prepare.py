@@ -108,15 +108,12 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
             refuse_regrouping(data, home, fresh, journal)
             text = card_text(public.content())
             write_local(fresh / CARD, text)
-            for name, private in (
-                (ORIGIN, json.dumps(origin)),
-                (LISTING, listing),
-                (UNNAMED, unnamed),
-                (LEFT_OUT, "\n".join(source.left_out.values())),
-                (LEFT_OUT_FILES, source.left_out and places_left_out(source)),
-            ):
-                if private:
-                    write_local(fresh / name, private.encode())
+            private = {ORIGIN: json.dumps(origin), LISTING: listing, UNNAMED: unnamed}
+            if source.left_out:
+                private |= {LEFT_OUT: "\n".join(source.left_out.values()), LEFT_OUT_FILES: places_left_out(source)}
+            for name, content in private.items():
+                if content:
+                    write_local(fresh / name, content.encode())
         kept_fingerprint(state, public)
         replace_file(card, text)
     say_converted(source, home / LEFT_OUT)
