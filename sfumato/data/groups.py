@@ -3,7 +3,7 @@
 import functools
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,10 @@ from sfumato.storage.documents import read_yaml
 ID_WORDS: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # in place of ids, as `plain` has them
 NO_ID = {"", *ID_WORDS["unknown"].split()}
 UNCLEAR = {*ID_WORDS["unclear"].split()}
+STANDS_IN = re.compile(rf"({'|'.join(ID_WORDS['stands_in'].split())})\d{{0,4}}")  # Phantom 3
+NO_DATE = re.compile(r"(19(00|01|70)-1-1|1-1-19(00|01|70)|1111-11-11|11-11-1111|9999-12-31|31-12-9999)[-t0]*")
+# the same without marks, digits in a row, and one digit many times
+NO_NUMBER = re.compile(r"19(00|01|70)0101|10?119(00|01|70)|123456(7(8(90?)?)?)?|9{2,}|(?P<digit>\d)(?P=digit){5,}")
 # what is not seen, besides the categories C
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 # small letters that look like digits or like Latin ones, in small or capital letters
@@ -105,8 +109,7 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
     `groups.alone`: an image without an id is a group by itself. Otherwise it is refused: it may be of anyone.
     """
     forms = {text: plain(text or "") for text in {*ids}}
-    # nines are unclear too, unless the number before is an id
-    unclear = UNCLEAR | {nines for nines in {"99", "999", "9999", "99999"} if f"{nines[:-1]}8" not in forms.values()}
+    unclear = {form for form in {*forms.values()} if is_unclear(form, forms.values(), groups.pattern is not None)}
     known: dict[str, str] = {}
     found: Ids = []
     for number, text in enumerate(ids, 1):
@@ -117,18 +120,53 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
             raise DataError(f"{where} no id: {fix}")
         if forms[text] in unclear:
             raise DataError(
-                f"{where} an id that often stands for an unknown person (0, 999, anonymized): leave it empty if the "
-                "person is unknown; otherwise write another, such as one with a letter in front"
+                f"{where} an id that often stands for an unknown person or for several (0, 999, anonymized, John Doe, "
+                "1900-01-01): leave it empty if the person is unknown; otherwise write another, such as one with a "
+                "letter in front"
             )
-        if name is not None and known.setdefault(spelling(name), name) != name:
+        if name is not None and any(known.setdefault(key, name) != name for key in {spelling(name), in_order(name)}):
             raise DataError(
-                f"{where} an id that differs from an earlier one only in capitals, spaces, accents, zeros, dots, or "
-                "characters that look alike or are not seen: the same person? Spell them alike, or less alike"
+                f"{where} an id that differs from an earlier one only in case, spaces, accents, zeros, dots, the order "
+                "of names, or look-alike or invisible characters. If they are the same person, use one spelling; "
+                "otherwise make the ids clearly different"
             )
         found.append(name)
-    if len(known) == 1 and None not in found:
+    for number, name in enumerate(found, 1):
+        whole = name and without_part(name)
+        if whole and known.get(spelling(whole), name) != name:
+            raise DataError(
+                f"data.groups gives image {number}, in the order of classes and names, an id that another id begins "
+                "with or continues, as P12/1 continues P12. If they are the same person, use one id; otherwise make "
+                "the ids clearly different"
+            )
+    if len({*found}) == 1 and None not in found:
         raise DataError("data.groups puts all images into one group: it must tell one person from another")
     return found
+
+
+def is_unclear(form: str, forms: Collection[str], in_names: bool) -> bool:
+    """Whether an id, as `plain` has it, often stands for an unknown person or for several.
+
+    A number does not where the next one is an id too, and neither does 0 `in_names` of files, which count from it.
+    """
+    if NO_NUMBER.fullmatch(form):
+        return not {str(int(form) - 1), str(int(form) + 1)} & {*forms}
+    if form == "0" and in_names:
+        return not {"1", "2"} <= {*forms}
+    return form in UNCLEAR or bool(STANDS_IN.fullmatch(form) or NO_DATE.fullmatch(form))
+
+
+def in_order(text: str) -> str:
+    """The `spelling` of a name with its words in the order of letters: Smith John is John Smith."""
+    words = re.split(r"[\s,;^_.-]+", text.strip())
+    if all(re.fullmatch(r"[^\W\d_]+", unicodedata.normalize("NFC", word)) for word in words):
+        words.sort(key=str.casefold)
+    return spelling(" ".join(words))
+
+
+def without_part(text: str) -> str:
+    """An id without a short last part, such as the number of a visit: P12 of P12/1."""
+    return re.sub(r"(?<=\w)[\s/._(-]+\w{1,2}\)?\s*$", "", text)
 
 
 def plain(text: str) -> str:
@@ -145,8 +183,9 @@ def plain(text: str) -> str:
 
 @functools.cache
 def spelling(text: str) -> str:
-    """What two spellings of one id have in common: `plain`, with one sign for a look."""
-    return re.sub(r"(?<!\d)0+(?=\d)", "", plain(text).translate(LOOK_ALIKE))
+    """What two spellings of one id have in common: `plain`, with one sign for a look, and Müller for Mueller."""
+    name = re.sub(r"[^\W\d_]{4,}", lambda word: re.sub("([aou])e|a(?=a)", r"\1", word[0]), plain(text))
+    return re.sub(r"(?<!\d)0+(?=\d)", "", name.translate(LOOK_ALIKE))
 
 
 def refuse_crowd(sizes: np.ndarray, groups: Groups) -> None:

@@ -220,13 +220,14 @@ ALIKE = [
         ("ø1", "o1"),
     ),
     *(("P12", "P\u0661\u0662"), ("7", "\u096d"), ("7", "７")),
+    *(("Müller", "Mueller"), ("Groß", "Gross"), ("Håkon", "Haakon"), ("Søren", "Soeren")),
 ]
 
 
 @pytest.mark.parametrize("pair", ALIKE)
 def test_spellings_of_one_id_are_found(pair):
     assert spelling(pair[0]) == spelling(pair[1])
-    with pytest.raises(DataError, match="Spell them alike"):
+    with pytest.raises(DataError, match="use one spelling"):
         checked([*pair, "other"], Groups(array=True))
 
 
@@ -235,6 +236,35 @@ def test_spellings_of_one_id_are_found(pair):
 )
 def test_ids_that_differ_are_different(pair):
     assert spelling(pair[0]) != spelling(pair[1])
+
+
+NAMES_ALIKE = [
+    *(("Smith John", "John Smith"), ("Smith^John", "John, Smith"), ("Li-Na", "na li"), ("Smith J", "Smith")),
+    *(("P12/1", "P12"), ("P12", "P12-1"), ("P12 (2)", "P12"), ("P12.b", "p12")),
+]
+
+
+@pytest.mark.parametrize("pair", NAMES_ALIKE)
+@pytest.mark.parametrize("alone", [True, False])
+def test_ids_that_may_be_of_one_person_are_asked_about(pair, alone):
+    for ids in (pair, pair[::-1]):
+        with pytest.raises(DataError, match=r"gives image [23], .* otherwise make the ids clearly different"):
+            checked(["other", *ids], Groups(array=True, alone=alone))
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ("1-1", "1-2", "2-1"),
+        ("12.34.1", "12.35.1"),
+        ("A1", "AA1"),
+        ("P1", "P1234"),
+        ("患者1", "患者2"),
+        ("Smith John", "Smith Jane"),
+    ],
+)
+def test_ids_with_parts_in_common_are_different(ids):
+    assert checked(ids, Groups(array=True)) == [*ids]
 
 
 @pytest.mark.parametrize(
@@ -250,6 +280,19 @@ def test_what_stands_for_nobody_is_no_id(name):
 ANONYMOUS = ["000", "-9", "99", "999", "ANON", "anonymized", "Anonymisiert", "REMOVED", "XXXX", "PATIENT", "TEST"]
 
 
+ANONYMOUS += ["N.N.", "n. n.", "John Doe", "DOE^JANE", "Mustermann, Max", "TBD", "Phantom 3", "фантом", "EMERGENCY12"]
+ANONYMOUS += ["Notfall", "urgencias", "Neugeborenes", "various", "テスト", "99999999", "88888888", "123456789"]
+ANONYMOUS += [
+    "1900-01-01",
+    "01.01.1900",
+    "19000101",
+    "01/01/1970",
+    "1900-01-01T00:00:00",
+    "1900-01-01 00:00",
+    "9999-12-31",
+]
+
+
 @pytest.mark.parametrize("name", ["0", "00", "0.0", "-1", "\u22121", *ANONYMOUS])
 @pytest.mark.parametrize("alone", [True, False])
 def test_what_may_stand_for_nobody_is_asked_about(name, alone):
@@ -259,6 +302,14 @@ def test_what_may_stand_for_nobody_is_asked_about(name, alone):
 
 def test_a_number_of_nines_among_numbers_is_an_id():
     assert checked([*map(str, range(90, 110))], Groups(array=True))
+    assert checked([*map(str, range(888880, 888890))], Groups(array=True))
+
+
+def test_names_of_files_may_count_persons_from_zero():
+    assert checked(["0", "1", "2"], Groups(pattern="(a)"))
+    for ids, groups in (("012", Groups(array=True)), ("0789", Groups(pattern="(a)"))):
+        with pytest.raises(DataError, match="often stands for"):
+            checked([*ids], groups)
 
 
 def test_an_id_with_far_more_images_than_others_is_asked_about(clinic):
