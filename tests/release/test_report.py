@@ -352,9 +352,12 @@ def test_the_page_calls_a_release_what_it_is(tmp_path, sources, title, kinds):
 
 
 def test_the_numbers_are_recomputed_and_the_hashes_are_those_of_the_files(tmp_path, pages):
-    release, lie = write_release(tmp_path / "synthesize"), {"epsilon": 0.001, "share": 0.0}
+    release = write_release(tmp_path / "synthesize")
+    lie = {"epsilon": 0.001, "share": 0.0}
     ledger = write_ledger(tmp_path / "ledger.json", change=lambda x: x["stages"]["count"].update(lie))
-    page = report_page(release, ledger)
+    with pytest.raises(BudgetError, match="its epsilon of count is 0.001"):
+        report_page(release, ledger)
+    page = report_page(release, write_ledger(tmp_path / "ledger.json"))
     true = build_ledger(BUDGET, {r["id"]: r for r in RECORDS}, [])
     stages = [true["stages"][name]["epsilon"] for name in ("count", "frequency")]
     for value in (true["epsilon"]["rdp"], true["epsilon"]["pld"], *stages):

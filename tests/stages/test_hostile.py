@@ -43,6 +43,7 @@ def teacher(tmp_path_factory):
     features = ProjectedFeatures(CELLS, (1, 8, 8), 6, arguments_of(build_network("whitened", (1, 8, 8), 4, 4)))
     network = TeacherNetwork.of(features, torch.randn(features.dimension, 3))
     card = {"shape": [1, 8, 8], "classes": ["a", "b", "c"], "epsilon": 1.0, "delta": 1e-5}
+    card["adjacency"] = "add-or-remove-one"
     with writing(path, "teacher") as directory:
         save_teacher(network, directory)
         (directory / "card.json").write_text(json.dumps(card))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from small_lock import write_lock
 from small_record import small_record
 from typer.testing import CliRunner
 
@@ -94,6 +95,8 @@ def test_the_whole_pipeline_ends_in_labelled_images_with_a_ledger(models, reposi
     images, labels = np.load(artifacts / "synthesize/images.npy"), np.load(artifacts / "synthesize/labels.npy")
     assert images.shape == (12, 8, 8, 1) and images.dtype == np.uint8 and set(labels) <= {0, 1, 2} and images.std() > 1
     stage(repository, "ledger", "write")
+    with contextlib.chdir(repository):
+        write_lock()
     assert "0.9" in stage(repository, "ledger", "check", "--epsilon", "1", "--artifacts")
     ledger = json.loads((repository / "ledger.json").read_text())
     queries = ["count", "finetune", *(["saliency"] if recipe == "dp-sapf" else [])]
