@@ -39,7 +39,7 @@ def read(folder: str, size: str, pattern: str) -> tuple[Tensor, Tensor, np.ndarr
     ways: dict[str, Any] = {"size": sides, "fit": fit}
     about = Data(source="imagefolder", path=folder, dataset_id="trial", channels=3, **ways)
     source = read_source(about, Path())
-    originals = [re.search(pattern, name)[1] for name in source.names]  # type: ignore[index]
+    originals = [re.search(pattern, file.name)[1] for file in source.files]  # type: ignore[index]
     images, labels = zip(*source.train, strict=True)
     stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255
     return stacked, torch.tensor(labels), np.unique(originals, return_inverse=True)[1]

@@ -33,6 +33,10 @@ class Member:
     size: int
     name: str
 
+    @property
+    def parent(self) -> Path:
+        return self.shard
+
     def opened(self) -> io.BytesIO:
         """Its bytes. Raises OSError if they are not all there: the shard changed since it was listed."""
         check_picture_file(str(self), self.size)
@@ -52,6 +56,13 @@ def read_whole(path: Path) -> io.BytesIO:
     with reading(path) as file:
         check_picture_file(str(path), os.fstat(file.fileno()).st_size)
         return io.BytesIO(file.read())
+
+
+def open_picture(file: Path | Member) -> io.BytesIO:
+    """The bytes of a picture file, where it lies."""
+    if isinstance(file, Path):
+        return read_whole(file)
+    return file.opened()
 
 
 def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
@@ -87,10 +98,7 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
     formats = ["AVIF", "BMP", "DIB", "GIF", "ICO", "JPEG", "PCX", "PNG", "PPM", "QOI", "TGA", "TIFF", "WEBP"]
     Image.init()
     known = [form for form in formats if form in Image.OPEN]  # what this Pillow was built with
-    with (
-        readable(f"{path} cannot be read as an image"),
-        read_whole(path) if isinstance(path, Path) else path.opened() as file,
-    ):
+    with readable(f"{path} cannot be read as an image"), open_picture(path) as file:
         try:
             opened = Image.open(file, formats=known)
         except Image.DecompressionBombError as error:

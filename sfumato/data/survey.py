@@ -4,8 +4,7 @@ All of it is private, except for what its owner decides to publish.
 """
 
 import json
-import re
-from collections.abc import Sequence
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -17,6 +16,8 @@ import numpy as np
 from sfumato.data.deep import Span
 from sfumato.data.images import per_class
 from sfumato.data.layout import ALL, FOLDERS, check_names, layout_of, repeated_ids
+from sfumato.data.names import Repeats, repeated_folders, repeats_in
+from sfumato.data.photographs import taken_in_a_row
 from sfumato.data.prepare import progress, statuses
 from sfumato.data.sources import Source, open_source
 from sfumato.data.sources.source import Request
@@ -37,8 +38,8 @@ class Survey:
     images, held_out: how many; side, longer: the medians of the shorter and of the longer sides; proportion: the median
     of rows over columns, 1 if a quarter of the pictures lie otherwise than most; colour: most pictures have some;
     groups: where the ids of persons are found; persons: how many of them are not held out; counts: pictures of each
-    class that are not held out; named: a pattern or a column that may find persons, if it repeats; data:
-    keys of the section `data` that say where the labels are.
+    class that are not held out; largest: the ids with most images, and how many; repeats: why several images may be of
+    one person, if nothing says whose they are; data: keys of the section `data` that say where the labels are.
     """
 
     classes: tuple[str, ...]
@@ -51,7 +52,8 @@ class Survey:
     groups: Groups | None
     persons: int | None
     counts: tuple[int, ...]
-    named: str | None
+    largest: tuple[tuple[str, int], ...]
+    repeats: Repeats | None
     data: dict[str, Any]
 
 
@@ -106,23 +108,25 @@ def survey(
         groups=groups,
         persons=None if ids is None else len({*ids} - {None}) + ids.count(None),
         counts=tuple(per_class(labels[:trained], len(source.classes)).tolist()),
-        named=pattern_in(source.names, len(source.classes)) or repeated_ids(path, request.label_column),
+        largest=tuple(Counter(one for one in ids or () if one is not None).most_common(3)),
+        repeats=repeats_of(source, path, request.label_column, form_and_colour.pop("in_a_row")),
         data={key: value for key, value in data.items() if value},
         **form_and_colour,
     )
 
 
 def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: Path | None) -> dict[str, Any]:
-    """`side`, `longer`, `proportion` and `colour` of a survey; as kept in `state`, if nothing changed.
+    """`side`, `longer`, `proportion` and `colour` of a survey, and whether photographs were taken `in_a_row`.
 
-    asked: what else decides whether they can be decoded. Raises as the decoding of `source` does.
+    They are as kept in `state`, if nothing changed. asked: what else decides whether they can be decoded. Raises as the
+    decoding of `source` does.
     """
     about = [str(path), asked, source.size, [(name, s.st_size, s.st_ino, s.st_ctime_ns) for name, s in statuses(path)]]
     key = digest_of(about)
     if state is not None:
         with suppress(*UNREADABLE):
             seen = read_json(state / LOOKED)[key]
-            return {name: seen[name] for name in ("side", "longer", "proportion", "colour")}
+            return {name: seen[name] for name in ("side", "longer", "proportion", "colour", "in_a_row")}
     sides = []
     coloured = 0
     for image, _ in progress(chain(source.train, source.test or ()), source.size, "looking"):
@@ -134,31 +138,30 @@ def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: 
         middle = 1.0
     colour = 2 * coloured > len(sides)
     seen = {"side": int(shorter), "longer": int(longer), "proportion": float(middle), "colour": colour}
+    seen["in_a_row"] = taken_in_a_row(source.files)
     if state is not None:
         with suppress(OSError):
             replace_private(state / LOOKED, json.dumps({key: seen}).encode())
     return seen
 
 
-def pattern_in(names: Sequence[str], classes: int) -> str | None:
-    """The pattern that finds the same id in several names of files, and more ids than there are classes.
+def repeats_of(source: Source, path: Path, label: str | None, in_a_row: bool) -> Repeats | None:
+    """Why several images of a source may be of one person, by names, a column, folders or photographs.
 
-    It finds a person's id before what tells the pictures of a person apart; or what copies of a picture have in common,
-    of which names that come back in another class are one.
+    label: the column of the labels. None where persons are known.
     """
-    copied = "(?:aug|[ck]op|[hv]?flip|rot|crop|orig)[a-z]*\\d*"
-    patterns = (
-        r"^([A-Za-z]+-?\d+)_\d+\.",  # person23_4.png
-        # P0001_left.png, 00012_003.png, IM-0115-0001.jpeg; after a date, 2026-01-31_P0001_2.png
-        r"^(?:(?:19|20)\d\d[-_.]?\d\d[-_.]?\d\d[-_ ]+)?([A-Za-z]*[-_ ]?\d+)[-_ ]",
-        r"^([^\W\d_]+(?:[-_ ,]+[^\W\d_]+)*)[-_ ]*\d[-_ \d]*\.",  # Smith-John_2.png, Smith_John_2026-01-31.png
-        # x.png beside x_aug1.png, x - copy.png or x (2).png
-        rf"(?i)^(?:{copied}[-_ ]+)?(.+?)(?:[-_ ]+{copied}| \(\d+\))?\.[^.]+$",
-    )
-    for pattern in patterns:
-        where = {*names} if pattern == patterns[-1] else names
-        found = [match[1] for match in map(re.compile(pattern).match, where) if match]
-        made = all(re.fullmatch(copied, one) for one in found)
-        if len(found) >= 0.9 * len(where) and classes < len({*found}) < len(found) and not made:
-            return pattern
-    return None
+    if source.groups is not None:
+        return None
+    labels = [np.asarray(one).tobytes() for one in source.labels]
+    folders = [str(file.parent) for file in source.files]
+    found = None
+    if source.files:
+        found = repeats_in([file.name for file in source.files], folders, labels, source.classes)
+    column = repeated_ids(path, label)
+    if column and (found is None or found.groups is None):
+        return Repeats(why="Ids in a column repeat, as if one person had several images", groups=column)
+    if found is None and repeated_folders(folders, labels):
+        return Repeats(why="Folders hold several images each, as if each folder were one person's")
+    if found is None and in_a_row:
+        return Repeats(why="Photographs were taken within seconds, or in a row by one device, as of one person")
+    return found

@@ -135,7 +135,9 @@ def propose_project(
     said = {"groups": groups, "alone": alone, "label": label_column, "classes": classes, "span": range, "skip": skip}
     seen = look(folder, said, owner, state)
     if seen.groups is not None and one_image_each:
-        raise ConfigError("--one-image-each says that no two images are of one person, and --groups or FOLDER who is")
+        raise ConfigError(
+            "--one-image-each contradicts --groups (or the folder layout), which assigns several images to a person"
+        )
     shorter, longer = sorted(both_sides(asked or 0))
     if shorter > max(seen.side, 8) or longer > max(seen.longer, 8):
         raise ConfigError(f"--size={size} is more than most images have, and they are not enlarged: give less")
@@ -208,7 +210,7 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
 def look(folder: Path, said: dict[str, Any], owner: Owner, state: Path) -> Survey:
     """What the folder holds. said: the options of `survey`. What only the owner can decide is asked, and joins them."""
     questions = {  # by the option that the answer is of
-        "groups": "Which are whose, as --groups says it; or `alone`",
+        "groups": "How do I find each image's person? (same syntax as --groups, or `alone`)",
         "classes": "The classes, as a,b,c; or `all` that were found",
         "label": "The column of the labels",
         "span": "Values shown as black and white, such as 0,4095",
@@ -260,16 +262,30 @@ def look_for_persons(
 
 
 def ask_for_groups(seen: Survey, owner: Owner) -> str | None:
-    """Which images are whose, if two can be of one person. Raises ConfigError if it seems so and nobody is asked."""
-    like = "names of files repeat their beginnings, or ids in a column repeat, as several pictures of one person do"
-    if seen.named and owner.ask is None:
-        words = f"--groups '{seen.named}' protects persons; --one-image-each is your word that it is not so"
-        raise ConfigError(f"{like}: {words}")
-    if seen.named:
-        owner.see(f"{like}, which {seen.named} finds")
-    if owner.answer("Can two images be of one person?", bool(seen.named), None):
-        way = "a pattern around the id in a file's name, such as ^(P\\d+)_, or a CSV file"
-        return owner.answer(f"Which are whose ({way})", seen.named)
+    """How each image's person is found, if two can be of one. Raises ConfigError if it seems so and nobody is asked.
+
+    Where something repeats, the default is to protect persons; without a proposal there is none.
+    """
+    likely: bool | None = False
+    pattern = None
+    if found := seen.repeats:
+        pattern = found.groups
+        likely = bool(pattern) or None
+        way = f"--groups '{pattern}'"
+        if pattern is None:
+            way = "--groups with a pattern, a column or a CSV file"
+        if owner.ask is None:
+            raise ConfigError(
+                f"{found.why}. Use {way} to protect people, or --one-image-each to confirm that no person appears twice"
+            )
+        owner.see(found.why)
+        for name, person in found.examples:
+            owner.see(f"         {name} would be of person {person}")
+        if found.persons:
+            owner.see(f"         {found.persons} persons, by the pattern {pattern}")
+    if owner.answer("Can the same person appear in more than one image?", likely, None):
+        way = "a pattern that captures the id in file names, such as ^(P\\d+)_, or a CSV file"
+        return owner.answer(f"Which images belong to the same person? ({way})", pattern)
     return None
 
 
@@ -330,6 +346,8 @@ def understood(seen: Survey) -> Iterator[str]:
         yield f"         ├─ {name}: {count}{', too few to learn from' if count < 10 else ''}"
     if seen.groups is not None:
         yield f"         ├─ {seen.persons} persons, by {seen.groups.words}"
+    for person, count in seen.largest:
+        yield f"         ├─ person {person}: {count} images, among the most"
     way = "test/,"
     held = seen.held_out
     if held is None:
@@ -398,5 +416,5 @@ def protected(params: Params) -> str:
     if params.data.groups:
         return f"each person with all their images, whose ids are found by: {params.data.groups.words}"
     if params.privacy.unit == IMAGE:
-        return "each image; it is your word that no two are of one person"
+        return "each image (you confirmed that no two images show the same person)"
     return "each image; a person with several is not protected as one (--groups, or --one-image-each if none has)"

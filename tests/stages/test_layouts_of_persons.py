@@ -42,6 +42,14 @@ def beside_parts(root: Path) -> None:
         table(root / part, {"file_name": names, "Subject": [IDS[i % 9] for i in range(48)]})
 
 
+def glued_in_one_part(root: Path) -> None:
+    """Cells of 20 smears, named after their class in valid/ only; a smear has cells of both classes, in both parts."""
+    for number, (part, glued) in enumerate((("train", ""), ("valid", "Malignant"))):
+        names = [f"C{100 + i % 20}P{61 + i % 20}thinF_IMG_cell_{i // 20}.png" for i in range(60)]
+        draw(root / part / "benign", names, 200 * number)
+        draw(root / part / "malignant", [glued + name for name in names], 200 * number + 100)
+
+
 ROWS = {
     "<class>/<id>/": persons("folder", folders("{kind}/{person}/{i}.png"), ORDER, "- " + PERSONS),
     "<id>/<class>/": persons("folder", folders("{person}/{kind}/{i}.png"), ORDER, "- " + PERSONS),
@@ -80,10 +88,40 @@ ROWS = {
         REPEATED,
     ),
     **{
-        f"names such as {form}": persons("pattern", folders("{kind}/" + form), "repeat their beginnings", REPEATED)
+        f"names such as {form}": persons("pattern", folders("{kind}/" + form), "repeat", REPEATED)
         for form in ("{person}_{i}.png", "{person}-left-{i}.png", "{person}_{i}_x.png")
     },
     "names of persons": persons("pattern", folders("{kind}/{person}_{i}.png", people=NAMES), "repeat", REPEATED),
+    **{
+        f"scheme {form}": persons("pattern", folders("{kind}/" + form), "repeat", REPEATED)
+        for form in (
+            "BraTS20_Training_{person}_{i}.png",
+            "{i:03}_{person}.png",
+            "Mass-Training_P_{person}_LEFT_{i}.png",
+            "{person}(2{i}).png",
+        )
+    },
+    **{
+        f"scheme {form}": refused(folders("{kind}/" + form, people=people), "repeat")
+        for form, people in (("frame{i:03}_video{person}.png", [*range(9)]), ("{person}_{i:02}.png", NAMES[:3]))
+    },
+    "photographs in a row": refused(folders("{kind}/IMG_20260131_1200{i:02}.png"), "within seconds"),
+    "class in the id": persons(
+        "pattern",
+        lambda root: [
+            draw(root / kind, [f"{kind[:3]}-{IDS[i // 2]}-{i % 2}.png" for i in range(40)], 100 * n)
+            for n, kind in enumerate(KINDS)
+        ],
+        "repeat",
+        REPEATED,
+    ),
+    "class glued in one part": persons("pattern", glued_in_one_part, "repeat", REPEATED),
+    "scan (1).png, train0.png": images(
+        lambda root: [
+            draw(root / kind, [f"{word}.png" for i in range(30) for word in (f"scan ({i})", f"train{i}")], 100 * n)
+            for n, kind in enumerate(KINDS)
+        ]
+    ),
     "names, but for two": persons("pattern", odd_names, "repeat", "- - - alone - - y"),
     "names, another pattern": persons("pattern", odd_names, "repeat", "- - (a)(b) ^(X) ^([a-zA-Z]+\\d*) - - y"),
     "splits, <id>/": refused(splits("Train", "Test", form="{person}/{i}{kind}.png"), ASKED),
@@ -103,12 +141,10 @@ ROWS = {
         folders(
             "{kind}/{person}_{i}.png", people=[f"{y}-0{m}-12_{IDS[y % 9]}" for y in range(2015, 2025) for m in (1, 2)]
         ),
-        "repeat their beginnings",
+        "repeat",
         REPEATED,
     ),
-    "dates after ids": persons(
-        "pattern", folders("{kind}/{person}_2024-05-03_{i}.png"), "repeat their beginnings", REPEATED
-    ),
+    "dates after ids": persons("pattern", folders("{kind}/{person}_2024-05-03_{i}.png"), "repeat", REPEATED),
     "<initials>/": refused(folders("{person}/{kind}{i}.png", people=["TB", "CP", "HC"]), ASKED),
     "augmented copies": persons(
         "pattern",
@@ -116,7 +152,7 @@ ROWS = {
             draw(root / kind, [f"s{i:02}{way}.png" for i in range(12) for way in ("", "_aug1", "_hflip")], 100 * n)
             for n, kind in enumerate(KINDS)
         ],
-        "repeat their beginnings",
+        "repeat",
         REPEATED,
     ),
     "<id>/<study>/<series>/": refused(folders("{person}/study1/{kind}/{i}.png"), "three deep"),

@@ -97,7 +97,7 @@ ROWS = {
     "a table, ids that repeat": persons(
         "column",
         listed("image_id", "lesion_id=id, dx=kind, date=date", "{i:04}.jpg", lambda path: path.stem),
-        "ids in a column repeat",
+        "in a column repeat",
         REPEATED,
     ),
     "a table, dates and scanners that repeat": images(
@@ -127,7 +127,7 @@ ROWS = {
     "a table, label of e-mails": refused(tabled("label=mail"), ASKED),
     **{
         f"a table, {head} that repeats": persons(
-            "column", tabled(f"{head}={cell}, dx=kind"), "ids in a column repeat", REPEATED
+            "column", tabled(f"{head}={cell}, dx=kind"), "in a column repeat", REPEATED
         )
         for head, cell in {
             "e-mail": "own mail",

@@ -147,7 +147,7 @@ def test_names_that_parquet_keeps_of_its_pictures_show_whose_they_are_and_lead_n
     names = ["a/p1_1.png", "../../p1_2.png", "p2_1.png", "p2_1.png", ".."]
     file = write_rows(tmp_path / "x.parquet", [0, 1, 1, 0, 0], names)
     source, images, _ = read_all(data(file, classes=NAMES, label_column="label"), tmp_path)
-    assert [*source.names[:3]] == ["p1_1.png", "p1_2.png", "p2_1.png"] and len(images) == 5
+    assert [file.name for file in source.files[:3]] == ["p1_1.png", "p1_2.png", "p2_1.png"] and len(images) == 5
     assert {path.name for path in tmp_path.iterdir()} == {"x.parquet", "state"}
 
 

@@ -1,0 +1,392 @@
+"""Names of files as evidence of persons: the part that repeats, as if one person had several images.
+
+A name is a row of columns: its words, its numbers, or, where letters and digits mix freely, its chunks. The column with
+which names become unique in a folder counts images; a person's id repeats before it. What is proposed is the coarsest.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, zip_longest
+from pathlib import PurePath
+
+import numpy as np
+
+from sfumato.data.sources.splits import is_filing
+
+FEWEST = 5  # persons: with fewer groups than this, no pattern is proposed
+LARGE = 30  # images of one value, on average, at which FEWEST is doubled
+# Words that no person is called by. They may become part of a pattern, which is published.
+SIDE_WORDS = (
+    "left|right|l|r|lt|rt|od|os|ou|links|rechts|gauche|droite?|izquierd[ao]|derech[ao]|cc|mlo?|lmo?|x?ccl|pa|ap|lat"
+    "|lateral|frontal|oblique|anterior|posterior|axial|sagittal|coronal|ax|sag|cor|flair|t[12](ce|c|w|gd)?|adc|dwi|pd"
+    "|pre|post|before|after|baseline|followup|front|back|top|bottom|up|down"
+)
+COPY_WORDS = "aug[a-z]*|copy|kopie|copie|copia|[hv]?flip(ped)?|rot(ated?|ation)?|crop(ped)?|orig(inal)?"
+FILE_WORDS = (
+    "train(ing)?|test(ing)?|val(id(ation)?)?|dev|image|img|pic|picture|photo|foto|scan|file|mask|dsc[nf]?|dicom|dcm"
+    "|frame|slice|screenshot|capture|untitled|unnamed|sample|bild|pxl|data|dataset|cell|patch|tile|crop|slide|wa"
+)
+SERIES_WORDS = "batch|fold|split|part"  # whose numbers are of no person
+PERSON = re.compile(
+    r"(patient(en)?|person|subject|participant|case|individual|donor|volunteer|proband|client|pat|pt|subj?|mrn|pid)s?"
+    r"(id|no|nr)?",
+    re.IGNORECASE,
+)
+DATE = r"(?:19\d|20[0-4])\d[-_.]?(?:0[1-9]|1[0-2])[-_.]?(?:[0-2]\d|3[01])"
+TIME = r"[0-2]\d[-_.:h]?[0-5]\d[-_.:m]?[0-5]\d(?:\d{3})?"
+DATED = re.compile(rf"(?<!\d)(?:{DATE}(?:\D{{0,4}}{TIME})?|[0-3]\d[-_.][0-3]\d[-_.](?:19|20)\d\d)(?!\d)")
+WORD = r"[^\W\d_]+"
+ONE_NUMBER = r"\D*\d+"  # with what stands before it
+SUFFIX = re.compile(r"\.[A-Za-z]\w{0,4}$")
+
+Ids = Sequence[str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeats:
+    """Why several images may be of one person. Private.
+
+    groups: the proposed value of `--groups`, None where none is sure; examples: names of files with their ids; persons:
+    how many persons the proposal finds.
+    """
+
+    why: str
+    groups: str | None = None
+    examples: tuple[tuple[str, str], ...] = ()
+    persons: int = 0
+
+
+@dataclass(kw_only=True)
+class Column:
+    """One part of the names. values: of each image, None where its name has no such part; pattern: finds them."""
+
+    values: Ids
+    pattern: str
+    kind: str  # words, number or mixed
+    neutral: bool = False  # it tells images apart, but no persons: a date, a class, the number of a part
+    personal: bool = False  # it stands behind a word for a person
+    named: bool = False  # it stands behind a word that is not one for files, copies or sides
+    of_file: bool = False  # it stands behind a word for files, such as frame
+    aligned: bool = True  # it is the same part of every name, as far as the words before it show
+
+    @cached_property
+    def counts(self) -> Counter[str]:
+        return Counter(value for value in self.values if value is not None)
+
+    @cached_property
+    def pairs(self) -> float:
+        """How many pairs of images share a value."""
+        return sum(count * (count - 1) / 2 for count in self.counts.values())
+
+    @property
+    def repeated(self) -> bool:
+        """Whether more images share a value than would by chance."""
+        if self.kind != "number" or self.dense:
+            return self.pairs > 0
+        return self.pairs > self.by_chance(self.span) + 1
+
+    @property
+    def repeated_hex(self) -> bool:
+        """Whether they do even if it is a part of longer hexadecimal ids, of which one digit may be fixed."""
+        return self.kind != "mixed" or self.pairs > self.by_chance(16 ** (min(map(len, self.counts)) - 1))
+
+    def by_chance(self, values: float) -> float:
+        """Three times the pairs that share one of so many values, if they are drawn at random."""
+        return 3 * len(self.values) ** 2 / (2 * values)
+
+    @cached_property
+    def span(self) -> int:
+        numbers = [*map(int, self.counts)]
+        return max(numbers) - min(numbers) + 1
+
+    @property
+    def dense(self) -> bool:
+        return self.span <= 3 * len(self.counts)
+
+    @property
+    def restarts(self) -> bool:
+        """Whether the values may be a counter from 0 or 1, which repeats wherever it starts again."""
+        return self.kind == "number" and not self.personal and self.dense and min(map(int, self.counts)) <= 1
+
+    @property
+    def of_year(self) -> bool:
+        return all(re.fullmatch(r"(19|20)\d\d", value) for value in self.counts)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the values are ids by their form: no counter is like them."""
+        return self.personal or self.kind == "mixed" or (self.kind == "number" and self.span > 20 * len(self.counts))
+
+    @property
+    def proposable(self) -> bool:
+        found = self.counts.total()
+        enough = FEWEST
+        if found > LARGE * len(self.counts):
+            enough *= 2
+        return self.aligned and enough <= len(self.counts) and 0.9 * len(self.values) <= found
+
+    @property
+    def surname(self) -> bool:
+        """Whether the words are like names of persons, and not like codes of sites or types."""
+        if self.kind != "words":
+            return False
+        words = [re.findall(WORD, value) for value in self.counts]
+        common = {word for word, count in Counter(w for own in words for w in {*own}).items() if count > len(words) / 2}
+        telling = [word for own in words for word in own if word not in common]
+        return (
+            bool(telling)
+            and np.median([*map(len, telling)]) > 3
+            and sum(w[0].isupper() for w in telling) > len(telling) / 2
+        )
+
+
+def repeats_in(
+    names: Sequence[str], folders: Sequence[str], labels: Sequence[Hashable], classes: Sequence[str]
+) -> Repeats | None:
+    """Find what repeats in names of files, as if one person had several images; None if nothing does.
+
+    folders, labels: of each image, in the order of `names`. Whatever repeats is returned; a pattern is proposed only
+    where at least FEWEST ids come of it.
+    """
+    stems = [SUFFIX.sub("", name) for name in names]
+    start = beginning(stems)
+    first = [re.match(start, stem)[0] for stem in stems]  # type: ignore[index]
+    bare = [stem[len(skipped) :] for stem, skipped in zip(stems, first, strict=True)]
+    named = [word for name in classes for word in re.findall(WORD, name.lower())]
+    columns = chunk_columns(bare) or [*word_and_number_columns(bare, named)]
+    dated = [{*re.findall(r"\d+", " ".join(DATED.findall(stem)))} for stem in stems]
+    for column in columns:
+        column.neutral |= len(column.counts) < 2 or is_of_class(column, labels)
+        column.neutral |= column.kind == "number" and is_date(column, dated)
+    days = [re.match(f"(?:{DATE})?", stem)[0] for stem in stems]  # type: ignore[index]
+    series = [series_of(stem, named) for stem in bare]
+    before, after = at_first_unique(columns, list(zip(folders, days, series, strict=True)))
+    candidates = [column for column in before if not column.neutral and column.repeated]
+    ids = [column for column in after if not column.neutral and column.sparse and column.repeated]
+    if candidates:
+        candidates += ids
+    elif after:
+        counter, *others = after
+        if not counter.restarts and not counter.neutral and counter.repeated:
+            candidates.append(counter)
+        candidates += [c for c in others if not c.neutral and c.proposable and c.repeated and c.repeated_hex]
+        candidates += [column for column in ids if column.personal and column not in candidates]
+    if not candidates:
+        return None
+    why = "File names repeat, as if one person had several images"
+    sure = [c for place, c in enumerate(candidates) if c.proposable and not (c.restarts and few(candidates[:place]))]
+    if not sure:
+        return Repeats(why=why)
+    steady = any(column.kind == "number" and not column.restarts for column in sure)
+    best = min(sure, key=lambda c: (not c.personal, steady and c.kind == "words" and not c.surname))
+    if rivalled(best, [column for column in columns if column is not best]):
+        return Repeats(why=why)
+    return proposed(f"^{start}{best.pattern}", names, why)
+
+
+def rivalled(best: Column, others: Sequence[Column]) -> bool:
+    """Whether another part of the names may be the person's as well, so that only the owner can tell.
+
+    A year stands before it, or the number of a frame, or a counter beside an id that comes back with other numbers.
+    """
+    if best.personal:
+        return False
+    repeated = [column for column in others if not column.neutral and column.repeated]
+    frame = best.of_file and any(column.named for column in repeated)
+    year = best.of_year and any(column.proposable and not column.restarts for column in repeated)
+    ids = [column for column in repeated if column.proposable and (column.sparse or column.surname)]
+    return frame or year or any(not best.sparse and crossed(column, best) for column in ids)
+
+
+def crossed(column: Column, other: Column) -> bool:
+    """Whether a value of the column comes with several values of another one."""
+    return len({*zip(column.values, other.values, strict=True)}) > len({*column.values})
+
+
+def beginning(stems: Sequence[str]) -> str:
+    """A pattern for what some names begin with, and what tells no persons apart: dates, sides and views."""
+    sides = rf"(?i:{SIDE_WORDS})[-_ ]+(?=\S)"
+    words = [match[0].rstrip("-_ ").lower() for stem in stems if (match := re.match(sides, stem))]
+    dates = 2 * sum(bool(re.match(rf"{DATE}[-_ ]+\S", stem)) for stem in stems) > len(stems)
+    ways = []
+    if dates:
+        ways.append(DATE)
+    if 2 * len(words) > len(stems):
+        ways.append(f"(?i:{'|'.join(sorted({*words}))})")
+    if not ways:
+        return ""
+    return rf"(?:(?:{'|'.join(ways)})[-_ ]+)?"
+
+
+def few(columns: Sequence[Column]) -> bool:
+    """Whether a column has too few values for a proposal: the number behind them may begin again for each."""
+    return any(len(column.counts) < 2 * FEWEST and not column.proposable for column in columns)
+
+
+def repeated_folders(folders: Sequence[str], labels: Sequence[Hashable]) -> bool:
+    """Whether folders that are neither classes nor ways to keep files hold several images each."""
+    names = [PurePath(folder).name for folder in folders]
+    column = Column(values=names, pattern="", kind="words")
+    others = [name for name in column.counts if not is_filing(name)]
+    return len(others) >= FEWEST and column.repeated and not is_of_class(column, labels)
+
+
+def proposed(pattern: str, names: Sequence[str], why: str) -> Repeats:
+    """The proposal of a pattern, with two names whose ids differ and what it finds in all of them."""
+    found = {name: match[1] for name in names if (match := re.search(pattern, name))}
+    examples: dict[str, str] = {}
+    for name, person in found.items():
+        examples.setdefault(person, name)
+    shown = tuple((name, person) for person, name in examples.items())[:2]
+    return Repeats(why=why, groups=pattern, examples=shown, persons=len(examples))
+
+
+def word_and_number_columns(stems: Sequence[str], named: Sequence[str]) -> Iterator[Column]:
+    """The words of names and each run of digits in them, in their order."""
+    words = word_column(stems, named)
+    runs = [[*re.finditer(r"\d+", stem)] for stem in stems]
+    leading = sum(bool(re.match(rf"[\W_]*{WORD}", stem)) for stem in stems) > len(stems) / 2
+    if words and leading:
+        yield words
+    for place, row in enumerate(zip_longest(*runs)):
+        yield number_column(place, row, [*map(len, runs)])
+        if words and not leading and place == 0:
+            yield words
+
+
+def word_column(stems: Sequence[str], named: Sequence[str]) -> Column | None:
+    """The first words of each name that may be a person's: those of sides, copies, files and classes are left out.
+
+    named: the words of classes.
+    """
+    neutral = re.compile(
+        rf"(?:{'|'.join([SIDE_WORDS, COPY_WORDS, FILE_WORDS, SERIES_WORDS, *named])})s?", re.IGNORECASE
+    )
+    every = {word for stem in stems for word in re.findall(WORD, stem)}
+    lettered = sum(len(word) == 1 for word in every) >= FEWEST  # persons or pictures are called a, b, c, ...
+    left_out = sorted({w.lower() for w in every if neutral.fullmatch(w) and not (lettered and len(w) == 1)})
+    skipped = f"(?i:{'|'.join(left_out)})(?!{WORD})"
+    own = ""
+    skip = r"[\W\d_]*"
+    if left_out:
+        own = f"(?!{skipped})"
+        skip = rf"[\W\d_]*(?:{skipped}[\W\d_]*)*"
+    pattern = rf"{skip}({own}{WORD}(?:[-_ ,^'\u0300-\u036f]+{own}{WORD})*)(?=.*\.)"
+    found = [re.match(pattern, f"{stem}.") for stem in stems]
+    if not any(found):
+        return None
+    return Column(values=[match and match[1] for match in found], pattern=pattern, kind="words")
+
+
+def number_column(place: int, row: Sequence[re.Match[str] | None], lengths: Sequence[int]) -> Column:
+    """The run of digits at a place in each name, with what always stands in front of it.
+
+    row: where it is, None in names with fewer; lengths: how many each name has.
+    """
+    values = [match and match[0] for match in row]
+    heads = [(m.string[: m.start()], length) for m, length in zip(row, lengths, strict=True) if m]
+    tails = {re.split(r"\d", head)[-1] for head, _ in heads}
+    before = {re.split(r"[\W_]", tail.rstrip("-_. "))[-1] for tail in tails}
+    glued = {re.split(r"[\W_]", tail)[-1] for tail in tails}
+    padded = all(value is None or len(value) > 2 or value[0] == "0" for value in values)
+    if len({head for head, _ in heads}) == 1 and heads[0][0]:
+        pattern = f"({times(ONE_NUMBER, place + 1)})"
+    elif len(glued) == 1 and {*glued} != {""}:
+        pattern = rf"{times(ONE_NUMBER, place)}\D*?({WORD}\d+)"
+    elif len({*map(int, filter(None, values))}) < len({*values} - {None}):
+        pattern = rf"{times(ONE_NUMBER, place)}\D*0*(\d+)"  # or two ids would differ in zeros only
+    else:
+        pattern = rf"{times(ONE_NUMBER, place)}\D*(\d+)"
+    return Column(
+        values=values,
+        pattern=pattern,
+        kind="number",
+        named=all(
+            word and not re.fullmatch(f"{SIDE_WORDS}|{COPY_WORDS}|{FILE_WORDS}", word, re.IGNORECASE) for word in before
+        ),
+        of_file=all(word and re.fullmatch(FILE_WORDS, word, re.IGNORECASE) for word in before),
+        aligned=are_aligned(heads),
+        neutral=all(re.fullmatch(SERIES_WORDS, word, re.IGNORECASE) for word in before),
+        personal=all(PERSON.fullmatch(word) or (word == "P" and padded) for word in before),
+    )
+
+
+def times(pattern: str, count: int) -> str:
+    """A pattern for something that comes so many times."""
+    if count < 2:
+        return pattern * count
+    return rf"(?:{pattern}){{{count}}}"
+
+
+def chunk_columns(stems: Sequence[str]) -> list[Column]:
+    """What stands between separators, if letters and digits mix in some of it as in hexadecimal ids; else nothing."""
+    chunks = [re.findall(r"[^\W_]+", stem) for stem in stems]
+    rows = [*zip_longest(*chunks)]
+    if not any(mixes({*filter(None, values)}) for values in rows):
+        return []
+    columns = []
+    for place, values in enumerate(rows):
+        own = {*filter(None, values)}
+        kind = "mixed"
+        if all(map(str.isdecimal, own)):
+            kind = "number"
+        elif all(map(str.isalpha, own)):
+            kind = "words"
+        skip = times(r"[^\W_]+[\W_]+", place)
+        columns.append(Column(values=values, pattern=rf"{skip}([^\W_]+)", kind=kind))
+    return columns
+
+
+def mixes(chunks: set[str]) -> bool:
+    """Whether letters stand among digits in many ways. In P001a and C33P1thin they do so in a few."""
+    forms = {chunk: re.sub(r"\d+", "0", chunk) for chunk in chunks if re.search(rf"\d.*{WORD}|{WORD}.*\d", chunk)}
+    common = Counter(forms.values())
+    odd = [form for form in forms.values() if common[form] < max(3, len(chunks) / 20)]
+    return len({*odd}) >= FEWEST and len(odd) > len(chunks) / 5
+
+
+def are_aligned(heads: Sequence[tuple[str, int]]) -> bool:
+    """Whether names with more numbers have the same words before a number as names with fewer.
+
+    heads: what stands before it, and how many numbers the name has.
+    """
+    words: dict[int, set[str]] = {}
+    for head, length in heads:
+        words.setdefault(length, set()).add(re.sub(r"\d+", "0", head.lower()))
+    parts = [*words.values()]
+    return len(parts) < 2 or all(
+        part & {*chain.from_iterable(other for other in parts if other is not part)} for part in parts
+    )
+
+
+def at_first_unique(columns: Sequence[Column], keys: Sequence[Hashable]) -> tuple[list[Column], list[Column]]:
+    """The columns before the one with which the names in each folder become unique, and those from it on."""
+    for place, column in enumerate(columns):
+        numbers: dict[Hashable, int] = {}
+        keys = [numbers.setdefault(pair, len(numbers)) for pair in zip(keys, column.values, strict=True)]
+        if len(numbers) == len(keys):
+            return [*columns[:place]], [*columns[place:]]
+    return [*columns], []
+
+
+def is_of_class(column: Column, labels: Sequence[Hashable]) -> bool:
+    """Whether a column only tells the class: each of its values is in one class, and each class has one."""
+    pairs = {(value, label) for value, label in zip(column.values, labels, strict=True) if value is not None}
+    return len(pairs) == len(column.counts) == len({label for _, label in pairs})
+
+
+def is_date(column: Column, dated: Sequence[set[str]]) -> bool:
+    """Whether the numbers of a column are of dates or times. dated: the numbers in those of each name."""
+    return sum(value in numbers for value, numbers in zip(column.values, dated, strict=True)) > (
+        0.9 * column.counts.total()
+    )
+
+
+def series_of(stem: str, named: Sequence[str]) -> str:
+    """The words for files and classes before the first digit: counters begin again for each."""
+    head = re.split(r"\d", stem, maxsplit=1)[0].lower()
+    known = re.compile("|".join([FILE_WORDS, SERIES_WORDS, *named]))
+    return " ".join(word for word in re.findall(WORD, head) if known.fullmatch(word))

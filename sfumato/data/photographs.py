@@ -1,0 +1,72 @@
+"""Times and devices in photographs as evidence of persons: pictures taken in a row are often of one."""
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from PIL import Image
+from PIL.ExifTags import IFD, Base
+
+from sfumato.data.decoding import Member, open_picture
+from sfumato.data.names import DATED
+from sfumato.errors import DataError
+
+SECONDS = 10  # between two pictures of a row, at most
+SHARE = 0.1  # of the pictures: from here on, rows are no accident
+
+
+class Taken(NamedTuple):
+    """When a photograph was taken (seconds since 1970), by which device, and the last number in its name."""
+
+    second: float | None
+    device: str
+    number: int | None
+
+
+def taken_in_a_row(files: Sequence[Path | Member]) -> bool:
+    """Whether many photographs were taken within seconds of another, or one after another by one device."""
+    taken = [taken_at(file) for file in files]
+    times = sorted(photograph.second for photograph in taken if photograph.second is not None)
+    numbers = {(one.device, one.number) for one in taken if one.device and one.number is not None}
+    following = sum((device, number + 1) in numbers or (device, number - 1) in numbers for device, number in numbers)
+    return max(following, near(times, SECONDS)) > max(1, SHARE * len(files))
+
+
+def near(times: Sequence[float], most: float) -> int:
+    """How many of sorted times have another at most so far away."""
+    close = [after - before <= most for before, after in pairwise(times)]
+    return sum(before or after for before, after in pairwise([False, *close, False]))
+
+
+def taken_at(file: Path | Member) -> Taken:
+    """What EXIF, or else the name, states about a photograph. Raises OSError if the file cannot be read."""
+    tags: dict[int, object] = {}
+    with suppress(DataError):  # it is too large: decoding reports that
+        tags = exif_in(open_picture(file))
+    dates = [str(tags.get(tag, "")) for tag in (Base.DateTimeOriginal, Base.DateTimeDigitized, Base.DateTime)]
+    dates += [match[0] for match in DATED.finditer(file.name)]
+    numbers = re.findall(r"\d+", file.name)
+    return Taken(
+        second=next(filter(None, map(second_of, dates)), None),
+        device=str(tags.get(Base.BodySerialNumber, "")).strip(),
+        number=next(map(int, reversed(numbers)), None),
+    )
+
+
+def exif_in(stream: BinaryIO) -> dict[int, object]:
+    """The EXIF tags of a picture; none if it is damaged, which decoding reports."""
+    with suppress(Exception), Image.open(stream, formats=["JPEG", "MPO", "PNG", "TIFF", "WEBP"]) as picture:
+        exif = picture.getexif()
+        return {**exif, **exif.get_ifd(IFD.Exif)}
+    return {}
+
+
+def second_of(text: str) -> float | None:
+    """The seconds since 1970 of a text that holds a date and a time, as 2026:01:31 12:00:05 does; None for others."""
+    with suppress(ValueError):
+        return datetime.strptime("".join(re.findall(r"\d", text))[:14].ljust(14, "x"), "%Y%m%d%H%M%S").timestamp()
+    return None
