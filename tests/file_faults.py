@@ -20,6 +20,8 @@ from pathlib import Path
 
 import safetensors.torch
 
+from sfumato.data import prepare
+
 EMPTIED, LOST = ".emptied", ".lost"
 EVENTS = "events"  # beside the folder: a line for each event
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -88,6 +90,7 @@ class Disk:
 
 def install(folder: str, number: int) -> None:
     """Put the fault into this process, for as long as it lives. At number 0 there is none, and events are counted."""
+    prepare.FRESH = 0.0  # so that every run has the same events, however fast the machine is
     disk, seen, over = Disk(Path(folder)), 0, False
     events = Path(folder + "." + EVENTS).open("w", buffering=1)  # noqa: SIM115
     flush, end, serialize, write = os.fsync, os._exit, safetensors.torch.serialize_file, os.write
