@@ -424,6 +424,7 @@ def explode(name: str, folder: Path) -> list[str]:
     child = os.fork()
     if child == 0:
         os.close(channel)
+        atexit._clear()  # what the parent does at its end
         wrong = ["the process ended"]
         try:
             os.environ["SFUMATO_STATE"] = str(folder / "state")
