@@ -82,6 +82,12 @@ class Column:
         return sum(count * (count - 1) / 2 for count in self.counts.values())
 
     @property
+    def same_for_most(self) -> bool:
+        """Whether one value stands in most names, and every other one in a single name."""
+        (_, most), *others = self.counts.most_common()
+        return 2 * most > len(self.values) and all(count == 1 for _, count in others)
+
+    @property
     def repeated(self) -> bool:
         """Whether more images share a value than would by chance."""
         if self.kind != "number" or self.dense:
@@ -159,7 +165,7 @@ def repeats_in(
     columns = chunk_columns(bare) or [*word_and_number_columns(bare, named)]
     dated = [{*re.findall(r"\d+", " ".join(DATED.findall(stem)))} for stem in stems]
     for column in columns:
-        column.neutral |= len(column.counts) < 2 or is_of_class(column, labels)
+        column.neutral |= column.same_for_most or is_of_class(column, labels)
         column.neutral |= column.kind == "number" and is_date(column, dated)
     days = [re.match(f"(?:{DATE})?", stem)[0] for stem in stems]  # type: ignore[index]
     series = [series_of(stem, named) for stem in bare]
