@@ -173,7 +173,7 @@ def frame_of_jpeg(height: int, width: int) -> bytes:
 
 
 def ico() -> bytes:
-    inside = png(17_000, 17_000, 8, 0, zeros(17_000 * 17_001))
+    inside = png(13_000, 13_000, 8, 0, zeros(13_000 * 13_001))
     return b"\0\0\1\0\1\0" + struct.pack("<BBBBHHII", 16, 16, 0, 0, 1, 32, len(inside), 22) + inside
 
 
@@ -228,7 +228,7 @@ PICTURES: dict[str, tuple[str, Callable[[], bytes]]] = {
         "x.avif",
         lambda: after(stamped("AVIF", {}), b"ispe", 8, struct.pack(">II", 60_000, 60_000)),
     ),
-    "ICO with a PNG of 17,000 × 17,000": ("x.ico", ico),
+    "ICO with a PNG of 13,000 × 13,000": ("x.ico", ico),
     "TIFF of 20,000 × 20,000": (
         "x.tiff",
         lambda: tiff(tiff_form(20_000, 20_000, strip=len(strip := zeros(20_000**2))), strip),

@@ -72,13 +72,21 @@ def local_files() -> list[Path]:
 
 
 def show(title: str, kinds: Mapping[str, Sequence[Path]]) -> None:
-    """A line for each kind of files. Sizes tell how many images there are, so only a terminal shows them."""
+    """Print a line for each kind of files.
+
+    Only a terminal shows sizes, from which the number of images follows, and whether pictures were left out.
+    """
+    from sfumato.data.left_out import LEFT_OUT, LEFT_OUT_FILES
+
+    terminal = sys.stdout.isatty()
+    unnamed = () if terminal else (LEFT_OUT, LEFT_OUT_FILES)
     tell(f"{title}:")
     for what, paths in kinds.items():
         every = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
-        size = f"{sum(file.stat().st_size for file in every) / 1e6:12,.1f} MB" if sys.stdout.isatty() else ""
+        size = f"{sum(file.stat().st_size for file in every) / 1e6:12,.1f} MB" if terminal else ""
         place = Path(os.path.commonpath(paths or [Path("none")]))
-        names = sorted(str(path.relative_to(place)) for path in paths if path != place)
+        named = [path for path in paths if path != place and path.name not in unnamed]
+        names = sorted(str(path.relative_to(place)) for path in named)
         if len(names) > 4:
             names[4:] = [f"{len(names) - 4} more"]
         tell(f"  {what:<32}{size}  {place}{': ' * bool(names)}{', '.join(names)}")

@@ -93,9 +93,9 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
     """
     if isinstance(path, Path) and is_dicom(path):
         return decode_dicom(path, span)
-    # Left out are formats that hold programs, such as PostScript, which other programs would run, and those of which
-    # Pillow cuts the low bits in silence.
-    formats = ["AVIF", "BMP", "DIB", "GIF", "ICO", "JPEG", "PCX", "PNG", "PPM", "QOI", "TGA", "TIFF", "WEBP"]
+    # Left out are formats that hold programs, such as PostScript, which other programs would run, those of which Pillow
+    # cuts the low bits in silence, and ICO, which it decodes before anyone has seen the size.
+    formats = ["AVIF", "BMP", "DIB", "GIF", "JPEG", "PCX", "PNG", "PPM", "QOI", "TGA", "TIFF", "WEBP"]
     Image.init()
     known = [form for form in formats if form in Image.OPEN]  # what this Pillow was built with
     with readable(f"{path} cannot be read as an image"), open_picture(path) as file:
@@ -129,8 +129,6 @@ def pixel_form(opened: Image.Image) -> tuple[int, int]:
 def flattened(picture: Image.Image, name: str) -> np.ndarray:
     """A picture of 8 bits as (H, W, 1) or (H, W, 3) uint8: upright, transparency over black."""
     ImageOps.exif_transpose(picture, in_place=True)
-    # an ICO may hold a larger PNG than its header states
-    check_picture(name, picture.height, picture.width, *pixel_form(picture))
     if picture.has_transparency_data:
         mode = "L" if picture.mode in ("LA", "La", "L", "1") else "RGB"
         picture = picture.convert("RGBA")

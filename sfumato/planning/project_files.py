@@ -147,7 +147,7 @@ def begin_repository(out: Path, say: Say) -> None:
     failed = explained(ConfigError, lambda error: f"`dvc init` failed in {out}: {error}", causes=(Exception,))
     with failed, Repo.init(str(out), no_scm=not has_git, subdir=inside) as repo:
         with repo.config.edit("repo") as config:
-            config["core"]["analytics"] = False
+            config["core"] |= {"analytics": False, "check_update": False}  # both contact DVC's makers
         # by default, every account may write into DVC's index, and `dvc checkout` runs what is pickled there
         with repo.config.edit("local") as config:
             config["core"]["site_cache_dir"] = str(state_dir() / DVC_INDEX)

@@ -214,6 +214,14 @@ def test_sizes_which_tell_how_many_images_there_are_stay_off_a_log(desk):
     assert len(re.findall(r"\d\.\d", desk.run("du"))) == 7
 
 
+def test_no_log_of_du_or_forget_tells_that_pictures_were_left_out(desk):
+    before = desk.run("du")
+    for name in ("left_out.txt", "left_out.json"):
+        (COPY / name).write_text("[]")
+    assert desk.run("du") == before
+    assert "left_out" not in desk.run("forget --yes") and not (COPY / "left_out.txt").exists()
+
+
 # --- work that is going on -------------------------------------------------------------------------------------------
 
 INIT = "init ../real.npz --yes --epsilon 5 --minutes 1 --one-image-each --dataset-id other --out new"

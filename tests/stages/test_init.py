@@ -80,6 +80,8 @@ def test_a_project_is_written_without_a_question(desk, quick, project, tmp_path)
     assert (project / ".git").is_dir() and (project / ".dvc" / "config").is_file()
     local = (project / ".dvc" / "config.local").read_text()
     assert f"site_cache_dir = {os.environ['SFUMATO_STATE']}/dvc" in local, "every account may write to the default"
+    shared = (project / ".dvc" / "config").read_text()
+    assert "analytics = False" in shared and "check_update = False" in shared, "nothing contacts DVC's makers"
     assert "/config.local" in (project / ".dvc" / ".gitignore").read_text()
     assert "/data/sensitive/" in (project / ".gitignore").read_text().split()
     assert (project / ".gitattributes").read_text() == "* -text\n"  # else git on Windows changes hashed files
