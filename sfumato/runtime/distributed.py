@@ -15,9 +15,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-# Whether `torchrun` started this process
-from torch.distributed import is_torchelastic_launched as launched
+from torch.distributed import is_torchelastic_launched as launched  # by `torchrun`
 
 from sfumato.errors import ConfigError
 from sfumato.runtime import compute
