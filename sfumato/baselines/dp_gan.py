@@ -51,8 +51,8 @@ class Discriminator(Denoiser):
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
         sides = both_sides(resolution)
         wide = width
-        while math.prod(sides) > 4**2:  # at most 4 × 4 cells remain
-            following = min(2 * wide, 4 * width)  # at most 4 times its first width
+        while math.prod(sides) > 4**2:  # 4 × 4 cells remain at most
+            following = min(2 * wide, 4 * width)  # 4 times its first width at most
             layers += [nn.Conv2d(wide, following, 3, stride=2, padding=1), nn.LeakyReLU(0.2)]
             sides = half(sides)
             wide = following

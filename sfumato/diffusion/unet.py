@@ -34,7 +34,7 @@ class GroupNorm(nn.Module):
 
     def __init__(self, channels: int, affine: bool = True) -> None:
         super().__init__()
-        self.groups = math.gcd(channels // 4, 32)  # at least 4 channels each
+        self.groups = math.gcd(channels // 4, 32)  # 4 channels each, or more
         self.channels = channels
         self.affine = affine
         if affine:
@@ -193,7 +193,7 @@ class UNet(Denoiser):
         levels = [size for size in sizes for _ in range(blocks)]
         current = levels[0][0]
         self.conv_in = nn.Conv2d(folded, current, 3, padding=1)
-        self.down = nn.ModuleList()  # from the finest level to the coarsest, `blocks` of each
+        self.down = nn.ModuleList()  # finest level first, `blocks` of each
         for size, attends in levels:
             self.down.append(Level(current, size, embedding, attends))
             current = size
@@ -259,7 +259,7 @@ class UNet(Denoiser):
         return lambda labels: sample(self, labels, steps, guidance, generator, autocast, guide)
 
     def save(self, directory: Path, trained: Sequence[str] = ()) -> None:
-        """Write all weights, whichever were trained. Extra classes must be gone."""
+        """Write all weights, trained or not. Extra classes must be gone."""
         save_network(self, self.arguments, directory)
 
 

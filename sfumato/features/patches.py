@@ -73,7 +73,7 @@ def whitened_patches(channels: int, side: int) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
     # the floor keeps flat directions from being amplified
     whiten = (vectors * (values + 1e-3).rsqrt()) @ vectors.T
-    whiten = whiten - whiten.mean(1, keepdim=True)  # for patches whose mean is not subtracted
+    whiten = whiten - whiten.mean(1, keepdim=True)  # makes it ignore the mean of a patch
     chosen = patches[patches.std(1) > 0.05]  # leaves out flat patches
     chosen = chosen[torch.from_numpy(random.choice(len(chosen), FILTERS, replace=False))]
     filters = F.normalize(chosen @ whiten.T, dim=1) @ whiten

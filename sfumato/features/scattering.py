@@ -62,7 +62,7 @@ class Scattering(nn.Module):
     def moduli(self, planes: Tensor) -> Tensor:
         """Compute |plane * ψ_θ| for each of N planes: (N, 1, H, W) -> (N, 8, H, W)."""
         real, imaginary = Filtered.apply(planes, self.filters.to(planes)).chunk(2, dim=1)
-        # Smoothed at zero, where the gradient would be undefined.
+        # Smoothing makes the gradient exist at zero.
         return (real.square() + imaginary.square() + 1e-6).sqrt() - 1e-3
 
     def orders(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,7 +153,7 @@ def averaged(planes: Tensor, size: int, across: int = 0) -> Tensor:
     if height % size or width % across or not planes.requires_grad:
         return F.avg_pool2d(planes, (size, across), ceil_mode=True)
     cells = torch.eye(width // across, dtype=planes.dtype, device=planes.device) / (size * across)
-    with torch.autocast(planes.device.type, enabled=False):  # in the precision of the planes
+    with torch.autocast(planes.device.type, enabled=False):  # keeps the precision of the planes
         rows = planes.reshape(-1, size * width) @ cells.repeat_interleave(across, 0).repeat(size, 1)
     return rows.view(*planes.shape[:2], height // size, width // across)
 

@@ -113,7 +113,7 @@ class Generator(nn.Module):
             self.sides.append(half(self.sides[-1]))
         self.start = half(self.sides[-1])
         doublings = 0  # number of doublings by the body
-        while math.prod(self.start) > 8**2:  # at most 8 coarsest cells per side
+        while math.prod(self.start) > 8**2:  # 8 coarsest cells per side, or fewer
             self.start = half(self.start)
             doublings += 1
         wide = 2 * width if doublings else width

@@ -147,8 +147,7 @@ def epsilon(
     if not 0 < delta < 1:
         raise BudgetError(f"delta={delta} must lie in (0, 1)")
     if accountant in ("pld", EXACT):
-        # At such an epsilon, the distribution takes gigabytes and minutes; Rényi's bound is valid
-        # as well.
+        # Above LARGEST_PLD, the distribution takes gigabytes and minutes. Rényi's bound is valid.
         if (bound := epsilon(events, delta, "rdp", adjacency)) > LARGEST_PLD:
             return bound
         if accountant == EXACT and math.isfinite(square := math.fsum(map(squared_mu, events))):

@@ -132,7 +132,7 @@ class AlreadyReleasedError(BudgetError):
 
 
 class RefusedElsewhereError(BudgetError):
-    """The first process opened no charge; its own error gives the reason. Raised in the others."""
+    """Raised in the other processes if the first opened no charge; its error gives the reason."""
 
 
 def open_charge(
@@ -151,7 +151,7 @@ def open_charge(
             return open_share(state, card, work, share)
     share = None
     try:
-        with in_use(state, card.dataset_id):  # from here on, the run's lock excludes `stage forget`
+        with in_use(state, card.dataset_id):  # the run's lock then excludes `stage forget`
             charge = open_alone(state, card, work, permission, noise)
         share = {"record": charge.record, "used": charge.used, "run": str(charge.run)}
         return charge

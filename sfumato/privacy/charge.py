@@ -95,7 +95,7 @@ class Charge:
 
     @property
     def drawing(self) -> bool:
-        """Whether images were drawn for a use that is not completed."""
+        """True if images were drawn for a use that is not completed."""
         return self._drawn
 
     def batches(

@@ -54,7 +54,7 @@ class Ledger(Budget, Exact):
     records: tuple[Any, ...]
     odometer: OdometerLine
     digest: str
-    # in a merged release: data sets that are declared to show different people
+    # data sets of a merged release, declared to show different people
     apart: tuple[str, ...] = ()
 
 

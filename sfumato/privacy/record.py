@@ -35,7 +35,7 @@ class Record(Exact):
     # up to the year 9999, the last that dates support
     time: Annotated[int, Field(ge=0, le=253_402_300_799)]
     revision: Positive = 1
-    code: dict[str, str] = field(default_factory=dict)  # in journals of version 0.2
+    code: dict[str, str] = field(default_factory=dict)  # field of version 0.2's journals
     group_weight: str = ""  # weight of a group, if the unit is one
     claim: str = ""  # the owner's statement about a unit of one image
 

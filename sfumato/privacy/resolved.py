@@ -62,7 +62,7 @@ class Resolved:
 
     @property
     def several(self) -> bool:
-        """Whether an image can have any number of the classes at once."""
+        """True if an image can have any number of the classes at once."""
         return self.labels == SEVERAL
 
 
@@ -94,7 +94,7 @@ class QueryPlan(StagePlan[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage:
-    """What decides whether a query spends, besides its own plan.
+    """The basis for deciding whether a query spends, besides its own plan.
 
     plan: digest of the settings of the query and of all stages before it, and of the revisions of
     the queries among them;

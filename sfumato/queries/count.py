@@ -35,7 +35,7 @@ class PublicCounts(NamedTuple):
     # (classes,) float64, non-negative, summing to 1; with several labels, the share of images with
     # each
     priors: Tensor
-    # with several labels: the mean of `label_rows`, (classes + 1,) float64
+    # mean of `label_rows` with several labels, (classes + 1,) float64
     row_means: Tensor | None = None
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import is_torchelastic_launched as launched  # by `torchrun`
+from torch.distributed import is_torchelastic_launched as launched  # started by `torchrun`
 
 from sfumato.errors import ConfigError
 from sfumato.runtime import compute
