@@ -1,9 +1,10 @@
-"""The audit laboratory: attacks on the queries and on DP-SGD, on made images, through the code that guards real ones.
+"""The audit laboratory: attack queries and DP-SGD, on generated images, through the real charge.
 
-    OMP_NUM_THREADS=1 python benchmarks/audit/run.py [--parts repeated,run] [--runs 10000] [--only count] [--out DIR]
+    OMP_NUM_THREADS=1 python benchmarks/audit/run.py [--parts repeated,run] [--runs 10000]
+        [--only count] [--out DIR]
 
-`repeated` tells releases with one image from releases without it; `run` guesses the canaries of one run of DP-SGD.
-Exits with 3 if a claim is refuted, or a planted mistake is not found.
+`repeated` tells releases with one image from releases without it; `run` guesses the canaries of one
+run of DP-SGD. It exits with 3 if a claim is refuted, or a planted mistake is not found.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # of the package `audit`
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # parent of the package `audit`
 
 from audit import repeated as audits
 from audit.canaries import one_run

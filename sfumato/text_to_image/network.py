@@ -113,7 +113,7 @@ class LatentDiffusion(Denoiser):
         if isinstance(law, TimestepMixture):
             return draw_timesteps(law, n, generator, steps)
         sigma = draw_noise_levels(law, n, generator)
-        # rising
+        # Levels rise with the timestep.
         levels = ((1 - self.alphas_cumprod) / self.alphas_cumprod.clamp(min=1e-12)).sqrt().to(sigma.device)
         return torch.searchsorted(levels, sigma).clamp(max=steps - 1)
 
