@@ -28,7 +28,7 @@ VARIANTS = {  # names of the changes
 }
 # FETA-Pro used four GPUs; others state no time, and are plotted beside it
 GPU_MINUTES = 4 * 11.7 * 60
-# without grey
+# Colours without grey.
 COLOURS = [plt.get_cmap("tab20")(index) for index in range(20) if index not in (14, 15)]
 PUBLISHED = {  # accuracy at ε = 1 and 10, as in docs/papers.md
     "fashion-mnist-cpu": {
@@ -53,7 +53,7 @@ def rows() -> pd.DataFrame:
     found = pd.concat([t.assign(accuracy=t["student"] if "student" in t else t["cnn"]) for t in tables])
     for changed, name in VARIANTS.items():
         found.loc[found.change.fillna("").str.contains(changed, regex=False), "recipe"] += name
-    # before its teacher
+    # Rows from before the recipe had a teacher.
     older = found.recipe.eq("full") & found.profile.eq("digits") & found["version"].isna()
     found = found[found.epsilon.isin([1, 10]) & ~older]
     means = {"accuracy": ("accuracy", "mean"), "minutes": ("minutes", "min")}
@@ -69,7 +69,10 @@ def spread(heights: list[float], least: float) -> list[float]:
 
 
 def draw(axes: plt.Axes, profile: str, table: pd.DataFrame) -> None:
-    """A line from ε = 1, hollow, to ε = 10, filled, for each recipe; what is published in grey. Names at the right."""
+    """Draw a line per recipe from ε = 1, hollow, to ε = 10, filled, with names at the right.
+
+    Published ones are grey.
+    """
     points = dict[str, list[list[float]]]()
     for name, part in table.groupby("recipe"):
         points[str(name)] = part[["epsilon", "minutes", "accuracy"]].to_numpy(float).tolist()

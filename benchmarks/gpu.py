@@ -44,7 +44,7 @@ from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal
 
 REFERENCE = Setting(passes=8192)
-PAPER = Setting(passes=4096, width=36, unshuffle=1, blocks=2)  # of the profile fashion-mnist-paper
+PAPER = Setting(passes=4096, width=36, unshuffle=1, blocks=2)  # profile fashion-mnist-paper
 TINY = Setting(passes=32, size=8, width=8, opacus_rows=16)
 BUSY, NOISE = 0.8, 0.05  # least share of the time; largest share of a step
 STEPS, KILLED_AFTER = 20, 7

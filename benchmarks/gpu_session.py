@@ -152,7 +152,7 @@ def steps(found: Session) -> None:
 
 
 def more(found: Session) -> None:
-    """The same of the other networks."""
+    """Measure the same steps of the other networks."""
     for name, setting in list(networks(found).items())[1:]:
         compare(found, name, setting)
 

@@ -41,7 +41,7 @@ class Setting:
         shape = self.size, self.channels, 10, self.width, (2, self.deepest), (1,)
         model = UNet(*shape, blocks=self.blocks, unshuffle=self.unshuffle)
         with torch.no_grad():
-            # away from the zero initialisation, where most gradients vanish
+            # moves off the zero initialisation, where most gradients vanish
             for parameter in model.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
         return model.to(device)

@@ -55,7 +55,7 @@ def main(
 
 
 def repeated(runs: int, confidence: float, only: str, out: Path) -> list[str]:
-    """Audit every query, the step of DP-SGD, and the planted mistakes. Returns what does not hold."""
+    """Audit every query, a step of DP-SGD, and the planted mistakes. Returns the wrong outcomes."""
     known = subjects()
     every = [s for s in [*known, *planted({s.name: s for s in known})] if only in s.name]
     if not every:
@@ -73,7 +73,7 @@ def repeated(runs: int, confidence: float, only: str, out: Path) -> list[str]:
 
 
 def one_runs(out: Path) -> list[str]:
-    """DP-SGD with canaries at some ε. Returns what does not hold."""
+    """Audit DP-SGD with canaries at some ε. Returns the refuted claims."""
     found = [one_run(target) for target in RUN_EPSILONS]
     replace_file(out / "audit-run.csv", runs_csv(found).encode())
     table_console().print(run_table(found))

@@ -153,7 +153,7 @@ def by_vmap(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -
     return {name: rows[name] for name in parameters}
 
 
-@torch.no_grad()  # otherwise weights that are not differentiated keep a graph over all images alive
+@torch.no_grad()  # avoids a graph over all images, kept by weights that are not differentiated
 def clipped_gradient_sum(
     model: Denoiser,
     parameters: Mapping[str, Tensor],
