@@ -36,12 +36,13 @@ FEATURES: dict[str, Callable[[Shape], nn.Module]] = {
 class FeatureMeans:
     """A release: noisy class means of bounded features φ of images.
 
-    table: (K, classes) float32, sums of φ over N̄; with several labels, the columns of
-    `label_rows`, one more than classes;
-    features: φ;
-    deviation: standard deviation of the noise in each entry of the table, None if the release does
-    not state it;
-    weight: weight in the loss of a generator that is fitted to several releases.
+    Args:
+        table: (K, classes) float32, sums of φ over N̄; with several labels, the columns of
+            `label_rows`, one more than classes.
+        features: φ.
+        deviation: Standard deviation of the noise in each entry of the table, None if the release
+            does not state it.
+        weight: Weight in the loss of a generator that is fitted to several releases.
     """
 
     table: Tensor

@@ -124,19 +124,21 @@ def epsilon(
 ) -> float:
     """Compute epsilon of the composition of all events at `delta`.
 
-    The result is infinite if no finite bound is known, and 0 without events.
-
-    events: dp-accounting events, such as `Mechanism.event`;
-    delta: in (0, 1);
-    accountant: `rdp`, `rdp_classic`, `pld` or `exact`;
-    adjacency: neighbour relation, `add-or-remove-one` or `zero-out-one`.
-
     `exact` uses the closed form if every event is a Gaussian over all images, and `pld` otherwise.
     `pld` rounds privacy losses up to a grid of 1e-4. All accountants take the events as fixed in
     advance; `docs/concepts.md` describes what is proven if events were chosen by earlier releases.
 
-    Source: Balle & Wang 2018, theorem 8, and Dong, Roth & Su 2022, corollary 2, for the closed
-    form.
+    Args:
+        events: dp-accounting events, such as `Mechanism.event`.
+        delta: In (0, 1).
+        accountant: `rdp`, `rdp_classic`, `pld` or `exact`.
+        adjacency: Neighbour relation, `add-or-remove-one` or `zero-out-one`.
+
+    Returns:
+        Epsilon; infinite if no finite bound is known, and 0 without events.
+
+    Source:
+        Balle & Wang 2018, theorem 8, and Dong, Roth & Su 2022, corollary 2, for the closed form.
     """
     # sorted, so that the order of opening changes no bit of the result
     events = sorted(events, key=repr)
@@ -201,11 +203,13 @@ def smallest_noise(fits, low: float = 0.05, high: float = MOST_NOISE, tolerance:
 class NoiseRequest:
     """A stage's request for budget: its sample rate, its number of uses, and its noise.
 
-    sample_rate: probability of each unit to enter a draw;
-    uses: number of releases, each of a draw of its own;
-    noise_multiplier: noise multiplier of the stage, if it is fixed;
-    share: share of the budget, in (0, 1), if the noise is given as a share. Without a noise
-    multiplier and a share, the stage takes the rest.
+    Without a noise multiplier and a share, the stage takes the rest.
+
+    Args:
+        sample_rate: Probability of each unit to enter a draw.
+        uses: Number of releases, each of a draw of its own.
+        noise_multiplier: Noise multiplier of the stage, if it is fixed.
+        share: Share of the budget, in (0, 1), if the noise is given as a share.
     """
 
     sample_rate: float = 1.0
@@ -243,22 +247,22 @@ def calibrate(
 ) -> dict[str, Mechanism]:
     """Compute mechanisms whose composition with `before` costs at most `target` at `delta`.
 
-    asks: request of each stage, by its name; exactly one has neither a multiplier nor a share;
-    target: ε of all together;
-    delta: δ of all together;
-    accountant: accountant of `epsilon`;
-    adjacency: neighbour relation of `epsilon`;
-    before: events that were spent already.
-
     At each order, the allowed RDP is `target` less the conversion and the RDP of `before`. A share
-    is a part of `target` less the conversion at `reference_order`, which depends on the stage's own
-    sampling, the target and delta: no other stage changes its noise. The stage with neither
-    multiplier nor share takes what all others leave, at the order that gives it the least noise, so
-    that the total meets the target. Multipliers are rounded up to 4 digits. With `exact`, a share
-    is a part of the RDP of one Gaussian that takes the whole budget (of μ², if a stage reads all
-    images), and the rest is what the exact composition leaves.
+    is a part of `target` less the conversion at `reference_order`, which depends only on the
+    stage's sampling, the target and delta. The stage with neither takes the rest, at the order of
+    least noise. Multipliers are rounded up to 4 digits. With `exact`, a share is a part of the RDP
+    (μ² over all images) of one Gaussian with the whole budget, and the rest is exact.
 
-    Raises BudgetError, naming the stage that costs most, if the budget cannot be met.
+    Args:
+        asks: Request of each stage, by its name; exactly one has neither a multiplier nor a share.
+        target: ε of all together.
+        delta: δ of all together.
+        accountant: Accountant of `epsilon`.
+        adjacency: Neighbour relation of `epsilon`.
+        before: Events that were spent already.
+
+    Raises:
+        BudgetError: The budget cannot be met. The message names the stage that costs most.
     """
     given = {name: ask.noise_multiplier for name, ask in asks.items() if ask.noise_multiplier is not None}
     fixed = {name: asks[name].with_noise(noise) for name, noise in given.items()}

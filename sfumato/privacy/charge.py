@@ -106,17 +106,20 @@ class Charge:
         An empty draw yields nothing and still counts as a draw. Memory grows with `size`, not with
         the set or the draw; but groups are found by an index of all images.
 
-        size: largest B;
-        draws: K, for rows that are a mean over K draws of a unit. K images of each group are then
-        picked at random, ((B, K, C, H, W), (B, K)), as many of a small group as of a large one. An
-        image without a group comes once, for any K;
-        labels_only: read no pixels; images are (B, 0).
+        Args:
+            size: Largest B.
+            draws: K, for rows that are a mean over K draws of a unit. K images of each group are
+                then picked at random, ((B, K, C, H, W), (B, K)), as many of a small group as of a
+                large one. An image without a group comes once, for any K.
+            labels_only: Read no pixels; images are (B, 0).
 
-        Yields ((B, C, H, W) float32, (B,) int64): images in [0, 1] or their latents, and labels. If
-        images have groups, groups are drawn, and it yields all images of each, with a third tensor,
-        (B,) float64: the weight of each image in its group, for `sum`.
+        Yields:
+            ((B, C, H, W) float32, (B,) int64): images in [0, 1] or their latents, and labels. If
+            images have groups, groups are drawn, and it yields all images of each, with a third
+            tensor, (B,) float64: the weight of each image in its group, for `sum`.
 
-        Raises BudgetError when all uses are spent or the last draw was not released.
+        Raises:
+            BudgetError: All uses are spent, or the last draw was not released.
         """
         self._check_owner()
         if self._closed or self.used >= self.uses:
@@ -183,18 +186,20 @@ class Charge:
     ) -> Tensor:
         """Release the noisy sum of the rows of one draw, float64: one use.
 
-        The row of a group is the mean of its images' rows, so queries ignore groups.
+        The row of a group is the mean of its images' rows, so queries ignore groups. A batch of the
+        draw whose rows have another form than rows of public noise adds nothing.
 
-        rows_of: function from images and labels of a batch of at most `size` to one row per image,
-        each of that image only. Rows that are not finite are left out, and rows longer than
-        `max_norm` are scaled to it;
-        max_norm: see `release`;
-        size: see `batches`;
-        integer: see `release`;
-        labels_only: see `batches`.
+        Args:
+            rows_of: Function from images and labels of a batch of at most `size` to one row per
+                image, each of that image only. Rows that are not finite are left out, and rows
+                longer than `max_norm` are scaled to it.
+            max_norm: See `release`.
+            size: See `batches`.
+            integer: See `release`.
+            labels_only: See `batches`.
 
-        Raises ConfigError, without losing a use, if images of public noise do not get one row each.
-        A batch of the draw whose rows have another form than theirs adds nothing.
+        Raises:
+            ConfigError: Images of public noise do not get one row each. No use is lost.
         """
         images, labels = self.probe()
         alone = rows_of(images[:1], labels[:1])
@@ -225,14 +230,16 @@ class Charge:
         This completes the use. The sum and the rounding are done in float64; the result has the
         type of `total`.
 
-        total: tensor of any shape, a sum over the units of the draw in which each unit changes it
-        by at most `max_norm` in L2; with many processes, over the units of this process;
-        max_norm: bound of the charge;
-        integer: `total` counts images, and the result consists of whole numbers; otherwise, and
-        with groups, the grid is `public_grid`.
+        Args:
+            total: Tensor of any shape, a sum over the units of the draw in which each unit changes
+                it by at most `max_norm` in L2; with many processes, over the units of this process.
+            max_norm: Bound of the charge.
+            integer: `total` counts images, and the result consists of whole numbers; otherwise, and
+                with groups, the grid is `public_grid`.
 
-        Guarantee: the rounding is post-processing, so the cost equals the cost of the Gaussian; no
-        release shows the last bits of a float, which depend on what was summed up.
+        Guarantee:
+            The rounding is post-processing, so the cost equals the cost of the Gaussian; no release
+            shows the last bits of a float, which depend on what was summed up.
         """
         self._check_owner()
         if self._closed:

@@ -115,12 +115,14 @@ def check_ledger(
 ) -> tuple[float, list[str]]:
     """Recompute epsilon from the records, and list every reason why the ledger is invalid.
 
-    ledger: content of a ledger, from `read_ledger`;
-    limit: largest epsilon allowed, beside the ledger's own target;
-    delta: δ of the result, by default the ledger's;
-    unit: "image" or "group", if the ledger must be of that unit.
+    Args:
+        ledger: Content of a ledger, from `read_ledger`.
+        limit: Largest epsilon allowed, beside the ledger's own target.
+        delta: δ of the result, by default the ledger's.
+        unit: "image" or "group", if the ledger must be of that unit.
 
-    Returns (epsilon by the ledger's accountant at `delta`, the reasons).
+    Returns:
+        (epsilon by the ledger's accountant at `delta`, the reasons).
     """
     if problems := malformed(ledger):
         return math.inf, problems

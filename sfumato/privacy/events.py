@@ -34,10 +34,11 @@ PROTECTED = {UNITS[IMAGE]: "one image with its label", UNITS[GROUP]: "all images
 class Mechanism:
     """A sum with Gaussian noise, over Poisson draws of rate `sample_rate`, released `uses` times.
 
-    noise_multiplier: standard deviation of the noise, divided by the L2 bound of one image's
-    contribution;
-    sample_rate: probability of each unit to enter a draw;
-    uses: number of releases, each of a draw of its own.
+    Args:
+        noise_multiplier: Standard deviation of the noise, divided by the L2 bound of one image's
+            contribution.
+        sample_rate: Probability of each unit to enter a draw.
+        uses: Number of releases, each of a draw of its own.
     """
 
     noise_multiplier: float
@@ -54,7 +55,11 @@ class Mechanism:
     def from_json(cls, data: object) -> Self:
         """Read a mechanism that `to_json` wrote.
 
-        data: parsed JSON. Raises BudgetError for anything else: no part is guessed or skipped.
+        Args:
+            data: Parsed JSON.
+
+        Raises:
+            BudgetError: It is anything else. No part is guessed or skipped.
         """
         uses, rate, inner = 1, 1.0, data
         if is_form(inner, "SelfComposed", "count", "event"):

@@ -184,8 +184,11 @@ def ledger_text(ledger: Mapping) -> str:
 def read_ledger(path: Path) -> dict:
     """Read and return the content of a ledger.
 
-    path: path of a `ledger.json`. Raises BudgetError if the file is missing or not a complete
-    ledger.
+    Args:
+        path: Path of a `ledger.json`.
+
+    Raises:
+        BudgetError: The file is missing or not a complete ledger.
     """
     write = "run `stage ledger write` (or `dvc repro`)"
     again = "restore it from git, or run `stage ledger write`"

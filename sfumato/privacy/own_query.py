@@ -37,25 +37,30 @@ class OwnCharge:
     def sum(self, rows: Callable[[Tensor, Tensor], Tensor], max_norm: float | None = None, *, size: int = 1) -> Tensor:
         """Release the noisy sum of the rows of all drawn images: one use.
 
-        rows: function from (B, C, H, W) float32 in [0, 1] and (B,) int64 to (B, K), one row per
-        image, each a function of that image only. It keeps nothing, draws no random numbers and
-        prints nothing. First calls get public noise;
-        max_norm: bound of the charge, by default. Longer rows are scaled to it; rows that are not
-        finite, and batches whose rows are not (B, K), are left out;
-        size: largest B. With 1, no image can change another's row unless the function remembers it.
-        A larger batch is faster, but the function itself must then keep rows independent (batch
-        normalisation does not).
+        Args:
+            rows: Function from (B, C, H, W) float32 in [0, 1] and (B,) int64 to (B, K), one row per
+                image, each a function of that image only. It keeps nothing, draws no random numbers
+                and prints nothing. First calls get public noise.
+            max_norm: Bound of the charge, by default. Longer rows are scaled to it; rows that are
+                not finite, and batches whose rows are not (B, K), are left out.
+            size: Largest B. With 1, no image can change another's row unless the function remembers
+                it. A larger batch is faster, but the function itself must then keep rows
+                independent (batch normalisation does not).
 
-        Returns (K,) float64.
+        Returns:
+            (K,) float64.
 
-        Raises ConfigError, without losing a use, if the function fails on public noise, does not
-        give one row per image, or gives an image another row the second time; DataError if it fails
-        on a drawn image: that use is spent and releases nothing, and the next one may start;
-        BudgetError when all uses are spent, for another `max_norm`, or after the end of the `with`
-        block.
+        Raises:
+            ConfigError: The function fails on public noise, does not give one row per image, or
+                gives an image another row the second time. No use is lost.
+            DataError: The function fails on a drawn image. That use is spent and releases nothing;
+                the next one may start.
+            BudgetError: All uses are spent, `max_norm` is another one, or the `with` block has
+                ended.
 
-        Guarantee: one image more or less moves the sum by at most `max_norm` before the noise, if
-        rows follow from their own images only.
+        Guarantee:
+            One image more or less moves the sum by at most `max_norm` before the noise, if rows
+            follow from their own images only.
         """
         charge = self._charge
         name = charge.record["stage"]
@@ -111,26 +116,28 @@ def open_charge(
     spent even if it is not used. If its numbers follow from earlier releases, `docs/concepts.md`
     describes what is proven of the lifetime.
 
-    state: the private state directory;
-    card: card of the prepared images, `data/sensitive/card.json`;
-    name: name of the query in the odometer; not a stage's name;
-    sigma: noise multiplier: the noise has the standard deviation sigma · max_norm;
-    size_hint: public, rounded number of units, which gives the default of `delta`;
-    lifetime_epsilon: limit for everything ever opened on the dataset, including this charge; or
-    "unlimited";
-    uses: number of sums;
-    sample_rate: probability of each unit to enter a draw;
-    max_norm: L2 bound of a row;
-    delta: δ at which the lifetime is composed.
+    Args:
+        state: Private state directory.
+        card: Card of the prepared images, `data/sensitive/card.json`.
+        name: Name of the query in the odometer; not a stage's name.
+        sigma: Noise multiplier: the noise has the standard deviation sigma · max_norm.
+        size_hint: Public, rounded number of units, which gives the default of `delta`.
+        lifetime_epsilon: Limit for all charges on the dataset, including this one; or "unlimited".
+        uses: Number of sums.
+        sample_rate: Probability of each unit to enter a draw.
+        max_norm: L2 bound of a row.
+        delta: δ at which the lifetime is composed.
 
-    Guarantee: the charge covers sums of rows that each follow from one image only. A function that
-    remembers breaks it, such as one that keeps earlier images, a running mean or a count of its
-    calls, skips images that it has seen, or draws from a random generator. Then one image changes
-    the rows of others, and no noise covers this. `sum` refuses a function that gives an image of
-    public noise another row the second time; it finds no other memory.
+    Raises:
+        BudgetError: The lifetime budget would be exceeded, or a number gives no guarantee.
+        ConfigError: The name is a stage's, or the size or δ is beyond the limits of a plan.
 
-    Raises BudgetError if the lifetime budget would be exceeded, or for a number that gives no
-    guarantee; ConfigError for a stage's name, or a size or a δ beyond the limits of a plan.
+    Guarantee:
+        The charge covers sums of rows that each follow from one image only. A function that
+        remembers breaks it, such as one that keeps earlier images, a running mean or a count of its
+        calls, skips images that it has seen, or draws from a random generator. Then one image
+        changes the rows of others, and no noise covers this. `sum` refuses a function that gives an
+        image of public noise another row the second time; it finds no other memory.
     """
     if not isinstance(name, str) or name in STAGES or not name.isidentifier() or len(name) > 64:
         raise ConfigError(f"name={name!r}: give a word that is not the name of a stage, such as 'edges'")

@@ -17,7 +17,11 @@ class Rows(NamedTuple):
     """One row per image, a function of that image only.
 
     The row is left_i ⊗ right_i, or left_i without `right`. The norm of a row is the product of both
-    norms. left: (B, a); right: (B, b).
+    norms.
+
+    Args:
+        left: (B, a).
+        right: (B, b).
     """
 
     left: Tensor
@@ -83,15 +87,18 @@ def in_form(rows: Rows, count: int, form: Form) -> Rows:
 def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> Tensor:
     """Sum rows over the images: (a, b) float64, or (a,) without `right`.
 
-    rows: rows of B images;
-    max_norm: L2 bound;
-    weights: (B,) float64, factors of the bounded rows. The weights of a group add up to at most 1.
+    Args:
+        rows: Rows of B images.
+        max_norm: L2 bound.
+        weights: (B,) float64, factors of the bounded rows. The weights of a group add up to at most
+            1.
 
-    Guarantee: one image, or one group, more or less changes it by at most `max_norm` in L2: a
-    longer row is scaled to that norm. A row with any entry that is not finite or beyond 1e100
-    counts nowhere; without that, a broken image would turn the release into NaN and so reveal that
-    it is there. Entries below 1e-100 count as zero: their squares would vanish, and the norm with
-    them.
+    Guarantee:
+        One image, or one group, more or less changes it by at most `max_norm` in L2: a longer row
+        is scaled to that norm. A row with any entry that is not finite or beyond 1e100 counts
+        nowhere; without that, a broken image would turn the release into NaN and so reveal that it
+        is there. Entries below 1e-100 count as zero: their squares would vanish, and the norm with
+        them.
     """
     parts = [part.detach().to(torch.float64, copy=True) for part in rows if part is not None]
     sound = torch.stack([torch.linalg.vector_norm(part, math.inf, dim=1) <= HIGHEST for part in parts]).all(dim=0)

@@ -65,7 +65,8 @@ class Release:
     def prepare(self, picture: str | Path | np.ndarray) -> np.ndarray:
         """Turn, cut and resize a picture like those of the release: (H, W, C) uint8.
 
-        picture: a file, or (H, W, C) uint8 of any size.
+        Args:
+            picture: A file, or (H, W, C) uint8 of any size.
         """
         return prepared(self.card, picture)
 
@@ -88,8 +89,13 @@ class Release:
     def to_huggingface(self, path: str | Path) -> Path:
         """Write a folder that `datasets.load_dataset` reads and a hub accepts.
 
-        It contains cards, README and Parquet, or PNGs and a table. path: path of that folder.
-        Raises DataError if the folder exists and is not empty.
+        It contains cards, README and Parquet, or PNGs and a table.
+
+        Args:
+            path: Path of that folder.
+
+        Raises:
+            DataError: The folder exists and is not empty.
         """
         import yaml
 
@@ -123,7 +129,9 @@ class Release:
         """Return a torch `Dataset` of ((C, H, W) float32 in [0, 1], label).
 
         Several labels are (classes,) float32 of 0 and 1, for `binary_cross_entropy_with_logits`.
-        transform: function applied to an image's tensor.
+
+        Args:
+            transform: Function applied to an image's tensor.
         """
         from sfumato.release.torch_dataset import ReleaseDataset
 
@@ -149,12 +157,14 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
     Files must have the sha256 that `privacy.json` lists; exports may be missing, and a hub may have
     added files.
 
-    path: path of that folder;
-    kinds: kinds of images to keep, such as ["plain"]; None for all.
+    Args:
+        path: Path of that folder.
+        kinds: Kinds of images to keep, such as ["plain"]; None for all.
 
-    Raises DataError if the folder is not a release, incomplete or changed, or has no images of such
-    a kind; or if its card states other images, classes, kinds or units than its files have, or a
-    smaller ε than its records cost.
+    Raises:
+        DataError: The folder is not a release, is incomplete or changed, or has no images of such a
+            kind; or its card states other images, classes, kinds or units than its files have, or a
+            smaller ε than its records cost.
     """
     folder = Path(path)
     file = folder / "privacy.json"

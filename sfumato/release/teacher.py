@@ -37,7 +37,8 @@ class Teacher:
     def predict(self, picture: str | Path | np.ndarray) -> str | tuple[str, ...]:
         """Classify a picture; with several labels, return all that are likelier than not.
 
-        picture: a file, or (H, W, C) uint8 of any size.
+        Args:
+            picture: A file, or (H, W, C) uint8 of any size.
         """
         (shares,) = self.probabilities(prepared(self.card, picture)[None])
         if self.network.several:
@@ -47,8 +48,11 @@ class Teacher:
     def probabilities(self, images: np.ndarray) -> np.ndarray:
         """Compute class probabilities, (N, classes) float32.
 
-        images: (N, H, W, C) uint8. Raises DataError for another type, or another shape than in
-        training.
+        Args:
+            images: (N, H, W, C) uint8.
+
+        Raises:
+            DataError: The images have another type, or another shape than in training.
         """
         channels, *sides = self.card["shape"]
         if images.dtype != np.uint8 or images.shape[1:] != (*sides, channels):
@@ -60,7 +64,11 @@ class Teacher:
 def load_teacher(path: str | Path) -> Teacher:
     """Load the teacher in a folder written by `stage teacher`.
 
-    path: path of that folder. Raises DataError if it is not a teacher, or was changed.
+    Args:
+        path: Path of that folder.
+
+    Raises:
+        DataError: The folder is not a teacher, or was changed.
     """
     folder = Path(path)
     artifact = read_artifact(folder, "teacher")
