@@ -7,7 +7,7 @@ images or persons are protected, by one-shot queries or by DP-SGD. Faults are SI
 MemoryError and a full disk of the state directory (`tests/faults.py`): at four moments of every
 entry of the journal, and at random times of a full `dvc repro`. The next `dvc repro` must end well
 by itself. Then each query has one charge, the ledger contains these, ε equals the plan's, every
-artifact is complete, and no temporary file is left. Last, Python processes amid `Project.run` are
+artifact is complete, and no temporary file is left. Last, Python processes in `Project.run` are
 killed: DVC and its stage must be gone within five seconds. A process that has imported the
 libraries forks for DVC and for each stage. If a kill damaged one of DVC's own files, the remedy of
 `stage doctor` is applied, and counted.
@@ -272,7 +272,7 @@ def strike_after(project: Project, kind: str, seconds: float, *, amid: bool) -> 
 
 
 def strike_often(project: Project, fresh: Path, kind: str, seconds: Sequence[float]) -> tuple[int, int]:
-    """Hit one run after the other, until one finishes; every other one amid a query, if it has one.
+    """Hit one run after the other, until one finishes; every other one during a query, if it has one.
 
     Returns how many were hit; and the cures.
     """
@@ -291,7 +291,7 @@ def strike_often(project: Project, fresh: Path, kind: str, seconds: Sequence[flo
 
 
 def kill_caller(project: Project, pause: float) -> tuple[int, int]:
-    """Kill a Python process amid `Project.run`, some seconds after a stage began.
+    """Kill a Python process during `Project.run`, some seconds after a stage began.
 
     Raises AssertionError unless all that it started is gone soon after.
     """

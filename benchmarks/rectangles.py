@@ -56,7 +56,7 @@ def trained(
     private, public = (part[:, :, None, None] for part in rows)
     features = ProjectedFeatures(
         settings.feature, (3, 8, 8), settings.dimension
-    )  # the rows are there: no image is read
+    )  # rows exist already, so no image is read
     features.map = Known(slice(0, private.shape[1]))
     spanned = features.fit(public, settings.power, seed).double()
     psi = torch.cat([features(part) for part in private.split(500)])

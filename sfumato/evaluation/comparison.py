@@ -126,7 +126,7 @@ def identity(
     extractor: Extractor | None,
     release: Path,
 ) -> dict[str, str]:
-    """Identify what numbers belong to: equal entries are comparable.
+    """Identify the origin of an evaluation's numbers: equal entries are comparable.
 
     Digests of real images are keyed, so they reveal nothing.
     """

@@ -134,7 +134,7 @@ class Pixels(nn.Module):
 
 
 def block_of(shape: Shape) -> int:
-    """Return the side, a power of two, of blocks whose means have at most LARGEST pixels."""
+    """Return the block side, a power of two, that brings the shorter side to LARGEST or less."""
     return 2 ** max(0, math.ceil(math.log2(min(shape[1:]) / LARGEST)))
 
 

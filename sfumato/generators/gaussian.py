@@ -160,7 +160,7 @@ def beyond(matrix: Tensor, noise: float) -> Tensor:
 
 
 def factor_of(covariance: Tensor, expected: Tensor) -> Tensor:
-    """Return F with F Fᵀ = the covariance, raised to half of `expected` in every direction.
+    """Return F with F Fᵀ = the covariance, at least half of `expected` in every direction.
 
     covariance: (d, d); expected: (d,).
     """

@@ -167,7 +167,7 @@ class EarlyStopping:
         random = torch.Generator().manual_seed(seed)
         self.matches = matches
         self.targets = [match.table.clone() for match in matches]
-        self.seen = []  # cells in the loss, of those that the level determines
+        self.seen = []  # cells in the loss, among the cells that the level determines
         self.unseen = []
         for match in matches:
             out = held_out(match.features, random)

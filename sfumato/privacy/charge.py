@@ -65,7 +65,7 @@ class Charge:
         group_cap: int = 1,
     ) -> None:
         self.record = record
-        self.used = used  # completed uses, including those of an earlier process
+        self.used = used  # completed uses, including an earlier process's
         self.checkpoint = checkpoint  # sha256 of the state that an earlier process left after them
         self.run = run
         self._mechanism = Mechanism.from_json(record["event"])

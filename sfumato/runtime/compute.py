@@ -1,4 +1,4 @@
-"""Choose the device, the precision, the number of threads, and what memory to keep."""
+"""Choose the device, the precision, the number of threads, and whether to keep freed memory."""
 
 import ctypes
 import functools

@@ -99,7 +99,7 @@ def fidelity(
     compared, reference: (N, D) and (M, D) features, of the set and of the hold-out;
     novel: features to test for copies, of training and of hold-out;
     metrics: names from METRICS;
-    warn: called with what limits a number.
+    warn: called with the reason why a number is of limited use.
 
     Returns {"space", "reference", "images", "reference_images", "frechet", "mmd", …}.
     """
