@@ -272,7 +272,7 @@ def strike_after(project: Project, kind: str, seconds: float, *, amid: bool) -> 
 
 
 def strike_often(project: Project, fresh: Path, kind: str, seconds: Sequence[float]) -> tuple[int, int]:
-    """Hit one run after the other, until one finishes; every other one during a query, if it has one.
+    """Hit one run after the other until one finishes, every other one during a query.
 
     Returns how many were hit; and the cures.
     """

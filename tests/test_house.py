@@ -350,7 +350,8 @@ def docstring_mistakes(tree: ast.AST) -> list[str]:
         sentences = " ".join(re.findall(r"\bRaises [^.]*", text))
         raised = {*re.findall(r"(?:Raises|or|;) ([A-Z]\w+)", sentences)}
         raised |= {*names_in_section("Raises", node)}
-        prose = re.sub(r"(?m)^(?:Args|Returns|Raises|Yields):\n(?= {4}\S)", "", ast.get_docstring(node))
+        sections = r"(?m)^(?:Args|Returns|Raises|Yields):\n(?= {4}\S)"
+        prose = re.sub(sections, "", ast.get_docstring(node))
         headers = re.findall(r"\b(?:Args|Arguments|Parameters|Returns|Raises|Yields):", prose)
         missing = {name for name in raised if not is_exception(name)}
         wrong += [f"{node.name}: {name}" for name in sorted(unknown | missing | {*headers})]

@@ -1,7 +1,7 @@
 """Kernel herding: keep the drawn images whose mean is nearest to the released means. It is free.
 
-A generator stops when noise hides its last faults: a disc of pure colour in one of twenty images,
-say, is left out.
+A generator stops when noise hides its last faults: a disc of pure colour in one of twenty images
+is left out, for example.
 
 Source: Chen, Welling and Smola 2010, for random Fourier features of the kernel.
 """
