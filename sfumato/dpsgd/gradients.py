@@ -178,8 +178,8 @@ def clipped_gradient_sum(
     total = torch.zeros(size, dtype=torch.float64, device=images.device)
     for start in range(0, len(images), microbatch_size):
         # The last microbatch is filled up by repeating its last image, and the copies are dropped:
-        # matrix kernels round differently for different sizes, and no image's gradient may depend
-        # on how many others were drawn.
+        # matrix kernels round differently for different sizes, and the gradient of an image must
+        # not depend on the number of others.
         index = torch.arange(start, start + microbatch_size, device=images.device).clamp(max=len(images) - 1)
         count = min(microbatch_size, len(images) - start)
         batch = images[index], labels[index], draws.rows(index)

@@ -22,8 +22,8 @@ from sfumato.release.report import grouped
 FALSE_ALARMS = 0.001  # Largest rate of alarms if nothing was copied
 MISSED = 0.025  # Largest rate at which either part of the bound on ε fails
 MOST_RELEASED = 60_000  # Largest number of released images to compare
-# Largest number of images of each real set: more cost minutes, without changing the share of copies
-# that may pass
+# Largest number of images of each real set: more cost minutes, and leave the same share of copies
+# undetected
 MOST_REAL = 20_000
 
 
