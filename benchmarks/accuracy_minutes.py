@@ -1,8 +1,9 @@
-"""Plot accuracy against minutes: the runs in `results/`, and what is published, in one picture.
+"""Plot accuracy against minutes: the runs in `results/` and published ones, in one picture.
 
-python benchmarks/accuracy_minutes.py [docs/accuracy-minutes.png]
+    python benchmarks/accuracy_minutes.py [docs/accuracy-minutes.png]
 
-Rows of one recipe, ε and set are averaged; minutes are those of the whole run on two processor cores, the least.
+Rows of one recipe, ε and set are averaged; minutes are for the complete run on two processor cores,
+the smallest.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ HERE = Path(__file__).parent
 SETS = {"digits": "digits, 8×8", "fashion-mnist-cpu": "Fashion-MNIST", "cifar10-cpu": "CIFAR-10"}
 FILES = ("evolution", "fashion-mnist", "fashion-mnist-teacher", "fashion-mnist-diffusion", "full-teacher", "gaussian",
          "mixed", "natural", "natural-papers", "recipes")  # fmt: skip
-VARIANTS = {  # by what was changed
+VARIANTS = {  # names of the changes
     "teacher.feature=patches": ", patches",
     "auxiliary.steps=1800": ", longer fits",
     "classifier.steps=8000": ", longer public training",
     "synthesize.count=120000": ", 120 000 images",
     "synthesize.count=80000": ", 80 000 images",
 }
-GPU_MINUTES = 4 * 11.7 * 60  # of FETA-Pro, four GPUs; others state none, and are put beside it
-COLOURS = [plt.get_cmap("tab20")(index) for index in range(20) if index not in (14, 15)]  # no grey
-PUBLISHED = {  # accuracy at ε = 1 and 10, as docs/papers.md has it
+# FETA-Pro used four GPUs; others state no time, and are plotted beside it
+GPU_MINUTES = 4 * 11.7 * 60
+# Colours without grey.
+COLOURS = [plt.get_cmap("tab20")(index) for index in range(20) if index not in (14, 15)]
+PUBLISHED = {  # accuracy at ε = 1 and 10, as in docs/papers.md
     "fashion-mnist-cpu": {
         "FETA-Pro": (83.4, 88.1),
         "DP-FETA": (81.7, 87.3),
@@ -45,19 +48,20 @@ PUBLISHED = {  # accuracy at ε = 1 and 10, as docs/papers.md has it
 
 
 def rows() -> pd.DataFrame:
-    """profile, recipe, epsilon, accuracy and minutes of the runs that are kept."""
+    """Return profile, recipe, epsilon, accuracy and minutes of the stored runs."""
     tables = [pd.read_csv(HERE / "results" / f"{name}.csv") for name in FILES]
     found = pd.concat([t.assign(accuracy=t["student"] if "student" in t else t["cnn"]) for t in tables])
     for changed, name in VARIANTS.items():
         found.loc[found.change.fillna("").str.contains(changed, regex=False), "recipe"] += name
-    older = found.recipe.eq("full") & found.profile.eq("digits") & found["version"].isna()  # before its teacher
+    # Rows from before the recipe had a teacher.
+    older = found.recipe.eq("full") & found.profile.eq("digits") & found["version"].isna()
     found = found[found.epsilon.isin([1, 10]) & ~older]
     means = {"accuracy": ("accuracy", "mean"), "minutes": ("minutes", "min")}
     return found.groupby(["profile", "recipe", "epsilon"], as_index=False).agg(**means)  # type: ignore[call-overload, no-any-return]
 
 
 def spread(heights: list[float], least: float) -> list[float]:
-    """Heights, from the highest down, each at least so far below the one before."""
+    """Lower heights, from the highest down, until each is at least `least` below the last."""
     found = list[float]()
     for height in heights:
         found.append(min(height, found[-1] - least) if found else height)
@@ -65,7 +69,10 @@ def spread(heights: list[float], least: float) -> list[float]:
 
 
 def draw(axes: plt.Axes, profile: str, table: pd.DataFrame) -> None:
-    """A line from ε = 1, hollow, to ε = 10, filled, for each recipe; what is published in grey. Names at the right."""
+    """Draw a line per recipe from ε = 1, hollow, to ε = 10, filled, with names at the right.
+
+    Published ones are grey.
+    """
     points = dict[str, list[list[float]]]()
     for name, part in table.groupby("recipe"):
         points[str(name)] = part[["epsilon", "minutes", "accuracy"]].to_numpy(float).tolist()

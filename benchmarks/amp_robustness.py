@@ -1,12 +1,17 @@
-"""Does adversarial model perturbation (AMP) make a network robust to noise in its weights?
+"""Measure whether AMP makes a network robust to noise in its weights.
 
-    python benchmarks/amp_robustness.py [--radius 0.2] [--steps 500] [--per-class 60] [--seeds 2] [--plot curve.png]
+AMP is adversarial model perturbation.
 
-The same small U-Net is trained on drawn glyphs three ways: plain, with AMP (as many steps, so at least twice the work),
-and plain with the work of AMP. Then its averaged weights are moved by a vector of a given norm, and its denoising loss
-on held-out glyphs is measured: in random directions (the mean over several), as the noise of DP-SGD moves them, and in
-the worst direction that a few steps of gradient ascent find, against which AMP trains. Batches, noise and directions
-are the same for all three. All images are public and drawn here: nothing to download. Under five minutes on one core.
+    python benchmarks/amp_robustness.py [--radius 0.2] [--steps 500] [--per-class 60]
+        [--seeds 2] [--plot curve.png]
+
+The same small U-Net is trained on drawn glyphs in three ways: plain, with AMP (as many steps, so at
+least twice the work), and plain with the work of AMP. Then its averaged weights are moved by a
+vector of a given norm, and its denoising loss on held-out glyphs is measured: in random directions
+(the mean over several), as the noise of DP-SGD moves them, and in the worst direction that a few
+steps of gradient ascent find, against which AMP trains. Batches, noise and directions are the same
+for all three. All images are public and drawn here, so there is no download. It takes less than
+five minutes on one core.
 """
 
 from __future__ import annotations
@@ -36,7 +41,10 @@ HELD_OUT = 8  # glyphs of each of the 62 classes
 
 
 def glyphs(per_class: int) -> tuple[Tensor, Tensor]:
-    """((N, 1, 8, 8) float32 in [0, 1], (N,) int64), the held-out ones last. Every prefix is balanced."""
+    """Draw glyphs, the held-out ones last. Every prefix is balanced.
+
+    Returns ((N, 1, 8, 8) float32 in [0, 1], (N,) int64).
+    """
     names, draw = DRAWN["glyphs"]((1, 8, 8))
     images, labels = zip(*draw_all(draw, len(names), per_class + HELD_OUT, 0), strict=True)
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255, torch.tensor(labels)
@@ -62,7 +70,7 @@ def held_out_batch(images: Tensor, labels: Tensor) -> list[Tensor]:
 
 
 def losses_under_noise(model: UNet, batch: Sequence[Tensor], norms: Sequence[float]) -> list[list[float]]:
-    """For each norm, the losses with the weights moved that far in each of DIRECTIONS directions."""
+    """Measure losses for each norm, with the weights moved that far in DIRECTIONS directions."""
     parameters = list(model.parameters())
     weights = [p.detach().clone() for p in parameters]
     rows = []
@@ -81,7 +89,7 @@ def losses_under_noise(model: UNet, batch: Sequence[Tensor], norms: Sequence[flo
 
 
 def worst_loss(model: UNet, batch: Sequence[Tensor], norm: float, steps: int = 5) -> float:
-    """The loss after `steps` of gradient ascent, each projected to the sphere of radius `norm`."""
+    """Measure the loss after gradient ascent, with steps projected to the sphere of `norm`."""
     parameters = list(model.parameters())
     weights = [p.detach().clone() for p in parameters]
     delta = [torch.zeros_like(w) for w in weights]
@@ -100,7 +108,7 @@ def spread(values: Tensor) -> str:
 
 
 def plot(curves: dict[str, Tensor], path: Path) -> None:
-    """curves: name -> (2, seeds, norms), random and worst."""
+    """Plot the curves: name -> (2, seeds, norms), random and worst."""
     import matplotlib
 
     matplotlib.use("Agg")

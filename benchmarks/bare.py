@@ -1,4 +1,7 @@
-"""Import it before anything else: a bare machine finds the project, and the packages that `gpu_carry.sh` fetched."""
+"""Set up imports on a bare machine: the project, and packages that `gpu_carry.sh` fetched.
+
+Import it first.
+"""
 
 import importlib.util
 import os
@@ -11,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CARRIED = ROOT / ".gpu"
 
 folders = [str(ROOT), str(ROOT / "benchmarks")]
-if importlib.util.find_spec("pydantic") is None:  # elsewhere, the machine's own packages stay
+if importlib.util.find_spec("pydantic") is None:  # otherwise the machine's own packages stay
     folders.insert(0, str(CARRIED / "site"))
 sys.path[:0] = folders
-os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])  # of children
+# paths of child processes
+os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,7 +1,8 @@
-"""Small files that claim, or expand to, far more than a machine has: pictures, DICOM, archives, tables, releases.
+"""Small files that claim, or expand to, far more than a machine has.
 
-Each builder writes real files into a folder, with little memory, and returns what to read there. `malformed.py` reads
-each in a process of bounded memory.
+They are pictures, DICOM, archives, tables and releases. Each builder writes real files into a
+folder, with little memory, and returns a function that reads them. `malformed.py` reads each in a
+process of bounded memory.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MEGABYTE = 2**20
 
 
 def zeros(size: int, wrapped: bool = True) -> bytes:
-    """A zlib stream of so many zeros, or a raw deflate stream: one block of a megabyte, repeated."""
+    """Compress so many zeros as a zlib or a raw deflate stream: repeated blocks of a megabyte."""
     deflater = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     block = deflater.compress(bytes(MEGABYTE)) + deflater.flush(zlib.Z_FULL_FLUSH)
     last = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
@@ -49,7 +50,7 @@ def picture() -> bytes:
 
 
 def read(path: Path, source: str = "imagefolder", **settings: Any) -> None:
-    """Every image of a set, as `stage prepare sensitive` reads it."""
+    """Read every image of a set as `stage prepare sensitive` does."""
     from sfumato.data.sources import read_source
 
     settings = {"range": (0, 255), "dataset_id": "own", **settings}
@@ -59,14 +60,14 @@ def read(path: Path, source: str = "imagefolder", **settings: Any) -> None:
 
 
 def look(path: Path, **settings: Any) -> None:
-    """Every image of a set, as `stage init` reads it."""
+    """Read every image of a set as `stage init` does."""
     from sfumato.data.survey import survey
 
     survey(path, span=(0, 255), **settings)
 
 
 def receive(folder: Path) -> None:
-    """A release, as its recipient reads it, and a picture made to fit."""
+    """Read a release as its recipient does, and fit a picture to it."""
     from sfumato.release.loading import load_release
 
     release = load_release(folder)
@@ -88,7 +89,7 @@ def bomb(build: Callable[[Path], Read]) -> Callable[[Path], Read]:
 
 
 def in_folder(folder: Path, name: str, content: bytes, **settings: Any) -> Read:
-    """A set of two classes, one of which holds the picture."""
+    """Write a set of two classes, one of which contains the picture."""
     for label in "ab":
         (folder / label).mkdir()
         (folder / label / "0.png").write_bytes(picture())
@@ -113,7 +114,10 @@ def png_chunk(name: bytes, content: bytes) -> bytes:
 
 
 def tiff(tags: dict[int, tuple[int, list[int]]], strips: bytes = b"", frames: int = 1) -> bytes:
-    """A little-endian TIFF. tags: number -> type (3: 16 bits, 4: 32) and values; 273 is set to where `strips` begin."""
+    """Build a little-endian TIFF.
+
+    tags: number -> type (3: 16 bits, 4: 32) and values; 273 is set to the start of `strips`.
+    """
     tags = {**tags}
     content = bytearray(b"II*\0\0\0\0\0" + strips)
     link = 4
@@ -137,7 +141,10 @@ def tiff(tags: dict[int, tuple[int, list[int]]], strips: bytes = b"", frames: in
 def tiff_form(
     width: int, height: int, *, bits: int = 8, channels: int = 1, kind: int = 1, packing: int = 8, strip: int = 0
 ) -> dict[int, tuple[int, list[int]]]:
-    """The tags of a TIFF of one strip. kind: 1 whole numbers, 3 floating point; packing: 1 none, 8 zlib."""
+    """Return the tags of a TIFF of one strip.
+
+    kind: 1 whole numbers, 3 floating point; packing: 1 none, 8 zlib.
+    """
     return {
         256: (4, [width]),
         257: (4, [height]),
@@ -153,7 +160,7 @@ def tiff_form(
 
 
 def stamped(kind: str, changes: dict[int, bytes], **options: Any) -> bytes:
-    """A picture of 16×16 written by Pillow, with other bytes at some places."""
+    """Write a 16×16 picture with Pillow, and replace bytes at some places."""
     file = io.BytesIO()
     Image.new(options.pop("mode", "RGB"), (16, 16), 9).save(file, kind, **options)
     content = bytearray(file.getvalue())
@@ -163,7 +170,7 @@ def stamped(kind: str, changes: dict[int, bytes], **options: Any) -> bytes:
 
 
 def after(content: bytes, mark: bytes, step: int, value: bytes) -> bytes:
-    """`content` with `value` so many bytes after the first `mark`."""
+    """Put `value` into `content`, so many bytes after the first `mark`."""
     place = content.index(mark) + step
     return content[:place] + value + content[place + len(value) :]
 
@@ -277,7 +284,10 @@ register("TIFF of a terabyte", lambda folder: hole(folder, "x.tiff", b"II+\0\x08
 
 
 def element(group: int, number: int, kind: str, value: bytes | int | str, length: int | None = None) -> bytes:
-    """An element of a DICOM file in explicit little-endian form. length: claims another."""
+    """Build an element of a DICOM file in explicit little-endian form.
+
+    length: claim another length.
+    """
     if isinstance(value, int):
         value = struct.pack("<H", value)
     if isinstance(value, str):
@@ -288,7 +298,7 @@ def element(group: int, number: int, kind: str, value: bytes | int | str, length
 
 
 def fragments(frame: bytes) -> bytes:
-    """A compressed frame as DICOM wraps it."""
+    """Wrap a compressed frame as DICOM does."""
     frame += bytes(len(frame) % 2)
     item = b"\xfe\xff\x00\xe0"
     return item + bytes(4) + item + struct.pack("<I", len(frame)) + frame + b"\xfe\xff\xdd\xe0" + bytes(4)
@@ -312,7 +322,10 @@ def dicom(
     more: bytes = b"",
     claimed: int | None = None,
 ) -> bytes:
-    """A DICOM file. pixels: of compressed syntaxes, one frame; of DEFLATED, a number of zeros; more: elements."""
+    """Build a DICOM file.
+
+    pixels: one frame, for a compressed syntax; number of zeros, for DEFLATED; more: elements.
+    """
     body = element(0x0008, 0x0016, "UI", "1.2.840.10008.5.1.4.1.1.7")
     body += more
     body += element(0x0028, 0x0002, "US", 1) + element(0x0028, 0x0004, "CS", "MONOCHROME2")
@@ -340,12 +353,12 @@ def frame_of_jpeg_2000(height: int, width: int) -> bytes:
 
 
 def frame_of_rle(size: int) -> bytes:
-    """One segment that expands to so many zeros."""
+    """Build one segment that expands to so many zeros."""
     return struct.pack("<16L", 1, 64, *[0] * 14) + b"\x81\0" * (size // 128)
 
 
 def sequences(depth: int) -> bytes:
-    """Sequences of undefined length, one in the other."""
+    """Nest sequences of undefined length."""
     item = b"\xfe\xff\x00\xe0" + b"\xff" * 4
     return depth * (element(0x0008, 0x1140, "SQ", b"", 2**32 - 1) + item)
 
@@ -379,7 +392,7 @@ register("DICOM of a terabyte", lambda folder: hole(folder, "x.dcm", dicom(PLAIN
 
 
 def zipped(path: Path, files: dict[str, bytes | int], how: int = zipfile.ZIP_DEFLATED) -> Path:
-    """A zip. files: the content of each, or a number of zeros."""
+    """Write a zip. files: content of each, or a number of zeros."""
     with zipfile.ZipFile(path, "w", how) as archive:
         for name, content in files.items():
             if isinstance(content, bytes):
@@ -437,7 +450,7 @@ def a_zip_that_lists_less_than_it_holds(folder: Path) -> Read:
 
 @bomb
 def a_zip_of_a_file_listed_many_times(folder: Path) -> Read:
-    """Entries that overlap: one body of a megabyte for each of 1,000 names."""
+    """Build overlapping entries: one body of a megabyte for each of 1,000 names."""
     content = zipped(folder / "one.zip", {"a/000.png": MEGABYTE}).read_bytes()
     start = content.index(b"PK\1\2")
     end = content.index(b"PK\5\6")
@@ -474,7 +487,7 @@ def a_zip_with_a_picture_of_900_megapixels(folder: Path) -> Read:
 
 
 def npz(path: Path, shape: tuple[int, ...], size: int, kind: str = "|u1", **arrays: np.ndarray) -> Path:
-    """An .npz whose images claim a shape and have so many bytes of zeros."""
+    """Write an .npz whose images claim a shape and have so many bytes of zeros."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": kind, "fortran_order": False, "shape": shape})
     about = {"labels": np.array([0, 1]), "classes": np.array(["a", "b"]), **arrays}
@@ -519,7 +532,10 @@ def zip_with_an_npz_of_half_a_gigabyte(folder: Path) -> Read:
 
 
 def idx(folder: Path, images: bytes, suffix: str = ".gz") -> Read:
-    """MNIST's four files, with others for training images. images: compressed if `suffix` is ".gz"."""
+    """Write MNIST's four files, with other training images.
+
+    images: compressed if `suffix` is ".gz".
+    """
     small = b"\0\0\x08\x03" + struct.pack(">3i", 2, 28, 28) + bytes(2 * 28 * 28)
     labels = b"\0\0\x08\x01" + struct.pack(">i", 2) + b"\0\1"
     for name, content in (("t10k-images-idx3", small), ("t10k-labels-idx1", labels), ("train-labels-idx1", labels)):
@@ -529,7 +545,7 @@ def idx(folder: Path, images: bytes, suffix: str = ".gz") -> Read:
 
 
 def gzipped(header: bytes, size: int) -> bytes:
-    """A header and so many zeros, in two members."""
+    """Compress a header and so many zeros, in two members."""
     checksum = struct.pack("<II", 0, size % 2**32)
     return gzip.compress(header) + b"\x1f\x8b\x08" + bytes(6) + b"\xff" + zeros(size, wrapped=False) + checksum
 
@@ -549,7 +565,7 @@ register("idx of 255 axes", lambda folder: idx(folder, b"\0\0\x08\xff" + b"\0\0\
 
 
 def parquet(path: Path, rows: int, value: bytes) -> Path:
-    """Rows that all hold the same bytes as their picture, stored once."""
+    """Write rows that all have the same picture's bytes, stored once."""
     import pyarrow
     from pyarrow import parquet
 
@@ -577,7 +593,7 @@ def parquet_with_a_picture_of_64_megabytes_10_000_times(folder: Path) -> Read:
 def parquet_with_a_page_that_claims_2_gb(folder: Path) -> Read:
     path = parquet(folder / "set.parquet", 4, bytes(3 * MEGABYTE))
     content = path.read_bytes()
-    size = 3 * MEGABYTE + 4  # of the page, as a zigzag varint in its header
+    size = 3 * MEGABYTE + 4  # size of the page, as a zigzag varint in its header
     path.write_bytes(content.replace(varint(2 * size), varint(2 * (2**27 - 1)), 1))
     return lambda: read(path, label_column="label", classes=("0", "1"))
 
@@ -609,7 +625,7 @@ def parquet_of_empty_pictures(folder: Path) -> Read:
 
 
 def pictures_with(folder: Path, name: str, content: bytes) -> Read:
-    """Four pictures and a table of their labels."""
+    """Write four pictures and a table of their labels."""
     for i in range(4):
         (folder / f"{i}.png").write_bytes(picture())
     (folder / name).write_bytes(content)
@@ -621,7 +637,7 @@ def made_table(name: str, make: Callable[[], bytes], folder: Path) -> Read:
 
 
 def table_of_texts(folder: Path, rows: int, size: int) -> Read:
-    """metadata.parquet, each of whose cells is a text of so many letters."""
+    """Write metadata.parquet with a text of so many letters in each cell."""
     import pyarrow
     from pyarrow import parquet
 
@@ -659,7 +675,7 @@ def shard(folder: Path, content: bytes, size: int = 0) -> Read:
 
 
 def sample(name: str, label: bytes, picture: bytes, kind: str = "cls") -> bytes:
-    """A picture and its label."""
+    """Build a picture and its label."""
     parts = []
     for ending, content in ((kind, label), ("png", picture)):
         parts += [tar_header(f"{name}.{ending}", len(content)), content, bytes(-len(content) % 512)]
@@ -724,7 +740,10 @@ def npy(shape: tuple[int, ...], kind: str = "|u1", content: bytes = b"") -> byte
 
 
 def plain_release(folder: Path, **changes: Any) -> Read:
-    """A release of two pictures, with the right hashes. changes: of its files, and keys of its card or privacy.json."""
+    """Write a release of two pictures, with the right hashes.
+
+    changes: changes of its files, and of keys of its card or privacy.json.
+    """
     from sfumato.storage.digest import digest_of_file
 
     card = {"shape": [1, 8, 8], "classes": ["a", "b"], "kinds": {"plain": 2}, "epsilon": 1.0, "delta": 1e-5}
@@ -795,7 +814,7 @@ def weights(folder: Path, content: bytes) -> Read:
 
 
 def listed_tensors() -> bytes:
-    """A list of a million tensors without numbers."""
+    """Build a list of a million tensors without numbers."""
     tensors = (f'"{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(1_000_000))
     header = ("{" + ",".join(tensors) + "}").encode()
     return struct.pack("<Q", len(header)) + header

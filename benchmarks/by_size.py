@@ -1,12 +1,12 @@
-"""What releases of several sizes teach, by the number of images or persons and ε: as `stage init` proposes each.
+"""Measure what releases of several sizes teach, by units and ε, as `stage init` proposes them.
 
-    OMP_NUM_THREADS=1 python benchmarks/by_size.py NAME FOLDER --sizes 8,16,32 [--units 500,1000] [--epsilons 1,10]
-        [--minutes 4] [--groups PATTERN] [--work WORK]
+    OMP_NUM_THREADS=1 python benchmarks/by_size.py NAME FOLDER --sizes 8,16,32 [--units 500,1000]
+        [--epsilons 1,10] [--minutes 4] [--groups PATTERN] [--work WORK]
 
-FOLDER: public images that play the sensitive ones, in class folders; --units: of so many of them at random, images, or
-persons by --groups; NAME: of the set in the rows. Balanced accuracy in % of the best classifier trained on the release,
-of the teacher, and of the best trained on real images, each at its size, on a hold-out by a key. Rows that are in
-`results/sizes.csv` are not run again.
+FOLDER: public images in class folders, used as the sensitive ones; --units: number of random units
+to use, images, or persons by --groups; NAME: name of the set in the rows. Accuracies are balanced,
+in %, of the best classifier trained on the release, of the teacher, and of the best trained on real
+images, each at its size, on a keyed hold-out. Rows in `results/sizes.csv` are not run again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ COLUMNS = [*KEYS, "classes", "release", "teacher", "real"]
 
 
 def subset(folder: Path, units: int, groups: str | None, seed: int, out: Path) -> int:
-    """Copy all pictures of `units` persons, or so many pictures; of all for 0. Returns how many units there are."""
+    """Copy all pictures of `units` persons, or so many pictures; 0 for all.
+
+    Returns the number of units.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     unit_of = [match[1] if groups and (match := re.search(groups, path.name)) else path.as_posix() for path in files]
     names = sorted({*unit_of})
@@ -43,7 +46,7 @@ def subset(folder: Path, units: int, groups: str | None, seed: int, out: Path) -
 
 
 def run(images: Path, project: Path, about: dict[str, Any]) -> dict[str, float]:
-    """Balanced accuracies in % of one project, all of it, and its number of classes."""
+    """Run one project; return balanced accuracies in %, and its number of classes."""
     import sfumato
 
     made = sfumato.Project.create(project, images=images, **about)
@@ -77,7 +80,8 @@ def main() -> None:
         name = "-".join(row.values()).replace(" ", "-")
         os.environ["SFUMATO_STATE"] = str(work / f"state-{name}")
         os.environ["DVC_SITE_CACHE_DIR"] = str(work / f"dvc-{name}")
-        for folder in (images, work / name, work / f"state-{name}"):  # of a run that was killed
+        # left by a run that was killed
+        for folder in (images, work / name, work / f"state-{name}"):
             shutil.rmtree(folder, ignore_errors=True)
         subset(given.folder, int(units), given.groups, given.seed, images)
         about: dict[str, Any] = {"epsilon": float(epsilon), "minutes": given.minutes, "size": int(size)}

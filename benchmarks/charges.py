@@ -1,13 +1,14 @@
-"""Open charges from many processes at once, kill some of them, fill the disk, fork, set the clock back; then count.
+"""Open charges from many processes, with kills, full disks, forks and wrong clocks; then count.
 
     python benchmarks/charges.py --charges 2000 --processes 8 --kills 200 --seed 0
 
-All processes spend on one dataset in one state directory, and then in the next. Each takes a share of the pieces of
-work: it opens a charge, draws, releases, closes. Each piece is given to two of them, so that they race for it. Now and
-then one is killed (SIGKILL), finds its disk full, has its clock set back, or forks a child that tries to go on with its
-charge; a killed one is started again with the same share. In the end there must be one charge for each piece of work,
-opened once and closed once, in a journal that holds. The last state directory has a lifetime budget for half of the
-pieces, which no race may exceed.
+All processes spend on one dataset in one state directory, and then in the next. Each takes a share
+of the work items: it opens a charge, draws, releases, closes. Each item is given to two processes,
+so that they race for it. Now and then a process is killed (SIGKILL), finds its disk full, has its
+clock set back, or forks a child that tries to use its charge; a killed one is restarted with the
+same share. In the end there must be one charge per work item, opened once and closed once, in a
+valid journal. The last state directory has a lifetime budget for half of the items, which no race
+may exceed.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ def work_of(number: int) -> ChargeRequest:
 
 
 def spend(state: Path, card: Card, number: int, permission: SpendingPolicy, fault: Callable[[Charge], None]) -> None:
-    """One piece of work: as a query does it. The release counts once it has its name in the directory of the run."""
+    """Do one work item as a query does.
+
+    The release counts once it has its name in the run's directory.
+    """
     charge = open_charge(state, card, work_of(number), permission)
     fault(charge)
     for _ in charge.batches(size=500):
@@ -67,7 +71,7 @@ def spend(state: Path, card: Card, number: int, permission: SpendingPolicy, faul
 
 
 def worker(state: Path, card: Card, mine: list[int], permission: SpendingPolicy, seed: int) -> None:
-    """Spend on each piece of work that is not released yet; with a fault now and then, of the process's own making."""
+    """Spend on each work item that is not released yet, with an occasional fault of its own."""
     chance, real = random.Random(seed), time.time
     for number in mine:
         kind = chance.choice(["none"] * 17 + ["disk", "clock", "fork"])
@@ -87,8 +91,9 @@ def worker(state: Path, card: Card, mine: list[int], permission: SpendingPolicy,
 
 
 def fill_the_disk(state: Path, card: Card, number: int, permission: SpendingPolicy) -> None:
-    """Try it with room for half a line more in the journal: refused, and nothing is opened."""
-    room = Odometer(state, card.dataset_id).path.stat().st_size + 200  # what others write meanwhile leaves less
+    """Try a charge with room for half a line in the journal: it is refused, and none is opened."""
+    # other processes leave less meanwhile
+    room = Odometer(state, card.dataset_id).path.stat().st_size + 200
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
@@ -101,7 +106,7 @@ def fill_the_disk(state: Path, card: Card, number: int, permission: SpendingPoli
 
 
 def fork_and_go_on(charge: Charge) -> None:
-    """A child that a fork made must not draw."""
+    """Check that a forked child cannot draw."""
     child = os.fork()
     if child == 0:
         try:
@@ -130,7 +135,7 @@ def start(state: Path, card: Card, mine: list[int], permission: SpendingPolicy, 
 def race(
     state: Path, card: Card, charges: int, processes: int, kills: int, permission: SpendingPolicy, chance: random.Random
 ) -> int:
-    """Let the processes work until all is done. Returns how often one was killed."""
+    """Let the processes work until all is done. Returns the number of kills."""
     shares = [[n for n in range(charges) if n % processes in (i, (i + 1) % processes)] for i in range(processes)]
     running = {start(state, card, share, permission, chance.randrange(2**32)): share for share in shares}
     killed = 0
@@ -156,8 +161,8 @@ def race(
 
 
 def check(odometer: Odometer, wanted: int | None) -> int:
-    """Raise AssertionError unless each piece of work was opened once and closed once. Returns how many there are."""
-    entries = odometer.entries()  # which checks the chain
+    """Raise AssertionError unless each item was opened and closed once. Returns their number."""
+    entries = odometer.entries()  # checks the chain
     opened = Counter(entry["work"] for entry in entries if entry["kind"] == OPEN)
     closed = Counter(entry["id"] for entry in entries if entry["kind"] == CLOSE)
     runs = {entry["record"]["id"] for entry in entries if entry["kind"] == OPEN}

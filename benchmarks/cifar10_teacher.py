@@ -1,12 +1,14 @@
-"""The teacher alone on CIFAR-10, without any public data: its accuracy by ε, at δ = 1e-5.
+"""Measure the teacher on CIFAR-10, without any public data: its accuracy by ε, at δ = 1e-5.
 
-    OMP_NUM_THREADS=1 python benchmarks/cifar10_teacher.py                      # the official split, downloaded
-    OMP_NUM_THREADS=1 python benchmarks/cifar10_teacher.py --folder cifar10     # the training split, in class folders
+    # the official split, downloaded; the training split, in class folders
+    OMP_NUM_THREADS=1 python benchmarks/cifar10_teacher.py
+    OMP_NUM_THREADS=1 python benchmarks/cifar10_teacher.py --folder cifar10
 
-The first is the number for a leaderboard: 50 000 training images, and the official test split, read once for each ε.
-With --folder a fifth of the images is held out by a key. Filters and textures are drawn by a program, directions are
-those of images of a generator that the same budget pays for (recipe `teacher-gaussian`, without its release). Settings
-were fixed before the first run. Rows are appended to a CSV file; an ε that is in it is not run again.
+The first is the number for a leaderboard: 50 000 training images, and the official test split, read
+once for each ε. With --folder a fifth of the images is held out by a key. Filters and textures are
+drawn by a program, and directions are fitted to images of a generator that the same budget pays for
+(recipe `teacher-gaussian`, without its release). Settings were fixed before the first run. Rows are
+appended to a CSV file; an ε in the file is not run again.
 """
 
 from __future__ import annotations
@@ -40,14 +42,15 @@ COLUMNS = ("split", "epsilon", "delta", "spent", "seed", "held out", "accuracy",
 
 
 def params_of(folder: Path | None, epsilon: float, seed: int) -> dict:
-    """Settings of the project. folder: of classes; None for the official split."""
+    """Build the settings of the project. folder: class folders; None for the official split."""
     data: dict = {"source": "cifar10", "dataset_id": "cifar10"}
     if folder is not None:
         about = {"source": "imagefolder", "path": str(folder), "size": 32, "channels": 3, "holdout_fraction": 0.2}
         data = {"dataset_id": "cifar10-train"} | about
     return {
         "recipe": "teacher-gaussian",
-        "run": ["count", "covariance", "auxiliary", "teacher", "synthesize"],  # the last is not run
+        # the last one is not run
+        "run": ["count", "covariance", "auxiliary", "teacher", "synthesize"],
         "profile": "cifar10-cpu",
         "seed": seed,
         "data": data,
@@ -58,7 +61,7 @@ def params_of(folder: Path | None, epsilon: float, seed: int) -> dict:
 
 
 def measure(folder: Path | None, epsilon: float, seed: int) -> dict:
-    """One teacher, in a project of its own that is gone afterwards."""
+    """Measure one teacher, in a temporary project."""
     work = Path(tempfile.mkdtemp(prefix="cifar10-"))
     (work / "pipelines").symlink_to(ROOT / "pipelines")
     (work / "params.yaml").write_text(yaml.safe_dump(params_of(folder, epsilon, seed)))

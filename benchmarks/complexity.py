@@ -1,9 +1,10 @@
-"""How complex images are: entropy of the grey levels, entropy of the local patterns (FETA-Pro Table 2, Appendix C.3).
+"""Measure how complex images are: entropy of grey levels and of local patterns.
 
     python benchmarks/complexity.py
 
-The paper orders its curriculum by complexity: central images, then auxiliary images, then real ones. Local: the last
-row is computed from real images. Run it in a repository whose stages have run.
+The paper orders its curriculum by complexity: central images, then auxiliary images, then real
+ones. Local: the last row is computed from real images. Run it in a repository whose stages have
+run. Source: FETA-Pro Table 2, Appendix C.3.
 """
 
 from __future__ import annotations
@@ -22,34 +23,36 @@ from sfumato.settings.stages import ARTIFACTS, CARD_PATH
 from sfumato.storage.artifacts import Artifact, read_artifact
 from stages.state import state_dir
 
-CIRCLE = ((-1, -1), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1))  # the eight neighbours, in a circle
+# The eight neighbours, in a circle
+CIRCLE = ((-1, -1), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1))
 
 
 def grey(images: np.ndarray) -> np.ndarray:
-    """(N, H, W, C) uint8, C 1 or 3 -> (N, H, W) uint8 luminance (ITU-R 601)."""
+    """Convert (N, H, W, C) uint8, C 1 or 3, to (N, H, W) uint8 luminance (ITU-R 601)."""
     if images.shape[3] == 1:
         return images[..., 0]
     return np.rint(images @ np.array([0.299, 0.587, 0.114])).astype(np.uint8)
 
 
 def entropy(images: np.ndarray) -> np.ndarray:
-    """(N, H, W, C) uint8 -> (N,) Shannon entropy of each image's 256 grey levels, in nats."""
+    """Compute the entropy of each image's grey levels, in nats: (N, H, W, C) uint8 -> (N,)."""
     return entropies(grey(images), 256)
 
 
 def texture_complexity(images: np.ndarray) -> np.ndarray:
-    """(N, H, W, C) uint8 -> (N,) Shannon entropy of each image's local binary patterns, in nats, at most ln 10.
+    """Compute the entropy of each image's local binary patterns: (N, H, W, C) uint8 -> (N,).
 
-    A pattern is which of the eight neighbours are at least as bright as a pixel, up to rotation. Patterns with more
-    than two changes around the circle count as one (Ojala et al. 2002: P = 8, R = 1, uniform). The paper gives no
-    formula: compare values within a table only. Raises ValueError for images below three pixels a side.
+    It is Shannon's, in nats, at most ln 10. A pattern is the set of the eight neighbours at least
+    as bright as a pixel, up to rotation. Patterns with more than two changes around the circle
+    count as one (Ojala et al. 2002: P = 8, R = 1, uniform). The paper gives no formula: compare
+    values within a table only. Raises ValueError for images below three pixels per side.
     """
     plane = grey(images)
     height, width = plane.shape[1:]
     if min(height, width) < 3:
         raise ValueError(f"images of {height}×{width} have no local patterns: three pixels a side are needed")
     centre = plane[:, 1:-1, 1:-1]
-    # (8, N, H-2, W-2)
+    # Bits of the neighbours: (8, N, H-2, W-2).
     above = np.stack([plane[:, 1 + i : height - 1 + i, 1 + j : width - 1 + j] >= centre for i, j in CIRCLE])
     changes = (above != np.roll(above, 1, axis=0)).sum(axis=0)
     patterns = np.where(changes <= 2, above.sum(axis=0), 9)
@@ -57,13 +60,13 @@ def texture_complexity(images: np.ndarray) -> np.ndarray:
 
 
 def entropies(levels: np.ndarray, count: int) -> np.ndarray:
-    """(N, …) integers below `count` -> (N,) entropy of their frequencies, in nats."""
+    """Compute the entropy of frequencies, in nats: (N, …) integers below `count` -> (N,)."""
     flat = levels.reshape(len(levels), -1)
     return np.asarray(stats.entropy(np.stack([np.bincount(row, minlength=count) for row in flat]), axis=1))
 
 
 def complexity(images: np.ndarray) -> dict[str, float]:
-    """Means over the images: {"entropy", "texture_complexity", "images"}."""
+    """Average over the images: {"entropy", "texture_complexity", "images"}."""
     return {
         "entropy": float(entropy(images).mean()),
         "texture_complexity": float(texture_complexity(images).mean()),
@@ -74,7 +77,7 @@ def complexity(images: np.ndarray) -> dict[str, float]:
 def complexity_by_step(
     release: ImageSet, real: ImageSet, central: Artifact, auxiliary: Artifact
 ) -> dict[str, dict[str, float]]:
-    """Complexity of the images of every step, from the simplest; steps that are switched off are left out."""
+    """Measure the images of every step, the simplest first, without steps that are off."""
     images = {}
     if central.enabled:
         means = np.load(central.path / "mean.npy")

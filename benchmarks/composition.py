@@ -1,10 +1,12 @@
-"""What exact composition gives a teacher that Rényi bounds do not: the same draws of noise, at both sizes.
+"""Compare a teacher under exact composition and under Rényi bounds, by the same noise draws.
 
-    OMP_NUM_THREADS=1 python benchmarks/composition.py [--sets fashion-mnist,CIFAR] [--epsilons 1] [--seeds 0,1,2,3]
+    OMP_NUM_THREADS=1 python benchmarks/composition.py [--sets fashion-mnist,CIFAR]
+        [--epsilons 1] [--seeds 0,1,2,3]
 
-CIFAR: a folder of CIFAR-10's training images, a folder for each class.
-Noise multipliers are those of the recipe under `privacy.accountant: rdp` and `exact`. The teacher's directions are
-those of the hold-out, which no release may take: a bound, the same on both sides. Accuracy on the hold-out, %.
+CIFAR: a folder of CIFAR-10's training images, with one folder per class. Noise multipliers come
+from the recipe under `privacy.accountant: rdp` and `exact`. The teacher's directions are fitted to
+the hold-out, which no release may do: a bound, the same on both sides. Accuracy is on the hold-out,
+in %.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ from sfumato.settings.recipes import params_of
 
 FASHION = {"recipe": "teacher-generator", "profile": "fashion-mnist-cpu"}
 PATCHES = {"feature": "patches", "flip": True, "dimension": 2048}
-HELD_OUT = 10_000  # photographs; of clothes, the official test split is held out
+HELD_OUT = 10_000  # photographs; for clothes, the official test split is held out
 
 
 def photographs(folder: str) -> dict[str, Any]:
-    """40 000 photographs of a folder, as in rows L of the results."""
+    """Return settings for 40 000 photographs of a folder, as in rows L of the results."""
     data = {"source": "imagefolder", "path": folder, "dataset_id": "trial", "size": 32, "channels": 3}
     privacy = {"size_hint": 40_000, "lifetime_epsilon": "unlimited"}
     recipe = {"recipe": "teacher-gaussian", "profile": "cifar10-cpu"}
@@ -42,7 +44,7 @@ def photographs(folder: str) -> dict[str, Any]:
 
 
 def at(content: dict[str, Any], epsilon: float, accountant: str) -> tuple[Params, dict[str, float]]:
-    """The parameters at ε, and the noise multiplier of each query."""
+    """Return the parameters at ε, and the noise multiplier of each query."""
     privacy = content.get("privacy", {}) | {"epsilon": epsilon, "accountant": accountant}
     params = params_of(content | {"privacy": privacy}, Path("params.yaml"))
     delta = default_delta(params.privacy.size)
@@ -51,7 +53,7 @@ def at(content: dict[str, Any], epsilon: float, accountant: str) -> tuple[Params
 
 
 def pictures(params: Params) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images, (N, C, H, W) uint8, and labels of those that are learned from, and of the hold-out."""
+    """Load images, (N, C, H, W) uint8, and labels, of the training part and of the hold-out."""
     source = read_source(params.data, Path("data/raw"))
     train = list(source.train)
     test = list(source.test or ())

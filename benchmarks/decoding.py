@@ -1,12 +1,12 @@
-"""Pictures a second in one thread and in several, side by side, and the memory of comparing with another dataset.
+"""Measure pictures per second by threads, and the memory of comparing with another dataset.
 
     OMP_NUM_THREADS=1 python benchmarks/decoding.py FOLDER [--threads 2] [--size 64] [--rounds 5]
     OMP_NUM_THREADS=1 python benchmarks/decoding.py --images 10000 100000 1000000
 
-FOLDER: of pictures, in any folders. Every round decodes all of them in one thread and then in several; the ratio is
-that of each round, so that other programs weigh on both. Processor seconds are those of all threads. With --images: the
-largest resident anonymous memory that comparing a set of random images, 8×8 grey, with another of as many adds to a
-process of its own, by bytes and by looks.
+FOLDER: pictures, in any folders. Every round decodes all of them in one thread and then in several;
+the ratio is per round, so that other programs slow both. Processor seconds are for all threads
+together. With --images: the largest resident anonymous memory that comparing a set of random
+images, 8×8 grey, with another of the same size adds to a process of its own, by bytes and by looks.
 """
 
 import argparse

@@ -1,13 +1,14 @@
-"""Speed and memory of per-image gradients, against the plain training step and against Opacus.
+"""Measure speed and memory of per-image gradients, against the plain training step and Opacus.
 
-    python benchmarks/dpsgd_speed.py [--passes 256] [--rounds 5] [--threads 1] [--opacus-rows 64] [--only bf16]
-        [--size 28] [--channels 1] [--width 32] [--unshuffle 2] [--blocks 1]
+    python benchmarks/dpsgd_speed.py [--passes 256] [--rounds 5] [--threads 1] [--opacus-rows 64]
+        [--only bf16] [--size 28] [--channels 1] [--width 32] [--unshuffle 2] [--blocks 1]
 
-Every variant makes the same number of image passes (forward and backward of one image at one noise level) in the same
-process, in interleaved rounds, so that a busy machine slows all of them. On one thread, CPU time is measured, without
-that of other processes. `images/s` is the best round. `ratio` is the time over that of the plain step of the same
-precision, the median over rounds. Peak memory is measured in a process per variant, above the memory held before the
-first step. The images are random: nothing to download.
+Every variant makes the same number of image passes (forward and backward of one image at one noise
+level) in the same process, in interleaved rounds, so that a busy machine slows all of them. On one
+thread, CPU time is measured, without other processes. `images/s` is the best round. `ratio` is the
+time over the plain step's time at the same precision, the median over rounds. Peak memory is
+measured in one process per variant, above the memory before the first step. The images are random,
+so there is no download.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sfumato.dpsgd.gradients import draw, per_image_gradients
 from sfumato.runtime.compute import keep_freed_memory
 from sfumato.settings.noise_levels import LogNormal
 
-# name -> (plain step to compare with, maker of the step)
+# Name -> (plain step to compare with, maker of the step).
 VARIANTS: dict[str, tuple[str, Callable[[Setting], Callable[[], object]]]] = {
     "plain fp32": ("plain fp32", lambda setting: plain(setting, False)),
     "plain bf16": ("plain bf16", lambda setting: plain(setting, True)),
@@ -44,7 +45,7 @@ VARIANTS: dict[str, tuple[str, Callable[[Setting], Callable[[], object]]]] = {
 
 
 def peak_memory(name: str, setting: Setting, threads: int) -> float:
-    """MiB that the steps add to a process which runs this variant alone."""
+    """Measure the MiB that the steps add to a process which runs only this variant."""
     command = [sys.executable, __file__, "--alone", name, "--threads", str(threads)]
     command += [part for key, value in asdict(setting).items() for part in (flag(key), str(value))]
     return float(subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ).stdout.split()[-1])
@@ -63,7 +64,10 @@ def run_alone(name: str, setting: Setting) -> None:
 
 
 def high_water() -> float:
-    """Peak resident memory of this process in MiB (Linux; getrusage would count the parent's)."""
+    """Return the peak resident memory of this process in MiB.
+
+    This needs Linux; getrusage would count the parent's.
+    """
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
 
@@ -102,7 +106,7 @@ def main() -> None:
     setting = Setting(**{field.name: getattr(options, field.name) for field in fields(Setting)})
     warnings.filterwarnings("ignore")
     torch.set_num_threads(options.threads)
-    keep_freed_memory()  # as the stages do: it helps every variant
+    keep_freed_memory()  # as the stages do, because it helps every variant
     if options.alone:
         run_alone(options.alone, setting)
         return

@@ -3,12 +3,13 @@
     python benchmarks/file_kills.py
     python benchmarks/file_kills.py --commands count forget --every 10
 
-For each command of CASES, a small project is brought to where the command runs. It is then killed at every open for
-writing, write, flush, rename, removal, new folder and change of mode in the project and its state directory
-(`tests/file_faults.py`). Each kill leaves up to three states: the files as they are; those that a power cut leaves
-where names reach the disk before contents; and those where nothing reaches it that was not flushed. In each, the
-command is run again and must end well; nothing may be charged twice, and what is forgotten must be gone. A power cut
-after the end of the command may take nothing back. A state with the same files as the one before it is not tried twice.
+For each command of CASES, a small project is prepared up to that command. The command is then
+killed at every open for writing, write, flush, rename, removal, new folder and change of mode in
+the project and its state directory (`tests/file_faults.py`). Each kill leaves up to three states:
+the current files; the files after a power cut if names reach the disk before contents; and the
+files if only what was flushed reaches it. In each, the command is run again and must end well; no
+charge may be made twice, and forgotten files must be gone. A power cut after the end of the command
+must undo nothing. A state with the same files as the previous one is not tried again.
 """
 
 from __future__ import annotations
@@ -50,13 +51,17 @@ THE_END = "the end"
 STATES = {"killed": "", "emptied": EMPTIED, "lost": LOST}
 QUERIES = ("count", "frequency")
 RELEASE = [name for name in STAGES if name != "evaluate"]
-UNPACKED_BEFORE = f".{UNPACKED}.{2**30}-1.tmp"  # pictures of an archive, by a process that was killed
-CHANGING = re.compile(r"\.\d+-\d+\.tmp|[0-9a-f]{32}|\d{19}")  # of names: process, run, time
+# pictures of an archive, by a process that was killed
+UNPACKED_BEFORE = f".{UNPACKED}.{2**30}-1.tmp"
+CHANGING = re.compile(r"\.\d+-\d+\.tmp|[0-9a-f]{32}|\d{19}")  # parts of names: process, run, time
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command. before: brings a project to it; check: raises AssertionError unless it has ended well."""
+    """A command to kill.
+
+    before: prepares a project for it; check: raises AssertionError unless it has ended well.
+    """
 
     words: str
     before: Callable[[Project], None]
@@ -70,7 +75,7 @@ def run_all(project: Project, *commands: str) -> None:
 
 
 def charged(project: Project) -> list[str]:
-    """The stages of all charges, each of which has released."""
+    """Return the stages of all charges, each of which has released."""
     charges = project.odometer.charges()
     assert all(charge.end == CLOSE for charge in charges), charges
     return sorted(charge.record["stage"] for charge in charges)
@@ -80,7 +85,7 @@ def charged(project: Project) -> list[str]:
 
 
 def nothing_yet(project: Project) -> None:
-    """No state directory; `stage init` wrote the project."""
+    """Start without a state directory; `stage init` wrote the project."""
 
 
 def prepared_first(project: Project) -> None:
@@ -92,7 +97,7 @@ def prepared_first(project: Project) -> None:
 
 
 def with_a_withdrawal(project: Project) -> None:
-    """Counted, and a person has withdrawn since."""
+    """Prepare a counted project from which a person has withdrawn since."""
     run_all(project, "prepare sensitive", "prepare public", "plan", "count")
     key = project.state / "keys" / NAME
     shutil.copy(key, project.folder.with_name(f"{project.folder.name}.key"))
@@ -121,7 +126,7 @@ def counted(project: Project) -> None:
 
 
 def released_twice(project: Project) -> None:
-    """A second release, of another plan, which the next ledger takes over from the first."""
+    """Make a second release, of another plan, which replaces the first in the next ledger."""
     planned(project)
     run_all(project, *RELEASE, "ledger write")
     params = project.home / "params.yaml"
@@ -130,7 +135,7 @@ def released_twice(project: Project) -> None:
     params.write_text(yaml.safe_dump(own, sort_keys=False), encoding="utf-8")
     run_all(project, "plan")
     for stage in (*QUERIES, "auxiliary", "synthesize"):
-        shutil.rmtree(project.home / "artifacts" / stage)  # as DVC does
+        shutil.rmtree(project.home / "artifacts" / stage)  # removed as DVC does
         run_all(project, stage)
 
 
@@ -144,7 +149,7 @@ def in_the_ledger(project: Project) -> None:
 
 
 def evaluated(project: Project) -> None:
-    """Released, and with what an evaluation leaves: numbers of real images here and in the state directory."""
+    """Make a release and an evaluation's files: local numbers here and in the state directory."""
     planned(project)
     run_all(project, *RELEASE, "ledger write")
     (project.home / "evaluation").mkdir(exist_ok=True)
@@ -166,7 +171,7 @@ def gone(project: Project) -> None:
 
 
 def two_owners(project: Project) -> None:
-    """An empty project beside those of two owners, who have counts and means of their own images."""
+    """Create an empty project beside two owners' projects with their own counts and means."""
     folder = project.folder
     for name in ("north", "south"):
         owner = make_project(folder.with_name(f"{folder.name}.{name}"), "frequency", "image", project.programs)
@@ -205,7 +210,7 @@ CASES = {
 
 
 def begun(name: str, base: Path, programs: Path) -> tuple[Project, Path]:
-    """A project where a command runs next, and a copy of it."""
+    """Prepare a project for a command, and copy it."""
     project = make_project(base / name.replace(" ", "-"), "frequency", "image", programs)
     shutil.rmtree(project.home / ".git", ignore_errors=True)
     shutil.rmtree(project.state, ignore_errors=True)
@@ -214,14 +219,14 @@ def begun(name: str, base: Path, programs: Path) -> tuple[Project, Path]:
 
 
 def events_of(project: Project, kept: Path, case: Case) -> list[str]:
-    """The file events of a quiet run."""
+    """Return the file events of a quiet run."""
     start(project, kept, case, 0)
     case.check(project)
     return Path(f"{project.folder}.{EVENTS}").read_text(encoding="utf-8").splitlines()
 
 
 def start(project: Project, kept: Path, case: Case, number: int) -> tuple[int, str]:
-    """Run the command from where `kept` is, until the event of this number."""
+    """Run the command from the state `kept`, until the event of this number."""
     project.restore(kept)
     for end in (EMPTIED, LOST):
         shutil.rmtree(f"{project.folder}{end}", ignore_errors=True)
@@ -231,13 +236,13 @@ def start(project: Project, kept: Path, case: Case, number: int) -> tuple[int, s
 
 
 def shape_of(folder: Path) -> list[tuple[str, int]]:
-    """Names and sizes of all files."""
+    """Return names and sizes of all files."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return [(CHANGING.sub("*", str(path.relative_to(folder))), path.stat().st_size) for path in paths]
 
 
 def ended_well(project: Project, case: Case) -> None:
-    """Run the command again, and check. Its result may be there already."""
+    """Run the command again, and check. Its result may exist already."""
     code, said = project.run("stage", *case.words.split())
     assert code == 0 or (code == 3 and "A copy is kept" in said), said
     case.check(project)
@@ -250,7 +255,7 @@ def strike(
 ) -> Iterable[tuple[str, str]]:
     """Kill at one event. Yields each state that was tried, and what was wrong, or nothing.
 
-    before: the shape of each state at the event before this one, which is replaced.
+    before: shape of each state at the previous event, which is replaced.
     """
     at_end = number > len(events)
     start(project, kept, case, number)
@@ -259,7 +264,7 @@ def strike(
         found = Path(f"{project.folder}{end}")
         if not found.exists():
             continue
-        shape = shape_of(found), flushes * (state == "lost")  # which can change contents only
+        shape = shape_of(found), flushes * (state == "lost")  # a flush can change contents only
         same = shape == before.get(state)
         before[state] = shape
         if same and not at_end:
@@ -269,7 +274,7 @@ def strike(
             found.rename(project.folder)
         wrong = ""
         try:
-            if at_end:  # the command has ended: its result must be there
+            if at_end:  # the command has ended, so its result must exist
                 case.check(project)
             ended_well(project, case)
         except Exception as error:
@@ -278,7 +283,10 @@ def strike(
 
 
 def sweep(name: str, base: Path, programs: Path, chosen: Callable[[str], bool]) -> tuple[Counter, list[str]]:
-    """Strike one command at the chosen events, and at its end. Returns the states tried; what was wrong."""
+    """Kill one command at the chosen events, and at its end.
+
+    Returns the tried states, and the problems.
+    """
     case, tried, wrong = CASES[name], Counter[str](), list[str]()
     project, kept = begun(name, base, programs)
     events = events_of(project, kept, case)

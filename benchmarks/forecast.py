@@ -1,10 +1,12 @@
-"""Fit the forecast of `stage init` to what public sets taught, draw it, and forecast each set from the others.
+"""Fit the forecast of `stage init` to runs on public sets, draw it, and forecast left-out sets.
 
-python benchmarks/forecast.py    # writes sfumato/planning/forecast.yaml and docs/forecast.png, prints a table
+    # writes sfumato/planning/forecast.yaml and docs/forecast.png, prints a table
+    python benchmarks/forecast.py
 
-`results/usefulness.csv` has a row a run: kind of images (`chosen`: photographs chosen among public ones), units
-(sensitive images, or persons), balanced accuracy in % of the best classifier trained on the release and on the real
-images. Where the latter was not run, 100 stands for it. `results/sizes.csv` has the same by size (by_size.py).
+`results/usefulness.csv` has one row per run: kind of images (`chosen`: photographs chosen among
+public ones), units (sensitive images, or persons), balanced accuracy in % of the best classifier
+trained on the release and on the real images. 100 replaces the latter if it was not run.
+`results/sizes.csv` has the same by size (by_size.py).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ NAMES = {"grey": "grey images", "colour": "colour images", "chosen": "photograph
 
 
 def runs() -> pd.DataFrame:
-    """The rows, with `product` and `learned`."""
+    """Read the rows, with `product` and `learned`."""
     table = pd.read_csv(HERE / "results" / "usefulness.csv")
     chance = 100 / table.classes
     learned = (table.release - chance) / (table.real.fillna(100) - chance)
@@ -37,7 +39,7 @@ def runs() -> pd.DataFrame:
 
 
 def line_of(table: pd.DataFrame) -> dict[str, Any]:
-    """The line of least squares on the logit scale: an offset for each kind, and one slope."""
+    """Fit a line by least squares on the logit scale: one offset per kind, and one slope."""
     kinds = [kind for kind in NAMES if (table.kind == kind).any()]
     columns = np.column_stack([*(table.kind == kind for kind in kinds), np.log10(table["product"])]).astype(float)
     heights = logit(table.learned.to_numpy())
@@ -51,7 +53,7 @@ def height_at(line: dict[str, Any], kind: str, product: Any) -> Any:
 
 
 def left_out(table: pd.DataFrame) -> pd.DataFrame:
-    """Each run, forecast from the other sets; runs of the only set of a kind are left out."""
+    """Forecast each run from the other sets; runs of the only set of a kind are left out."""
     rows = []
     for run in table.itertuples():
         line = line_of(table[table.set != run.set])
@@ -64,7 +66,10 @@ def left_out(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def fitted(table: pd.DataFrame) -> dict[str, Any]:
-    """The line, `spread`: two of three forecasts of sets that were left out are wrong by less, as a logit; the runs."""
+    """Fit the line and its `spread`, and list the runs.
+
+    Two of three forecasts of left-out sets are wrong by less than the spread, as a logit.
+    """
     found = left_out(table)
     wrong = (found.height - logit(found.learned)).abs()
     rows = zip(table.set, table.epsilon, table.kind, table["product"], table.learned, strict=True)
@@ -77,11 +82,12 @@ def fitted(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def power_of_size() -> dict[str, float]:
-    """What is learned goes by (side / largest)^(offset + slope · log10(units · ε)): least squares of its logarithm.
+    """Fit what is learned as (side / largest)^(offset + slope · log10(units · ε)).
 
-    With one offset more for each set, number of units and ε, so that not every size has to be run with each. Runs weigh
-    by what was learned, since the logarithm of little is mostly noise. What there is to learn is by the best real
-    accuracy of the set. Larger images than the largest of the rows count as those.
+    The fit is by least squares of logarithms. Each set, number of units and ε has one more offset,
+    so that not every size has to be run with each. Runs are weighted by what was learned, since the
+    logarithm of little is mostly noise. What can be learned is measured by the best real accuracy
+    of the set. Images larger than the largest of the rows count as those.
     """
     table = pd.read_csv(HERE / "results" / "sizes.csv")
     chance = 100 / table.classes

@@ -1,10 +1,13 @@
-"""`docs/gallery`: finished releases as the project's own pages, each with its ledger and its first images.
+"""Write `docs/gallery`: finished releases as their own pages, with ledgers and first images.
 
-python benchmarks/gallery.py digits --work WORK
-python benchmarks/gallery.py clothes --work WORK    # the Debian package dataset-fashion-mnist, or a download
-python benchmarks/gallery.py mri --work WORK --images FOLDER   # and chest, cells: one folder a class
+    python benchmarks/gallery.py digits --work WORK
+    # the Debian package dataset-fashion-mnist, or a download
+    python benchmarks/gallery.py clothes --work WORK
+    # and chest, cells: one folder per class
+    python benchmarks/gallery.py mri --work WORK --images FOLDER
 
-Whatever ran before in the folder --work is kept: a second call spends nothing and only writes the pages again.
+Results of earlier calls stay in the folder --work: a second call spends nothing and only writes the
+pages again.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from sfumato.release.exports import mark_of, save_parquet
 from sfumato.settings.stages import ARTIFACTS, LEDGER
 
 GALLERY = Path(__file__).resolve().parent.parent / "docs" / "gallery"
-SMALL = 32 * 32  # pixels, up to which a page has the first 1000 images; 100 of larger ones
+SMALL = 32 * 32  # pixels, up to which a page has the first 1000 images; larger images, 100
 PARAMS: dict[str, dict[str, Any]] = {
     "digits": {"recipe": "full", "profile": "digits", "seed": 0, "data": {}, "privacy": {"epsilon": 10}},
     "clothes": {
@@ -49,7 +52,7 @@ FOLDERS: dict[str, dict[str, Any]] = {
 
 
 def make(name: str, project: Path, images: Path | None) -> None:
-    """Write the project, unless it is there, and run all of it but the numbers on real images."""
+    """Write the project, unless it exists, and run all but the numbers on real images."""
     if not (project / "params.yaml").is_file():
         if images is not None:
             sfumato.Project.create(project, images=images, **FOLDERS[name])
@@ -62,7 +65,7 @@ def make(name: str, project: Path, images: Path | None) -> None:
 
 
 def collect(project: Path, out: Path) -> None:
-    """Copy what a reader looks at, and write the first images as Parquet. All of it was released."""
+    """Copy the files for readers, and write the first images as Parquet. All of it was released."""
     release, report = project / ARTIFACTS / "synthesize", project / ARTIFACTS / "report"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -72,12 +75,12 @@ def collect(project: Path, out: Path) -> None:
     shutil.copyfile(project / LEDGER, out / LEDGER)
     found = sfumato.load_release(release)
     shown = 1000 if found.images[0, :, :, 0].size <= SMALL else 100
-    first = min(shown, found.card["kinds"]["plain"])  # then come those that are distorted or mixed
+    first = min(shown, found.card["kinds"]["plain"])  # distorted and mixed ones follow
     some = ImageSet(found.images[:first], found.labels[:first], found.classes)
     with tempfile.TemporaryDirectory() as written:
         save_parquet(Path(written), some, found.kinds[:first], mark_of(found.card["sources"]))
         (table,) = Path(written).rglob("*.parquet")
-        smaller = out / f"first-{first}.parquet"  # every PNG repeats its mark
+        smaller = out / f"first-{first}.parquet"  # compressed, because every PNG repeats its mark
         parquet.write_table(parquet.read_table(table), smaller, compression="zstd")
 
 

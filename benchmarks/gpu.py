@@ -1,14 +1,15 @@
-"""What a GPU does with this code, in a few minutes: that it is right, and what it leaves idle.
+"""Check in a few minutes that this code is right on a GPU, and measure what it leaves idle.
 
     python benchmarks/gpu.py --out FOLDER [--device cuda] [--only gradients busy ...]
     python benchmarks/gpu.py --out FOLDER --device cpu --small
 
-Gradients of each image against a float64 loop, in every place of a chunk and in any company; how busy the device is
-(torch.profiler), whether anything in a step waits for it, what the noise adds; the sampler, the warm-up, the generator,
-votes and classifiers; and twenty steps on digits that are killed and go on at one charge. `gpu_session.py` compares
-steps by speed. All checks are made, and told at the end: one that fails makes the exit code 1. On a CPU, and with
---small, nothing is asserted of speed. Needs no DVC; what is not installed is skipped, with the reason.
-Writes gpu.json and gpu.md into FOLDER. The images are random, or scikit-learn's digits.
+It compares each image's gradient with a float64 loop, in every place of a chunk and with any other
+images; measures how busy the device is (torch.profiler), whether any part of a step waits for it,
+and the cost of the noise; runs the sampler, the warm-up, the generator, votes and classifiers; and
+kills and resumes twenty steps on digits at one charge. `gpu_session.py` compares steps by speed.
+All checks run, with a summary at the end: a failed check makes the exit code 1. On a CPU, and with
+--small, no speed is asserted. It needs no DVC; what is not installed is skipped, with the reason.
+It writes gpu.json and gpu.md into FOLDER. The images are random, or scikit-learn's digits.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ from sfumato.settings.dpsgd import Finetune
 from sfumato.settings.noise_levels import LogNormal
 
 REFERENCE = Setting(passes=8192)
-PAPER = Setting(passes=4096, width=36, unshuffle=1, blocks=2)  # of the profile fashion-mnist-paper
+PAPER = Setting(passes=4096, width=36, unshuffle=1, blocks=2)  # profile fashion-mnist-paper
 TINY = Setting(passes=32, size=8, width=8, opacus_rows=16)
-BUSY, NOISE = 0.8, 0.05  # of the time; of a step
+BUSY, NOISE = 0.8, 0.05  # least share of the time; largest share of a step
 STEPS, KILLED_AFTER = 20, 7
 
 
 @dataclass(kw_only=True)
 class Found:
-    """What was measured and checked, told as it comes."""
+    """Measurements and checks, printed as they come."""
 
     device: str
     small: bool
@@ -61,7 +62,7 @@ class Found:
 
     @property
     def fast(self) -> bool:
-        """Whether speed is asserted."""
+        """True if speed is asserted."""
         return self.device == "cuda" and not self.small
 
     def row(self, part: str, what: str, value: float, unit: str, **more: Any) -> None:
@@ -78,11 +79,11 @@ class Found:
         print(f"{'skipped':10}{what}: {text}", flush=True)
 
     def seconds(self, work: Callable[[], object], rounds: int) -> float:
-        """Seconds of one call, the median of so many after one that warms up."""
+        """Measure the seconds of one call: the median of `rounds` after one that warms up."""
         return statistics.median(self.timed({"work": work}, rounds)["work"])
 
     def timed(self, works: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-        """Seconds of each in interleaved rounds, after two that warm up."""
+        """Measure the seconds of each in interleaved rounds, after two that warm up."""
         times: dict[str, list[float]] = {name: [] for name in works}
         for turn in range(rounds + 1 + self.fast):
             for name, work in works.items():
@@ -103,13 +104,13 @@ class Found:
 
 
 def matrix(model: UNet, images: Tensor, labels: Tensor, drawn: Draws, autocast: bool = False) -> Tensor:
-    """The gradient of each image, (B, P)."""
+    """Compute the gradient of each image, (B, P)."""
     rows = per_image_gradients(model, dict(model.named_parameters()), images, labels, drawn, autocast)
     return torch.cat([value.flatten(1) for value in rows.values()], dim=1)
 
 
 def in_float64(model: UNet, images: Tensor, labels: Tensor, drawn: Draws) -> Tensor:
-    """The same by a loop of ordinary backward passes in float64, image by image."""
+    """Compute the same by ordinary backward passes in float64, image by image."""
     exact = model.double()
     rows = []
     for i, copies in enumerate(per_draw(images.double(), drawn)):
@@ -129,7 +130,7 @@ def in_float64(model: UNet, images: Tensor, labels: Tensor, drawn: Draws) -> Ten
 
 
 class Exact:
-    """A network in float64, to which the loss hands float32."""
+    """A network in float64 for a loss that gives float32."""
 
     def __init__(self, model: UNet) -> None:
         self.model = model
@@ -171,8 +172,8 @@ def gradients(found: Found) -> None:
         middle = float(cosine.median())
         found.check(f"gradients at K={draws} in bfloat16 point the same way", middle > 0.999, f"median {middle:.5f}")
 
-    # the same image in every place of a chunk and in other company
-    for autocast, rounding in ((False, 1e-4), (True, 1e-5)):  # in float32, cuDNN rounds to TF32
+    # Compare one image in every place of a chunk and with other images.
+    for autocast, rounding in ((False, 1e-4), (True, 1e-5)):  # cuDNN rounds to TF32 in float32
         first = matrix(model, images, labels, drawn, autocast)
         apart = 0.0
         for place in range(count):
@@ -186,7 +187,7 @@ def gradients(found: Found) -> None:
         found.row("gradients", f"{name}: one image in {count} places, in other company", apart, "of its norm")
         found.check(f"an image's gradient depends on neither place nor company in {name}", apart < rounding, same)
 
-    # one image more or less, on the sum that is released
+    # Add or remove one image, and compare the released sum.
     whole = clipped_gradient_sum(model, parameters, images, labels, drawn, CLIP, 4)
     moved = []
     for i in range(count):
@@ -204,14 +205,14 @@ def gradients(found: Found) -> None:
 
 
 def chunk_of(setting: Setting, draws: int, model: UNet) -> int:
-    """Images at a time that the machine chooses, where so many are drawn."""
+    """Return the number of images at a time that the machine chooses."""
     images = setting.passes // draws
     chunk, _ = choose_microbatch(model, dict(model.named_parameters()), draws, float(images))
     return min(chunk, images)
 
 
 def busy(found: Found) -> None:
-    """Memory against its estimate; whether a step waits for the device, and how much of it the device works."""
+    """Compare memory with its estimate, and measure whether a step waits, and the device's load."""
     setting = TINY if found.small else PAPER
     for draws in (8, 32):
         model = setting.network(found.device)
@@ -246,7 +247,7 @@ def busy(found: Found) -> None:
 
 
 def busy_share(step: Callable[[], object]) -> float:
-    """The part of the time, from the first kernel of some steps to the last, in which a kernel ran."""
+    """Return the share of time between some steps' first and last kernel with a running kernel."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -270,7 +271,10 @@ def busy_share(step: Callable[[], object]) -> float:
 
 
 class OneDraw:
-    """Images that are drawn whole, and a release as a charge makes it. `noisy` says whether noise is drawn."""
+    """Images drawn completely, and a release as a charge makes it.
+
+    `noisy`: whether noise is drawn.
+    """
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         from sfumato.privacy.noise import NoiseSource
@@ -291,7 +295,7 @@ class OneDraw:
 
 
 def noise(found: Found) -> None:
-    """What the noise adds to a whole step of 4096 images at K = 8: draw, sum, release, Adam."""
+    """Measure the noise's cost in a full step of 4096 images, K = 8: draw, sum, release, Adam."""
     from sfumato.dpsgd.run import State, step
 
     setting, images = (TINY, 32) if found.small else (PAPER, 4096)
@@ -322,7 +326,7 @@ def noise(found: Found) -> None:
 
 
 def others(found: Found) -> None:
-    """The sampler, the warm-up, the generator, votes and classifiers."""
+    """Run the sampler, the warm-up, the generator, votes and classifiers."""
     setting = TINY if found.small else REFERENCE
     shape = (setting.channels, setting.size, setting.size)
     for work in (sampler, warm_up, generator, votes, classifiers):
@@ -415,7 +419,7 @@ def classifiers(found: Found, setting: Setting, shape: tuple[int, int, int]) -> 
 
 
 def killed(found: Found) -> None:
-    """Twenty steps on digits by a process that is killed (SIGKILL), and by another that goes on: one charge."""
+    """Run twenty steps on digits, in a process that is killed and one that resumes: one charge."""
     with tempfile.TemporaryDirectory() as name:
         if (first := child(found, Path(name), KILLED_AFTER)) is None:
             return
@@ -430,7 +434,7 @@ def killed(found: Found) -> None:
 
 
 def child(found: Found, folder: Path, kill_after: int | None) -> dict[str, int] | None:
-    """Run the steps in a process of its own. Returns what it said, None where it cannot run here."""
+    """Run the steps in a process of its own. Returns its output, None if it cannot run here."""
     command = [sys.executable, __file__, "--out", str(folder), "--device", found.device, "--child"]
     command += ["--small"] * found.small
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -453,7 +457,7 @@ def child(found: Found, folder: Path, kill_after: int | None) -> dict[str, int] 
 
 
 def run_child(folder: Path, device: str, small: bool) -> None:
-    """Twenty steps of DP-SGD on digits under a real charge; each durable step is told as a line of JSON."""
+    """Run twenty steps of DP-SGD on digits under a real charge; print each durable step as JSON."""
     from sfumato.data.prepare import prepare_sensitive
     from sfumato.data.store import read_card
     from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune
@@ -543,7 +547,7 @@ def main() -> None:
             PARTS[name](found)
         except ImportError as error:
             found.skip(name, error)
-        except Exception as error:  # the other parts are told all the same
+        except Exception as error:  # the other parts still run
             found.check(
                 f"{name} runs to its end", False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             )

@@ -1,14 +1,15 @@
-"""What a GPU that is borrowed for eight minutes does with this code: how fast it is beside what it could be.
+"""Measure in eight minutes on a borrowed GPU how fast this code is, compared with what is possible.
 
     sh benchmarks/gpu_carry.sh    # with a network: what a bare machine lacks, into .gpu/
     python3 benchmarks/gpu_session.py [--out build/gpu] [--seconds 440] [--only ceilings steps ...]
     python benchmarks/gpu_session.py --device cpu --tiny
 
-The card's ceilings; the checks of `gpu.py`; passes a second of DP-SGD beside the fastest of some plain steps of the
-same precision, and beside Opacus; the kernels of a chunk; a whole step; each stage of `teacher-generator` on
-Fashion-MNIST; drawing; fitting; a chunk as a CUDA graph; other networks. Each row is a line of OUT/session.jsonl as
-soon as it is known. A part that does not fit into the seconds is skipped, one that outlasts them is cut off, and both
-are said. Exit code 1: a check failed, or a part broke. Needs no DVC; on a CPU, no speed is asserted.
+The parts are: the card's ceilings; the checks of `gpu.py`; passes per second of DP-SGD, beside the
+fastest of some plain steps of the same precision, and beside Opacus; the kernels of a chunk; a full
+step; each stage of `teacher-generator` on Fashion-MNIST; drawing; fitting; a chunk as a CUDA graph;
+other networks. Each row becomes a line of OUT/session.jsonl at once. A part that does not fit into
+the seconds is skipped, a part that outlasts them is cut off, and both are reported. Exit code 1: a
+check failed, or a part broke. It needs no DVC; on a CPU, no speed is asserted.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from gradient_variants import Setting, gflop, graphed, norms_in_bfloat16, opacus
 from torch import nn
 from torch.backends import cudnn
 
-ENDING = 3  # seconds that the program has to end
+ENDING = 3  # Seconds that the program has to end
 SMALL_STAGES = """
 frequency: {size: 200}
 auxiliary: {steps: 10, images: 300}
@@ -52,15 +53,15 @@ evaluate: {epochs: 1, bound: false, classifiers: [lr], fidelity: [detector]}
 
 
 class OutOfTime(BaseException):
-    """The seconds are over. No `except Exception` takes it for a part that broke."""
+    """The seconds are over. No `except Exception` treats it as a part that broke."""
 
 
 @dataclass(kw_only=True)
 class Session(Found):
-    """What was found, each thing on disk at once."""
+    """Results, each on disk at once."""
 
     out: Path
-    ends: float  # of time.perf_counter
+    ends: float  # in time.perf_counter's seconds
 
     def left(self) -> float:
         return self.ends - time.perf_counter()
@@ -84,7 +85,7 @@ class Session(Found):
 
 
 def networks(found: Found) -> dict[str, Setting]:
-    """That of the papers' Fashion-MNIST comes first."""
+    """Return the networks by name; the one of the papers' Fashion-MNIST comes first."""
     if found.small:
         return {"tiny": TINY, "tiny, in colour": replace(TINY, channels=3)}
     colour = Setting(passes=4096, size=32, channels=3, width=36, deepest=4, unshuffle=1, blocks=2)
@@ -122,9 +123,10 @@ def measure(
     fastest: float = math.inf,
     changed: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> float:
-    """Passes a second of a step, made when its turn comes. Returns its seconds a pass, infinite if it does not run.
+    """Measure the passes per second of a step, built on its turn.
 
-    fastest: seconds a pass of the plain step to compare with; changed: what holds while it runs.
+    fastest: seconds per pass of the plain step to compare with; changed: context of the run.
+    Returns its seconds per pass, infinite if it does not run.
     """
     more = {}
     try:
@@ -133,7 +135,7 @@ def measure(
             torch.cuda.reset_peak_memory_stats()
         with changed():
             took = found.seconds(make(), 3 if found.fast else 1) / passes
-    except Exception as error:  # too large for this card, say: the other steps are measured all the same
+    except Exception as error:  # such as too large for this card: other steps are still measured
         found.skip(what, f"{type(error).__name__}: {error}")
         return math.inf
     if found.device == "cuda":
@@ -145,12 +147,12 @@ def measure(
 
 
 def steps(found: Session) -> None:
-    """Plain and private steps of the papers' network."""
+    """Measure plain and private steps of the papers' network."""
     compare(found, *next(iter(networks(found).items())))
 
 
 def more(found: Session) -> None:
-    """The same of the other networks."""
+    """Measure the same steps of the other networks."""
     for name, setting in list(networks(found).items())[1:]:
         compare(found, name, setting)
 
@@ -182,7 +184,7 @@ def compare(found: Session, name: str, setting: Setting) -> None:
                 if draws == 8 and autocast:
                     measure(found, f"{what}, norms in bfloat16", step, passes, fastest, norms_in_bfloat16)
         if not autocast:
-            rows = min(passes, 8 * setting.opacus_rows)  # like for like: in float32 only
+            rows = min(passes, 8 * setting.opacus_rows)  # compared in float32 only
             step = partial(opacus, replace(setting, passes=rows, opacus_rows=rows), 8, device)
             measure(found, f"{title}, K=8, Opacus", step, rows, fastest)
     tried = f"{name}, bfloat16, K=8, products"
@@ -197,7 +199,7 @@ def compare(found: Session, name: str, setting: Setting) -> None:
 
 
 def profile(found: Session) -> None:
-    """The kernels of a step, into profile.txt; how busy the device is, and whether a chunk waits for it."""
+    """Write a step's kernels into profile.txt; measure the device's load and a chunk's waits."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
@@ -228,7 +230,10 @@ def step(found: Session) -> None:
 
 
 def graph(found: Session) -> None:
-    """A chunk as a CUDA graph, beside the step as it is. It is late: a capture that fails may break more."""
+    """Measure a chunk as a CUDA graph beside the plain step.
+
+    It runs late, because a failed capture may break other parts.
+    """
     if found.device != "cuda":
         return found.skip("graph", "needs a card")
     name, setting = next(iter(networks(found).items()))
@@ -243,7 +248,7 @@ def graph(found: Session) -> None:
 
 
 def stages(found: Session) -> None:
-    """Each stage of a recipe as a user runs it, in a process of its own; then the ε of its release."""
+    """Run each stage of a recipe in a process of its own, as a user does; then its release's ε."""
     from sfumato.settings.recipes import load_params
 
     pictures = bare.CARRIED / "fashion-mnist"
@@ -263,7 +268,7 @@ def stages(found: Session) -> None:
 
 
 def ran(found: Session, folder: Path, command: str) -> bool:
-    """Run `stage COMMAND`; its seconds are a row."""
+    """Run `stage COMMAND`, and record its seconds as a row."""
     environment = {**os.environ, "SFUMATO_STATE": str(folder / ".state")}
     words = [sys.executable, "-m", "stages.cli", *command.split()]
     start = time.perf_counter()
@@ -283,7 +288,7 @@ def drawing(found: Session) -> None:
 
 
 def fitting(found: Session) -> None:
-    """A generator's fit and a query's features, as the profile of Fashion-MNIST has them: small kernels; votes."""
+    """Measure a generator's fit and a query's features, by Fashion-MNIST's profile, and votes."""
     from sfumato.features import FeatureMeans
     from sfumato.features.batch_invariant import place_matters, rows_alone
     from sfumato.features.fourier import FourierFeatures
@@ -324,7 +329,7 @@ def fitting(found: Session) -> None:
 
 # --- all of it --------------------------------------------------------------------------------------------------------
 
-# In this order; the seconds that must be left for it to begin.
+# Parts in this order, with the seconds that must be left for each to begin.
 PARTS: dict[str, tuple[Callable[[Session], None], int]] = {
     "ceilings": (ceilings, 10),
     "checks": (checks, 20),
@@ -340,7 +345,7 @@ PARTS: dict[str, tuple[Callable[[Session], None], int]] = {
 
 
 def run(found: Session, names: list[str]) -> None:
-    """Run the parts one after another. One that breaks does not take the others along."""
+    """Run the parts one after another. A part that breaks does not stop the others."""
 
     def stop(*_: object) -> None:
         raise OutOfTime

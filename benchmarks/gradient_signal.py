@@ -1,14 +1,15 @@
-"""How much of the first DP-SGD step is signal: the mean clipped gradient against the added noise and the draw's chance.
+"""Measure how much of the first DP-SGD step is signal, noise and chance of the draw.
 
-Run it where the pipeline has run up to `pretrain`: it takes the network and the settings of `finetune` from there, and
-tries several clips C. Local: the gradients are those of real images, so a setting chosen by them is chosen by real
-data. Meant for public data sets.
+Run it after `pretrain`: it reads the network and the settings of `finetune`, and tries several
+clips C. Local: the gradients are computed on real images, so a setting chosen by them is chosen by
+real data. It is meant for public data sets.
 
     python benchmarks/gradient_signal.py [--folder .] [--images 1024]
 
-Lengths are L2 norms in the space of all weights. Signal: of the mean clipped gradient, estimated without bias as the
-square root of the dot product of the means of two halves. Noise: σ·C·√P / batch, which `stage plan --dry-run` shows in
-units of C. Chance: the deviation of the mean of one drawn batch.
+Lengths are L2 norms in the space of all weights. Signal is the length of the mean clipped gradient,
+estimated without bias as the square root of the dot product of the means of two halves. Noise is
+σ·C·√P / batch, which `stage plan --dry-run` shows in units of C. Chance is the deviation of the
+mean of one drawn batch.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from sfumato.privacy.resolved import QueryPlan, read_stage_plan
 from sfumato.settings.stages import ARTIFACTS, CARD_PATH
 from stages.state import state_dir
 
-PIECE = 32  # images whose gradients are held at once
-CLIPS = (0.1, 0.3, 1.0, 3.0, 10.0)  # times `max_grad_norm`
+PIECE = 32  # Images whose gradients are in memory at once
+CLIPS = (0.1, 0.3, 1.0, 3.0, 10.0)  # Multiples of `max_grad_norm`
 
 
 def main() -> None:
@@ -68,7 +69,7 @@ def main() -> None:
 
 
 def gradients(plan, clips: list[float], count: int) -> tuple[np.ndarray, torch.Tensor]:
-    """(norms of the images' gradients (n,), mean clipped gradient by clip and half of the images (clips, 2, P))."""
+    """Compute gradient norms (n,), and mean clipped gradients by clip and half (clips, 2, P)."""
     sensitive, _ = open_local(state_dir(), read_card(CARD_PATH), "gradient signal")
     model = load_model(ARTIFACTS / "pretrain").eval()
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}

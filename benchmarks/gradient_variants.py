@@ -1,7 +1,7 @@
-"""The variants of a step whose speed is compared: a plain step, ours, and Opacus'. The images are random.
+"""Variants of a step for comparing speed: a plain step, ours, and Opacus'. The images are random.
 
-Each maker takes a setting and returns a step, which makes `passes` image passes (forward and backward of one image at
-one noise level) on the device.
+Each maker takes a setting and returns a step, which makes `passes` image passes (forward and
+backward of one image at one noise level) on the device.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ CLIP = 1e-3
 class Setting:
     passes: int = 256  # image passes of a step
     size: int = 28  # pixels
-    channels: int = 1  # of the images
+    channels: int = 1  # channels of the images
     width: int = 32  # channels of the finest level: kernels are fastest at multiples of 32
     deepest: int = 2  # multiplier of the last level
     unshuffle: int = 2
     blocks: int = 1
-    opacus_rows: int = 64  # rows whose gradients Opacus holds at a time
+    opacus_rows: int = 64  # rows whose gradients Opacus has in memory at a time
 
     def network(self, device: str = "cpu") -> UNet:
         torch.manual_seed(0)
         shape = self.size, self.channels, 10, self.width, (2, self.deepest), (1,)
         model = UNet(*shape, blocks=self.blocks, unshuffle=self.unshuffle)
         with torch.no_grad():
-            for parameter in model.parameters():  # away from the zero initialisation, where most gradients vanish
+            # moves off the zero initialisation, where most gradients vanish
+            for parameter in model.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
         return model.to(device)
 
@@ -52,7 +53,7 @@ class Setting:
 
 
 def gflop(model: UNet) -> float:
-    """Of the forward and backward pass of one image."""
+    """Count the GFLOP of the forward and backward pass of one image."""
     from torch.utils.flop_counter import FlopCounterMode
 
     meta = UNet(**model.arguments).to("meta")
@@ -65,7 +66,7 @@ def gflop(model: UNet) -> float:
 
 @contextmanager
 def norms_in_bfloat16() -> Iterator[None]:
-    """Group normalisation in the type of its images, which CUDA's autocast would make float32."""
+    """Keep group normalisation in its images' type, which CUDA's autocast would make float32."""
     honest = unet.normalised
 
     def lean(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
@@ -82,7 +83,7 @@ def norms_in_bfloat16() -> Iterator[None]:
 def plain(
     setting: Setting, autocast: bool, device: str = "cpu", batch: int | None = None, channels_last: bool = False
 ) -> Callable[[], object]:
-    """The gradient of an ordinary training step, of all passes or, where memory is short, of `batch` at a time."""
+    """Make an ordinary training step on all passes or, if memory is short, on `batch` at a time."""
     model = setting.network(device)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -111,9 +112,10 @@ def ours(
     draws_per_pass: int | None = None,
     products: bool = False,
 ) -> Callable[[], object]:
-    """Draws, per-image gradients, clip and sum, as in DP-SGD. chunk: images at a time; None: as the machine chooses.
+    """Make a step of draws, per-image gradients, clip and sum, as in DP-SGD.
 
-    products: weight gradients of convolutions by matrix products.
+    chunk: images at a time; None for the machine's choice; products: weight gradients of
+    convolutions by matrix products.
     """
     model, generator = setting.network(device), torch.Generator(device).manual_seed(0)
     images, labels = setting.data(setting.passes // draws, device)
@@ -131,7 +133,7 @@ def ours(
 
 
 def graphed(setting: Setting, draws: int, chunk: int) -> Callable[[], Tensor]:
-    """A chunk captured as a CUDA graph and replayed for each: no Python between its kernels."""
+    """Capture a chunk as a CUDA graph and replay it for each: no Python between its kernels."""
     model, generator = setting.network("cuda"), torch.Generator("cuda").manual_seed(0)
     images, labels = setting.data(setting.passes // draws, "cuda")
     parameters = dict(model.named_parameters())
@@ -188,9 +190,10 @@ class OpacusNorm(nn.Module):
 
 
 def opacus(setting: Setting, draws: int, device: str = "cpu") -> Callable[[], object]:
-    """Opacus as it ships: its hooks, on modules it has rules for, and its optimiser's clip and sum, without noise.
+    """Make a step with Opacus: its hooks and its optimiser's clip and sum, without noise.
 
-    K draws are K rows, whose gradients are averaged before the optimiser sees them.
+    Modules are replaced by ones that it supports. K draws are K rows, whose gradients are averaged
+    before the optimiser gets them.
     """
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer

@@ -1,14 +1,16 @@
-"""Kill, interrupt, starve and fill the disk of a project, and check that it costs what one quiet run costs.
+"""Kill, interrupt, starve and fill the disk of a project; check that it costs like a quiet run.
 
     python benchmarks/kills.py --kills 100 --seed 0
 
-Projects as `stage init` writes them (the lifetime budget is ε) in a temporary folder: images or persons are protected,
-by one-shot queries or by DP-SGD. Faults are SIGKILL, SIGINT, a MemoryError and a full disk of the state directory
-(`tests/faults.py`): at four moments of every entry of the journal, and at random times of a whole `dvc repro`. The next
-`dvc repro` alone must end well. Then each query has one charge, the ledger holds these, ε is that of the plan, every
-artifact is whole, and nothing is left behind. Last, Python processes amid `Project.run` are killed: DVC and its stage
-must be gone within five seconds. A process that has imported the libraries forks for DVC and for each stage. Where
-a kill damaged one of DVC's own files, what `stage doctor` says is done, and counted.
+Projects as `stage init` writes them (the lifetime budget is ε) are created in a temporary folder:
+images or persons are protected, by one-shot queries or by DP-SGD. Faults are SIGKILL, SIGINT, a
+MemoryError and a full disk of the state directory (`tests/faults.py`): at four moments of every
+entry of the journal, and at random times of a full `dvc repro`. The next `dvc repro` must end well
+by itself. Then each query has one charge, the ledger contains these, ε equals the plan's, every
+artifact is complete, and no temporary file is left. Last, Python processes in `Project.run` are
+killed: DVC and its stage must be gone within five seconds. A process that has imported the
+libraries forks for DVC and for each stage. If a kill damaged one of DVC's own files, the remedy of
+`stage doctor` is applied, and counted.
 """
 
 from __future__ import annotations
@@ -47,14 +49,14 @@ from faults import KINDS, MOMENTS, SIGNALS, fault  # noqa: E402
 
 NAME, PERSONS, EACH = "photos", 30, 2
 SOCKET = "stages.socket"
-LONGEST = 600  # seconds of a run
-IN_A_ROW = 4  # runs that are hit before one is left alone
-AMID = 1.5  # seconds from the first entry of a run within which every other fault comes
-GONE = 5  # seconds until DVC and its stage are gone
+LONGEST = 600  # Seconds of a run
+IN_A_ROW = 4  # Runs that are hit before one is left alone
+AMID = 1.5  # Seconds from the first entry of a run within which every other fault comes
+GONE = 5  # Seconds until DVC and its stage are gone
 ENTRIES = "faults at the moments of the journal's entries: each kind in turn, or every kind at each"
 CURES = ("rm .dvc/tmp/rwlock", "cp .dvc/tmp/whole.lock dvc.lock")
 UNITS = {"image": ["--one-image-each"], "group": ["--groups", r"^(p\d+)_"]}
-RECIPES: dict[str, dict[str, Any]] = {  # what is laid over params.yaml, by the last query
+RECIPES: dict[str, dict[str, Any]] = {  # additions to params.yaml, by the last query
     "frequency": {
         "recipe": "dp-merf",
         "run": ["count", "frequency", "auxiliary", "synthesize"],
@@ -77,7 +79,10 @@ RECIPES: dict[str, dict[str, Any]] = {  # what is laid over params.yaml, by the 
 
 @dataclass(frozen=True)
 class Project:
-    """In `folder`: the project, its state directory, and the faults. query: the last; programs: `stage` and DVC."""
+    """A folder with the project, its state directory, and the faults.
+
+    query: the last query; programs: folder of `stage` and DVC.
+    """
 
     folder: Path
     query: str
@@ -105,12 +110,12 @@ class Project:
         }
 
     def start(self, *words: str, **more: str) -> subprocess.Popen[str]:
-        """A program of this folder. more: of its environment."""
+        """Start a program in this folder. more: additions to its environment."""
         out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         return subprocess.Popen(words, cwd=self.home, env=self.environment | more, text=True, **out)  # type: ignore[call-overload, no-any-return]
 
     def run(self, *words: str, **more: str) -> tuple[int, str]:
-        """The same, to its end. Returns its exit code and what it said."""
+        """Run a program to its end. Returns its exit code and its output."""
         process = self.start(*words, **more)
         said = process.communicate(timeout=600)[0]
         return process.returncode, said
@@ -123,7 +128,7 @@ class Project:
         return Odometer(self.state, NAME)
 
     def keep(self, name: str) -> Path:
-        """A copy of all, as it is now."""
+        """Copy all, as it is now."""
         return shutil.copytree(self.folder, self.folder.with_name(f"{self.folder.name}.{name}"), symlinks=True)
 
     def restore(self, kept: Path) -> None:
@@ -132,7 +137,7 @@ class Project:
 
 
 def make_project(folder: Path, query: str, unit: str, programs: Path) -> Project:
-    """What `stage init` writes for small pictures of a few persons, with a small recipe of this query laid over it."""
+    """Write a project as `stage init` does, for a few persons' small pictures; small recipe."""
     project, random_numbers = Project(folder, query, programs), np.random.default_rng(0)
     pictures = folder.with_name(f"{folder.name}.pictures") / NAME
     for person in range(PERSONS):
@@ -157,7 +162,10 @@ def make_project(folder: Path, query: str, unit: str, programs: Path) -> Project
 
 
 def check(project: Project, *, whole: bool) -> None:
-    """Raise AssertionError unless all that was planned was charged once, and released. whole: to the ledger."""
+    """Raise AssertionError unless all that was planned was charged once, and released.
+
+    whole: check the ledger too.
+    """
     plan = project.home / "artifacts/plan"
     budget, policy = read_json(plan / "budget.json"), validated(SpendingPolicy, read_json(plan / "permission.json"))
     charges = project.odometer.charges()
@@ -180,7 +188,10 @@ def check(project: Project, *, whole: bool) -> None:
 
 
 def cure(project: Project) -> bool:
-    """Do what `stage doctor` says where a kill damaged one of DVC's files. Returns whether it says anything."""
+    """Do what `stage doctor` advises if a kill damaged one of DVC's files.
+
+    Returns whether it advises.
+    """
     text = " ".join(project.run("stage", "doctor")[1].replace("│", " ").split())
     found = [command for command in CURES if command in text]
     for command in found:
@@ -190,16 +201,16 @@ def cure(project: Project) -> bool:
 
 # --- faults at every entry of the journal -----------------------------------------------------------------------------
 
-Run = Callable[..., tuple[int, str]]  # of a project, with a fault in its environment
+Run = Callable[..., tuple[int, str]]  # Function of a project, with a fault in its environment
 
 
 def repro(project: Project, **more: str) -> tuple[int, str]:
-    """DVC, as far as the last query."""
+    """Run DVC, up to the last query."""
     return project.run(*project.repro(project.query), **more)
 
 
 def moments_of(project: Project, kept: Path, run: Run) -> list[str]:
-    """The moments of a quiet run, from where `kept` is."""
+    """Return the moments of a quiet run, from the state `kept`."""
     project.restore(kept)
     code, said = run(project, **fault(project.folder, project.state))
     assert code == 0, said
@@ -210,9 +221,9 @@ def moments_of(project: Project, kept: Path, run: Run) -> list[str]:
 
 
 def strike_at(project: Project, kept: Path, run: Run, kind: str, number: int) -> tuple[int, int]:
-    """Run until the moment of this number, and then run again. Raises AssertionError if that does not end well.
+    """Run until the moment of this number, and then run again.
 
-    Returns 1, for the fault, and 0, for no cure.
+    Raises AssertionError if that does not end well. Returns 1, for the fault, and 0, for no cure.
     """
     project.restore(kept)
     failed, said = run(project, **fault(project.folder, project.state, kind, number))
@@ -226,7 +237,7 @@ def strike_at(project: Project, kept: Path, run: Run, kind: str, number: int) ->
 
 
 def kinds_at(number: int, *, every: bool = False) -> tuple[str, ...]:
-    """The faults for a moment: so that each entry meets every kind, or each moment."""
+    """Return the faults for a moment, so that each entry, or each moment, meets every kind."""
     entry, moment = divmod(number - 1, len(MOMENTS))
     return KINDS if every else (KINDS[(entry + moment) % len(KINDS)],)
 
@@ -235,9 +246,10 @@ def kinds_at(number: int, *, every: bool = False) -> tuple[str, ...]:
 
 
 def strike_after(project: Project, kind: str, seconds: float, *, amid: bool) -> tuple[bool, int]:
-    """`dvc repro`, hit after so long. Returns whether that stopped it, and how many files of DVC's were cured before.
+    """Run `dvc repro`, and hit it after some seconds.
 
-    amid: counted from its first entry of the journal. Raises AssertionError if it fails by itself.
+    amid: count from its first entry of the journal. Returns whether that stopped it, and how many
+    of DVC's files were cured before. Raises AssertionError if it fails by itself.
     """
     for cured in range(len(CURES) + 1):
         process = project.start(*project.repro(), **fault(project.folder, project.state, kind))
@@ -260,7 +272,7 @@ def strike_after(project: Project, kind: str, seconds: float, *, amid: bool) -> 
 
 
 def strike_often(project: Project, fresh: Path, kind: str, seconds: Sequence[float]) -> tuple[int, int]:
-    """Hit one run after the other, until one comes to its end; every other one amid a query, where it has one.
+    """Hit one run after the other until one finishes, every other one during a query.
 
     Returns how many were hit; and the cures.
     """
@@ -279,7 +291,7 @@ def strike_often(project: Project, fresh: Path, kind: str, seconds: Sequence[flo
 
 
 def kill_caller(project: Project, pause: float) -> tuple[int, int]:
-    """Kill a Python process amid `Project.run`, so long after a stage began.
+    """Kill a Python process during `Project.run`, some seconds after a stage began.
 
     Raises AssertionError unless all that it started is gone soon after.
     """
@@ -310,13 +322,13 @@ def words_of(process: psutil.Process) -> str:
 
 
 class Figures:
-    """Faults that were tried, by kind, and where one did not end well. stop: at the first."""
+    """Faults by kind, and the failures. stop: stop at the first failure."""
 
     def __init__(self, stop: bool) -> None:
         self.tried, self.cured, self.failed, self.stop = Counter[str](), 0, list[str](), stop
 
     def note(self, kind: str, where: str, strike: Callable[..., tuple[int, int]], *given: Any) -> int:
-        """Call `strike`, which returns how many faults it was and how many files of DVC's were cured."""
+        """Call `strike`, which returns the numbers of faults and of cured DVC files."""
         start, wrong = time.monotonic(), ""
         try:
             hit, cured = strike(*given)
@@ -343,7 +355,7 @@ def at_every_entry(project: Project, which: str, figures: Figures, *, every: boo
 def at_random_times(
     project: Project, fresh: Path, which: str, most: int, draws: random.Random, figures: Figures
 ) -> None:
-    """So many faults, each kind in turn, in runs that begin anew once one has come to its end."""
+    """Try `most` faults, each kind in turn, in runs that start afresh once one has finished."""
     start = time.monotonic()
     strike_often(project, fresh, "kill", [])
     quiet = time.monotonic() - start
@@ -357,7 +369,7 @@ def at_random_times(
 
 
 def kill_callers(project: Project, fresh: Path, number: int, draws: random.Random, figures: Figures) -> None:
-    """One process that calls `Project.run` after the other, and then a quiet run."""
+    """Kill processes that call `Project.run`, one after the other, and then run quietly."""
     project.restore(fresh)
     for turn in range(number):
         figures.note("caller", f"{turn}", kill_caller, project, draws.uniform(0, 3))

@@ -1,18 +1,20 @@
-"""Damage the files of a small finished project in every way that comes to mind, and run a command that reads each.
+"""Damage the files of a small finished project in many ways, and run a command that reads each.
 
     python benchmarks/malformed.py --count 500 --seed 0
 
-Each case changes one file (parameters, a recipe, a plan, a card, the ledger, DVC's lock, a journal, an artifact,
-images) in one way (cut, bits turned, emptied, a value of another kind, a key gone, twice or new, deep nesting, huge
-numbers, bytes that are no text, a pipe, a folder, a hole of a terabyte), some with the hash of the file mended. A
-command of the program then runs in a process of its own, with bounded memory and time. It must end with 0, 2, 3 or 4
-and without a traceback, leave nothing half-written, and accept nothing wrong: no changed ledger, no artifact whose
-bytes changed, no journal that lost a charge.
+Each case changes one file (parameters, a recipe, a plan, a card, the ledger, DVC's lock, a journal,
+an artifact, images) in one way (cut, bits turned, emptied, a value of another kind, a key gone,
+twice or new, deep nesting, huge numbers, bytes that are not text, a pipe, a folder, a hole of a
+terabyte), some with a corrected hash of the file. A command of the program then runs in a process
+of its own, with bounded memory and time. It must end with 0, 2, 3 or 4 and without a traceback,
+leave nothing half-written, and accept nothing wrong: no changed ledger, no artifact whose bytes
+changed, no journal that lost a charge.
 
-Then each file of `bombs.py` is read, in a process that may take 2 GB more memory than it has once PyTorch and all
-decoders are imported (RLIMIT_DATA: private memory; the addresses that RLIMIT_AS counts are 3 GB by then, before
-anything is read). Each must be refused in one of our own errors, which no MemoryError is behind, within 20 seconds; no
-more may be written than an archive is allowed, and no file may stay in the state directory or among temporary ones.
+Then each file of `bombs.py` is read, in a process that may take 2 GB more memory than it has once
+PyTorch and all decoders are imported (RLIMIT_DATA: private memory; the addresses that RLIMIT_AS
+counts are 3 GB by then, before anything is read). Each must be refused by one of our own errors,
+not caused by a MemoryError, within 20 seconds; no more may be written than an archive is allowed,
+and no file may stay in the state directory or among temporary ones.
 """
 
 from __future__ import annotations
@@ -49,8 +51,9 @@ from sfumato.errors import SfumatoError
 from sfumato.storage.limits import LARGEST_PICTURE
 
 ROOT = Path(__file__).resolve().parent.parent
-SECONDS, MEMORY = 60, 24 * 2**30  # of one command; the memory is of addresses, of which PyTorch alone takes much
-BOMB_SECONDS, BOMB_MEMORY = 20, 2 * 2**30  # the memory is above that of the imported program
+# limits of one command; the memory counts addresses, of which PyTorch needs many
+SECONDS, MEMORY = 60, 24 * 2**30
+BOMB_SECONDS, BOMB_MEMORY = 20, 2 * 2**30  # the memory is above the imported program's
 ALLOWED = {0, 2, 3, 4}
 SMALL = {
     "recipe": "dp-feta",
@@ -66,7 +69,10 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Target:
-    """A file to damage, and the command that reads it. guarded: any other bytes than it has must be refused."""
+    """A file to damage, and the command that reads it.
+
+    guarded: any changed bytes must be refused.
+    """
 
     file: str
     command: tuple[str, ...]
@@ -159,7 +165,7 @@ def bomb(content: bytes, chance: random.Random) -> bytes:
 
 
 def spots(content: Any, path: tuple = ()) -> list[tuple]:
-    """The place of every value in nested lists and mappings."""
+    """List the place of every value in nested lists and mappings."""
     inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     return [spot for key, value in inner for spot in [(*path, key), *spots(value, (*path, key))]]
 
@@ -185,7 +191,7 @@ def odd_value(content: Any, chance: random.Random) -> Any:
 
 
 def of_another_kind(content: bytes, chance: random.Random) -> bytes:
-    """A JSON or YAML file with one value replaced, removed or added; a safetensors file with such a header."""
+    """Replace, remove or add one value in JSON or YAML; in safetensors, in the header."""
     try:
         return json.dumps(odd_value(json.loads(content), chance)).encode()
     except ValueError:
@@ -197,7 +203,7 @@ def of_another_kind(content: bytes, chance: random.Random) -> bytes:
 
 
 def one_line(content: bytes, chance: random.Random) -> bytes:
-    """A line taken out, doubled, moved or edited."""
+    """Remove, double, move or edit a line."""
     lines = content.splitlines(keepends=True)
     i, j = chance.randrange(len(lines)), chance.randrange(len(lines))
     match chance.choice(["out", "twice", "swap", "edit", "cut"]):
@@ -221,7 +227,7 @@ def npy_of(shape: tuple[int, ...], kind: str = "|u1") -> bytes:
 
 
 def false_claims(content: bytes, chance: random.Random) -> bytes:
-    """A header that claims another shape, number of axes or type than what follows has."""
+    """Make a header claim another shape, number of axes or type than its content has."""
     shape = chance.choice([(2**36, 28, 28), (-1, 8, 8), (2**62,) * 4, (), (0, 8, 8, 1), (10**18, 8, 8, 1)])
     if content.startswith(b"\x93NUMPY"):
         return npy_of(shape, chance.choice(["|u1", "<f8", "|O", "<U9"])) + content[128:]
@@ -255,7 +261,7 @@ DAMAGES: list[Callable[[bytes, random.Random], bytes]] = [
 
 
 def replace_kind(path: Path, chance: random.Random) -> str:
-    """A pipe, a folder, a hole, a link or nothing in the place of the file."""
+    """Replace the file by a pipe, a folder, a hole, a link or nothing."""
     kind = chance.choice(["pipe", "folder", "link", "nothing", "hole"])
     path.unlink()
     if kind == "pipe":
@@ -274,7 +280,7 @@ def replace_kind(path: Path, chance: random.Random) -> str:
 
 
 def mend(path: Path) -> None:
-    """Write the sha256 of a damaged file of an artifact into its privacy.json, as somebody who knows of it would."""
+    """Write the sha256 of a damaged file into its privacy.json, as an informed attacker would."""
     about = path.parent / "privacy.json"
     content = json.loads(about.read_text())
     content["files"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -282,7 +288,10 @@ def mend(path: Path) -> None:
 
 
 def run(words: tuple[str, ...]) -> tuple[int, str]:
-    """A command of the program in a forked process: its exit code, and all that it printed. 124: it never ended."""
+    """Run a command in a forked process; return its exit code, and all that it printed.
+
+    The code is 124 if it never ended.
+    """
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -320,7 +329,7 @@ def run(words: tuple[str, ...]) -> tuple[int, str]:
 
 
 def accepts_something_wrong(target: Target, text: str, epsilon: float) -> str | None:
-    """Why an exit code of 0 is wrong, or None."""
+    """Return why an exit code of 0 is wrong, or None."""
     if target.guarded:
         return "changed bytes were accepted"
     history = target.command == ("ledger", "history") and target.file.startswith("state")
@@ -334,7 +343,10 @@ def total_of(history: str) -> float:
 
 
 def make_project(folder: Path) -> float:
-    """A finished small project in `folder`, the working directory from now on. Returns the ε of its journal."""
+    """Create a finished small project in `folder`, which becomes the working directory.
+
+    Returns the ε of its journal.
+    """
     shutil.copytree(ROOT / "pipelines", folder / "pipelines")
     os.chdir(folder)
     os.environ["SFUMATO_STATE"] = str(folder / "state")
@@ -370,7 +382,7 @@ def make_project(folder: Path) -> float:
 
 
 def try_one(whole: Path, epsilon: float, chance: random.Random) -> tuple[str, list[str]]:
-    """One case in a fresh copy of the project. Returns what it was, and what went wrong."""
+    """Try one case in a fresh copy of the project. Returns the case, and what went wrong."""
     here = Path.cwd()
     for entry in here.iterdir():
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
@@ -411,12 +423,15 @@ def try_one(whole: Path, epsilon: float, chance: random.Random) -> tuple[str, li
 
 
 def own(file: str, entry: str) -> int:
-    """A number of /proc/self: kilobytes of memory, or bytes that were written."""
+    """Read a number of /proc/self: kilobytes of memory, or bytes that were written."""
     return int(next(line for line in Path("/proc/self", file).read_text().splitlines() if entry in line).split()[1])
 
 
 def explode(name: str, folder: Path) -> list[str]:
-    """Build one of BOMBS in an empty folder and read it in a process of its own. Returns what went wrong."""
+    """Build one of BOMBS in an empty folder and read it in a process of its own.
+
+    Returns what went wrong.
+    """
     for part in ("set", "tmp"):
         (folder / part).mkdir()
     reader = BOMBS[name](folder / "set")
@@ -425,7 +440,7 @@ def explode(name: str, folder: Path) -> list[str]:
     child = os.fork()
     if child == 0:
         os.close(channel)
-        atexit._clear()  # what the parent does at its end
+        atexit._clear()  # avoids what the parent does at its end
         wrong = ["the process ended"]
         try:
             os.environ["SFUMATO_STATE"] = str(folder / "state")
@@ -468,7 +483,7 @@ def read_bounded(reader: Callable[[], object]) -> list[str]:
 
 
 def explode_all(names: list[str]) -> int:
-    """Try each of these bombs. Prints what went wrong; returns with how many."""
+    """Try each of these bombs, and print what went wrong. Returns the number of failures."""
     import imagecodecs
     import tifffile  # noqa: F401
 
@@ -506,7 +521,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="malformed-") as name:
         whole, here, begun = Path(name) / "whole", Path(name) / "here", time.perf_counter()
         here.mkdir()
-        epsilon = make_project(here)  # made where it is used: its state names its own path
+        # created where it is used, because its state names its own path
+        epsilon = make_project(here)
         shutil.copytree(here, whole)
         for number in range(arguments.count) if arguments.only is None else [arguments.only]:
             told, wrong = try_one(whole, epsilon, random.Random(f"{arguments.seed} {number}"))

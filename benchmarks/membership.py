@@ -1,10 +1,11 @@
-"""Membership inference on a release: can an attacker tell which real images were in the set? Local, for the owner.
+"""Membership inference on a release: can an attacker tell which real images were in the set?
 
-    python benchmarks/membership.py                  # in the folder of a project that made a release
+    python benchmarks/membership.py    # in the folder of a project that made a release
 
-The test for copies, in every evaluation, looks at the nearest images; this looks at all.
-Members are the sensitive images. The others are the hold-out, which nothing released depends on. An attack that finds
-nothing proves nothing; one that finds more than the guarantee allows would refute it.
+Local, for the owner. The test for copies, in every evaluation, uses the nearest images; this uses
+all. Members are the sensitive images. The others are the hold-out, which no released file depends
+on. An attack that finds nothing proves nothing; one that finds more than the guarantee allows would
+refute it.
 """
 
 from dataclasses import dataclass
@@ -20,15 +21,16 @@ from sfumato.privacy.authorize import open_local
 from sfumato.settings.stages import ARTIFACTS, CARD_PATH
 from stages.state import state_dir
 
-MOST = 5000  # images of each kind
-TRAINED = 20_000  # released images that the attacker's classifier learns from, at most
+MOST = 5000  # Images of each kind
+TRAINED = 20_000  # Largest number of released images that the attacker's classifier learns from
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
-    """auc: how often a member scores above another image, 1/2 by chance; low, high: its interval at 95 %.
+    """Result of an attack.
 
-    hits: the share of members found if 1 % of the others are taken for members.
+    auc: how often a member scores above another image, 1/2 by chance; low, high: its interval at 95
+    %; hits: share of members found if 1 % of the others are treated as members.
     """
 
     name: str
@@ -45,13 +47,19 @@ class Attack:
 
 
 def pixels_of(image_set: ImageSet, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """At most so many images, by a fixed public seed: (n, d) pixels, (n,) labels; of several labels, all 0."""
+    """Take at most `count` images, by a fixed public seed: (n, d) pixels, (n,) labels.
+
+    Several labels become 0.
+    """
     part = image_set.take(np.sort(np.random.default_rng(0).permutation(len(image_set))[:count]))
     return part.images.reshape(len(part), -1).astype(np.float32) / 255, strata(part.labels)
 
 
 def score(name: str, members: np.ndarray, others: np.ndarray) -> Attack:
-    """The attack by its scores, higher for a member. The interval is Hanley and McNeil's (1982), for large samples."""
+    """Evaluate an attack by its scores, higher for a member.
+
+    The interval is Hanley and McNeil's (1982), for large samples.
+    """
     from sklearn.metrics import roc_auc_score
 
     inside = np.concatenate([np.ones(len(members)), np.zeros(len(others))])
@@ -71,10 +79,11 @@ def score(name: str, members: np.ndarray, others: np.ndarray) -> Attack:
 
 
 def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> list[Attack]:
-    """Two attacks on a release: by the distance to the nearest released image, and by a classifier trained on it.
+    """Attack a release by distances to its images, and by a classifier trained on it.
 
-    The first scores an image by how near one of its class was released; the second by the probability that the
-    classifier, a logistic regression on pixels, gives to the image's own label.
+    The first scores an image by its distance to the nearest released image of its class; the second
+    by the probability that the classifier, a logistic regression on pixels, gives to the image's
+    own label.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -82,7 +91,8 @@ def membership(release: ImageSet, sensitive: ImageSet, holdout: ImageSet) -> lis
     known, labels = pixels_of(release, TRAINED)
     near = []
     for pixels, own in sets:
-        found = np.full(len(pixels), -(pixels.shape[1] ** 0.5))  # as far as any: of a class that was not released
+        # as far as possible, for a class that was not released
+        found = np.full(len(pixels), -(pixels.shape[1] ** 0.5))
         for label in np.intersect1d(own, labels):
             found[own == label] = -nearest(pixels[own == label], known[labels == label])[1]
         near.append(found)

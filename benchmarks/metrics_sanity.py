@@ -1,13 +1,15 @@
-"""Do the measures say what they should? Image sets of known quality are compared with real images.
+"""Check the measures: compare image sets of known quality with real images.
 
     python benchmarks/metrics_sanity.py [--images 5000] [--folder /usr/share/datasets/fashion-mnist] [--plots DIR]
-    python benchmarks/metrics_sanity.py --drawn                        # drawn letters stand for real images
-    python benchmarks/metrics_sanity.py --seconds 5000,60000           # of each measure, on random features
-    python benchmarks/metrics_sanity.py --marks 40                     # the pattern in pixels, by so many pairs
+    # drawn letters replace real images; time of each measure; the pattern in pixels, by 40 pairs
+    python benchmarks/metrics_sanity.py --drawn
+    python benchmarks/metrics_sanity.py --seconds 5000,60000
+    python benchmarks/metrics_sanity.py --marks 40
 
-Rows: unseen real images; the same with noise, blurred, of three classes only, without one class; copies of training
-images, all, half, or one in a hundred; blanks; images of another set; uniform noise. A linear classifier is trained on
-each. Above the tables, MIND, p, ε, interval, worst class and calibration error are reckoned in another way.
+Rows: unseen real images; the same with noise, blurred, of three classes only, without one class;
+copies of training images, all, half, or one in a hundred; blanks; images of another set; uniform
+noise. A linear classifier is trained on each. Above the tables, MIND, p, ε, interval, worst class
+and calibration error are computed in another way.
 """
 
 from __future__ import annotations
@@ -58,15 +60,18 @@ from sfumato.storage.png import png_bytes
 from sfumato.training.supervised import logits
 
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
-LOST = 3  # the class that one of the sets lacks
+LOST = 3  # The class that one of the sets lacks
 SHUFFLES = 20_000
-Student = Callable[[ImageSet, ImageSet, int], float]  # training set, hold-out, seed -> accuracy
+Student = Callable[[ImageSet, ImageSet, int], float]  # Training set, hold-out, seed -> accuracy
 
 
 def sets_of_known_quality(
     train: ImageSet, fresh: ImageSet, other: ImageSet, random: np.random.Generator
 ) -> dict[str, ImageSet]:
-    """Sets by name, from `train` and as many unseen images of the same kind; other: of another, at least as many."""
+    """Build sets by name, from `train` and as many unseen images of the same kind.
+
+    other: images of another kind, at least as many.
+    """
     unseen, labels = fresh.images, fresh.labels
     height, width = unseen.shape[1:3]
     padded = np.pad(unseen.astype(float), ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
@@ -97,7 +102,7 @@ def sets_of_known_quality(
 
 
 def real_images(drawn: bool, folder: Path, images: int) -> tuple[ImageSet, ImageSet]:
-    """Three times so many real images in random order, and images of another kind."""
+    """Load 3 · `images` real images in random order, and images of another kind."""
     letters = drawn_set("glyphs", (1, 28, 28), -(-3 * images // 26), seed=1)
     if drawn:
         other = drawn_set("glyphs", (1, 28, 28), -(-images // 26), seed=2)
@@ -113,7 +118,7 @@ def shuffled(image_set: ImageSet, count: int) -> ImageSet:
 
 
 def sliced_by_torch(a: np.ndarray, b: np.ndarray) -> float:
-    """MIND once more: float32, directions of another generator, by quantiles of equally many rows."""
+    """Compute MIND again: float32, other directions, quantiles of equally many rows."""
     random = torch.Generator().manual_seed(99)
     axes = torch.nn.functional.normalize(torch.randn(1000, a.shape[1], generator=random), dim=1)
     count = min(len(a), len(b))
@@ -122,7 +127,7 @@ def sliced_by_torch(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def p_by_shuffling(near: np.ndarray, strangers: np.ndarray, rank: int, random: np.random.Generator) -> float:
-    """How often, if chance deals out the distances, as many training images come before the k-th stranger."""
+    """Return how often shuffled distances put as many training images before the k-th stranger."""
     distances = np.concatenate([near, strangers])
     seen = (near < np.sort(strangers)[rank - 1]).sum()
     hits = 0
@@ -134,7 +139,7 @@ def p_by_shuffling(near: np.ndarray, strangers: np.ndarray, rank: int, random: n
 
 
 def epsilon_by_tails(near: np.ndarray, strangers: np.ndarray) -> float:
-    """The bound on ε once more: the binomial tails are inverted by a search, for both ranks."""
+    """Compute the bound on ε again: the binomial tails are inverted by a search, for both ranks."""
     ranks = sorted({1, -(-len(strangers) // 100)})
     units, found = len(near), [0.0]
     usual = brentq(lambda share: binom.cdf(units, units + len(strangers), share) - MISSED, 1e-9, 1 - 1e-9)
@@ -148,7 +153,7 @@ def epsilon_by_tails(near: np.ndarray, strangers: np.ndarray) -> float:
 
 
 def reliability_by_scikit_learn(scores: np.ndarray, labels: np.ndarray) -> tuple[float, float, float, float]:
-    """Once more: the accuracy's interval (Wilson's), the lowest accuracy of a class, and the calibration error."""
+    """Compute again Wilson's interval, the lowest class accuracy, and the calibration error."""
     predicted, sure = scores.argmax(axis=1), torch.softmax(torch.from_numpy(scores).double(), dim=1).max(dim=1).values
     right = predicted == labels
     interval = binomtest(int(right.sum()), len(labels)).proportion_ci(0.95, "wilson")
@@ -160,16 +165,17 @@ def reliability_by_scikit_learn(scores: np.ndarray, labels: np.ndarray) -> tuple
 
 
 def judged(part: ImageSet, holdout: ImageSet) -> tuple[np.ndarray, dict]:
-    """Logits on the hold-out of a linear classifier trained on a set, and what `aggregate` says of them."""
+    """Train a linear classifier on a set; return its hold-out logits, and its `aggregate`."""
     schedule = schedule_of("lr", len(part), 1)
     scores = logits(fit("lr", part.images, part.labels, len(part.classes), schedule, 0), holdout.images)
     return scores, aggregate([scored_by(lambda _: scores, holdout, {})], part.classes)
 
 
 def groups_of_known_accuracy() -> None:
-    """Print what `by_column` says where 80 % of 400 images, 50 % of 200, and all of 6 and of 5 are right.
+    """Print `by_column` if 80 % of 400 images, 50 % of 200, and all of 6 and of 5 are right.
 
-    The intervals beside it are by the normal law; 6 and 5 are merged, and another 5 would be withheld.
+    The intervals beside it are by the normal law; 6 and 5 are merged, and another 5 would be
+    withheld.
     """
     parts = {"a": (400, 0.8), "b": (200, 0.5), "c": (6, 1.0), "d": (5, 1.0)}
     right = np.concatenate([np.arange(count) < count * share for count, share in parts.values()]).astype(float)
@@ -183,11 +189,11 @@ def groups_of_known_accuracy() -> None:
 
 
 def seconds_of_measures(sizes: list[int]) -> None:
-    """Print the processor's seconds of each measure on so many images, training images and strangers.
+    """Print the CPU seconds of each measure on so many images, training images and strangers.
 
-    The images are noise and their features 128 of their pixels, so that no network is timed. As in `evaluate`, the
-    disclosure test looks at a part of many images, and so do the others: at COMPARED of the set and of the hold-out,
-    and SEARCHED of the training images, at most.
+    The images are noise and their features 128 of their pixels, so that no network is timed. As in
+    `evaluate`, the disclosure test uses a part of many images, and so do the other measures: at
+    most COMPARED of the set and of the hold-out, and SEARCHED of the training images.
     """
     random = np.random.default_rng(0)
     for size in sizes:
@@ -200,7 +206,7 @@ def seconds_of_measures(sizes: list[int]) -> None:
 
 
 def jobs(own: ImageSet, train: ImageSet, holdout: ImageSet) -> dict[str, Callable[[], object]]:
-    """What is timed, by name."""
+    """Return the functions to time, by name."""
     extractor = Extractor(name="128 pixels", digest="", embed=lambda images: images.flatten(1)[:, :128])
     compared, reference = (extractor(part.images[:COMPARED]) for part in (own, holdout))
     novel = compared, extractor(train.images[:SEARCHED]), reference
@@ -220,7 +226,7 @@ def jobs(own: ImageSet, train: ImageSet, holdout: ImageSet) -> dict[str, Callabl
 
 
 def after_jpeg(images: np.ndarray) -> np.ndarray:
-    """(N, H, W, C) uint8 after PNG → JPEG of quality 90."""
+    """Convert (N, H, W, C) uint8 by PNG → JPEG of quality 90."""
     pictures = []
     for image in images:
         content = io.BytesIO()
@@ -232,7 +238,7 @@ def after_jpeg(images: np.ndarray) -> np.ndarray:
 
 
 def rates_of_marks(images: np.ndarray, draws: int = 2000) -> None:
-    """Print how often the pattern is found in so many sets after JPEG, and in unmarked sets by so many keys."""
+    """Print how often the pattern is found in sets after JPEG, and by chance in unmarked sets."""
     key, random = pattern_key("sanity", 0), np.random.default_rng(0)
     for side, sizes in ((28, (1, 4, 10)), (64, (1, 4)), (128, (1,))):
         larger = [Image.fromarray(image[..., 0]).resize((side, side), Image.Resampling.LANCZOS) for image in images]
@@ -246,7 +252,7 @@ def rates_of_marks(images: np.ndarray, draws: int = 2000) -> None:
 
 
 def accuracy_of_marks(name: str, train: ImageSet, holdout: ImageSet, student: Student, seeds: int) -> None:
-    """Print the accuracy of students trained on images with and without the pattern, in pairs of one seed each."""
+    """Print students' accuracy after training with and without the pattern, in pairs by seed."""
     marked = ImageSet(add_pattern(train.images, pattern_key("sanity", 0)), train.labels, train.classes)
     rows = np.array([[100 * student(part, holdout, seed) for part in (train, marked)] for seed in range(seeds)])
     without, having = rows.T
@@ -260,9 +266,10 @@ def from_scratch(train: ImageSet, holdout: ImageSet, seed: int) -> float:
 
 
 def measure_marks(seeds: int, folder: Path, images: int) -> None:
-    """Print how surely the pattern is found, and what it costs a linear student on features of letters, and a CNN.
+    """Print how reliably the pattern is found, and its cost for students.
 
-    Training images of Fashion-MNIST, judged by its test split; and half of scikit-learn's digits by the other half.
+    A linear student uses features of letters; the other is a CNN. Training images of Fashion-MNIST
+    are judged by its test split; and half of scikit-learn's digits by the other half.
     """
     whole, _ = real_images(False, folder, images)
     train = whole.take(np.arange(images))
@@ -308,7 +315,7 @@ def main(
     print(f"{extractor.name} drawn and trained in {time.perf_counter() - start:.0f} s, digest {extractor.digest[:8]}")
     train_features, holdout_features = extractor(train.images), extractor(holdout.images)
     title = f"{images} images a side, against the hold-out, {extractor.name}"
-    numbers: dict[str, dict[str, float]] = {}  # of each set
+    numbers: dict[str, dict[str, float]] = {}  # numbers of each set
     beside = Table(
         *("set", "as near as 1 in 100", "p", "ε ≥", "rings", "accuracy", "interval", "worst class", "gap", "ECE"),
         "on public features",

@@ -1,12 +1,13 @@
-"""Whether more steps of the one-step generator ever make its images worse: accuracy by ε, size of a class and steps.
+"""Measure whether more steps of the one-step generator ever make its images worse.
 
     OMP_NUM_THREADS=1 python benchmarks/more_steps.py [--epsilons 0.5,1,3,10] [--rare 500,4000] [--factors 1,2,4] \
         [--seeds 0,1,2]
 
-Two classes of Fashion-MNIST (the Debian package dataset-fashion-mnist), T-shirts, 3 900, and shirts, at 14×14. The
-features are released with `SHARE` of the budget, as in recipe teacher-generator; class counts are taken as known. A
-classifier is trained on the generator's images and tested on the test images of both classes: balanced accuracy in %,
-mean and standard deviation over seeds of noise, generator and classifier. Public data only: nothing here is journalled.
+Two classes of Fashion-MNIST (the Debian package dataset-fashion-mnist), T-shirts, 3 900, and
+shirts, at 14×14. The features are released with `SHARE` of the budget, as in recipe
+teacher-generator; class counts are treated as known. A classifier is trained on the generator's
+images and tested on the test images of both classes: balanced accuracy in %, mean and standard
+deviation over seeds of noise, generator and classifier. Public data only, so there is no journal.
 """
 
 from __future__ import annotations
@@ -34,16 +35,19 @@ from sfumato.storage.png import save_png, to_grid
 from sfumato.training.supervised import Schedule
 
 CLASSES, COMMON = (0, 6), 3900
-SHARE = 0.3  # of the budget
+SHARE = 0.3  # Share of the budget
 FEATURES = (
     FeatureMap(map="deep-scattering", length_scales=(0.837, 0.418), weight=0.5),
     FeatureMap(map="pixels", length_scales=(0.366, 0.183), weight=0.5),
 )
-DRAWN, JUDGED = 3000, 300  # images that the judge is trained on, its steps
+DRAWN, JUDGED = 3000, 300  # Training images and steps of the judge
 
 
 def read(part: str) -> tuple[Tensor, Tensor]:
-    """Images of both classes, (N, 1, 14, 14) in [0, 1], and labels, 0 or 1. part: "train" or "t10k"."""
+    """Load images of both classes, (N, 1, 14, 14) in [0, 1], and labels, 0 or 1.
+
+    part: "train" or "t10k".
+    """
     files = [next(DEBIAN_FASHION_MNIST.glob(f"{part}-{name}*")) for name in ("images", "labels")]
     raw = [gzip.decompress(file.read_bytes()) for file in files]
     images = torch.frombuffer(bytearray(raw[0][16:]), dtype=torch.uint8).view(-1, 1, 28, 28).float() / 255
@@ -61,7 +65,7 @@ def noise_multiplier(epsilon: float, size: int) -> float:
 
 
 def balanced_accuracy(images: Tensor, labels: Tensor, test: tuple[Tensor, Tensor], seed: int) -> float:
-    """Of the judge `cnn` trained on the images, in %."""
+    """Return the balanced accuracy of the judge `cnn` trained on the images, in %."""
     schedule = Schedule(steps=JUDGED, learning_rate=3e-3, weight_decay=1e-2)
     judge = fit("cnn", as_uint8(images), labels.numpy(), 2, schedule, seed=seed)
     with torch.no_grad():
@@ -72,7 +76,7 @@ def balanced_accuracy(images: Tensor, labels: Tensor, test: tuple[Tensor, Tensor
 def drawn_images(
     target: Tensor, features: FourierFeatures, priors: Tensor, steps: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Images, (N, 1, 14, 14), and labels of a generator fitted to `target` in `steps` steps."""
+    """Draw images, (N, 1, 14, 14), and labels from a generator fitted to `target`."""
     how = Auxiliary(steps=steps, batch=100, width=16)
     generator = new_generator((1, 14, 14), 2, how.latent, how.width, seed)
     fit_generator(generator, [FeatureMeans(target, features)], how, priors, seed)

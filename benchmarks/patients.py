@@ -1,11 +1,12 @@
-"""What it costs to protect persons instead of images: accuracy under `unit: group` and `unit: image` at equal ε.
+"""Measure what it costs to protect persons instead of images: `unit: group` and `image` at equal ε.
 
-Patients are generated: geometric numbers of images, 1 to 30, of one class each or of all. The arm `image` holds one
-image of each patient, so both have as many units, the same `size_hint`, and the same ε and δ. Both are tested on the
-same real images, of nobody in either. Recipe dp-merf with pixel features; every run has its own folder and noise. Rows
-are appended to a CSV file.
+Patients are generated: geometric numbers of images, 1 to 30, of one class each or of all. The arm
+`image` has one image of each patient, so both have as many units, the same `size_hint`, and the
+same ε and δ. Both are tested on the same real images, of patients in neither. The recipe is dp-merf
+with pixel features; every run has its own folder and noise. Rows are appended to a CSV file.
 
-    OMP_NUM_THREADS=1 nice python benchmarks/patients.py --sets digits,fashion-mnist --epsilons 1,10 --seeds 0,1,2
+    OMP_NUM_THREADS=1 nice python benchmarks/patients.py --sets digits,fashion-mnist
+        --epsilons 1,10 --seeds 0,1,2
     python benchmarks/patients.py --show
 """
 
@@ -34,7 +35,7 @@ from sfumato.training.supervised import accuracy
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "patients.csv"
-MEAN, MOST = 5, 30  # images of a patient
+MEAN, MOST = 5, 30  # mean and largest number of a patient's images
 CLASSES = tuple(str(i) for i in range(10))
 SETS = {  # images of patients, test images, and settings
     "digits": (1300, 497, {"auxiliary": {"steps": 1500, "images": 6000}, "frequency": {"size": 2000}}),
@@ -66,7 +67,7 @@ def main() -> None:
 
 
 def patients_of(labels: np.ndarray, classes: str, seed: int) -> np.ndarray:
-    """A patient for each image, (N,): neighbours in a random order, or among the images of one class."""
+    """Assign a patient to each image, (N,): neighbours in a random order, over all or one class."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(labels))
     if classes == "one":
@@ -88,7 +89,7 @@ def images_of(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure(name: str, classes: str, unit: str, epsilon: float, seed: int) -> dict:
-    """One run, from a set of patients to the accuracies of classifiers trained on its release."""
+    """Run once, from a set of patients to the accuracies of classifiers trained on its release."""
     size, tests, settings = SETS[name]
     images, labels = images_of(name)
     order = np.random.default_rng(seed).permutation(len(images))
@@ -96,7 +97,7 @@ def measure(name: str, classes: str, unit: str, epsilon: float, seed: int) -> di
     images, labels = images[order[:size]], labels[order[:size]]
     patients = patients_of(labels, classes, seed)
     number = len(np.unique(patients))
-    if unit == "image":  # one image of each patient, whose order is random
+    if unit == "image":  # keeps one image of each patient, in random order
         keep = np.unique(patients, return_index=True)[1]
         images, labels = images[keep], labels[keep]
     work = Path(tempfile.mkdtemp(prefix="patients-"))

@@ -1,11 +1,13 @@
-"""Released images by recipe and ε, real ones above them: one picture for each public set.
+"""Draw released images by recipe and ε, with real ones above: one picture for each public set.
 
     OMP_NUM_THREADS=1 python benchmarks/pictures.py digits --work WORK
     OMP_NUM_THREADS=1 python benchmarks/pictures.py fashion-mnist --work WORK
-    OMP_NUM_THREADS=1 python benchmarks/pictures.py cifar10 --work WORK --path FOLDER   # one folder a class
+    # one folder per class
+    OMP_NUM_THREADS=1 python benchmarks/pictures.py cifar10 --work WORK --path FOLDER
 
-A row is one release: its first plain images of each class, not chosen. The first row has real images: hold-out ones of
-a set that may be shown, else those of the recipe's public set. A run whose release is in WORK is not repeated.
+A row is one release: its first plain images of each class, not chosen. The first row has real
+images: hold-out images of a set that may be shown, else images of the recipe's public set. A run
+whose release is in WORK is not repeated.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from sfumato.data.store import load_prepared, load_public, read_card
 
 GALLERY = Path(__file__).resolve().parent.parent / "docs" / "gallery"
 EPSILONS = 10, 3, 1
-COLUMNS = 20  # images in a row, at most
-COUNT = 1000  # images of a release: a quarter or more are plain
-SETS: dict[str, tuple[list[str], dict[str, Any]]] = {  # recipes, and what is set besides
+COLUMNS = 20  # Largest number of images in a row
+COUNT = 1000  # Images of a release: a quarter or more are plain
+SETS: dict[str, tuple[list[str], dict[str, Any]]] = {  # recipes, and further settings
     "digits": (["teacher-mixed", "dp-merf"], {"profile": "digits"}),
     "fashion-mnist": (["teacher-generator"], {"profile": "fashion-mnist-cpu"}),
     "cifar10": (
@@ -41,7 +43,7 @@ SETS: dict[str, tuple[list[str], dict[str, Any]]] = {  # recipes, and what is se
 
 
 def released(folder: Path, shared: Path, params: dict) -> Path:
-    """Run the recipe up to its release, unless it is there. Returns the folder of the release."""
+    """Run the recipe up to its release, unless it exists. Returns the folder of the release."""
     release = folder / "artifacts" / "synthesize"
     if not (release / "card.json").is_file():
         prepare_folder(folder, shared, params)
@@ -51,14 +53,17 @@ def released(folder: Path, shared: Path, params: dict) -> Path:
 
 
 def row_of(images: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    """The first images of each class, each with a white column: (N, H, W, C), (N,) -> (H, columns · (W + 1), C)."""
+    """Join the first images of each class, each with a white column.
+
+    (N, H, W, C), (N,) -> (H, columns · (W + 1), C).
+    """
     each = max(1, COLUMNS // classes)
     chosen = np.concatenate([np.flatnonzero(labels == label)[:each] for label in range(classes)])
     return np.concatenate(np.pad(images[chosen], [(0, 0), (0, 0), (0, 1), (0, 0)], constant_values=255), axis=1)
 
 
 def draw(rows: dict[str, np.ndarray], file: Path) -> None:
-    """A picture of rows of images, each with its name."""
+    """Draw rows of images, each with its name."""
     figure, axes = plt.subplots(len(rows), figsize=(10, 0.62 * len(rows)))
     for place, (name, row) in zip(axes, rows.items(), strict=True):
         place.imshow(row.squeeze(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
@@ -93,7 +98,7 @@ def main() -> None:
 
 
 def real_images(name: str, folder: Path) -> tuple[str, ImageSet]:
-    """Real images that may be shown, and what they are."""
+    """Return real images that may be shown, and their description."""
     card = read_card(folder / "data" / "sensitive" / "card.json")
     if name == "cifar10":
         return "public photographs", load_public(folder / "data" / "public", card.shape)

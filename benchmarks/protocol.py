@@ -1,7 +1,7 @@
-"""The longer utility protocol of DP-Diffusion (§5.6, §6): accuracy by number of images, ensembles, model selection.
+"""The longer utility protocol of DP-Diffusion (§5.6, §6): accuracy by size, ensembles, selection.
 
-All of it is local. Within a part, every training takes the same number of gradient steps, so that a curve shows the
-effect of more images, not of more training.
+All of it is local. Within a part, every training has the same number of gradient steps, so that a
+curve shows the effect of more images, not of more training.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from sfumato.evaluation.downstream import aggregate, evaluate_classifier, fit, s
 from sfumato.evaluation.plots import CAPTION, LEGEND, log_ticks, new_figure, on_a_grid, save
 from sfumato.training.supervised import Schedule, accuracy, logits
 
-KEPT = 0.1  # part of the synthetic images by which a third party would rank models
-SCORED = 5000  # at most this many of them
+KEPT = 0.1  # Part of the synthetic images by which a third party would rank models
+SCORED = 5000  # Largest number of these images
 COLOURS = ("#253d5b", "#e07a1f", "#5c9e6b", "#9b59b6", "#9db4c0", "#c0392b")
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One choice of hyper-parameters. `rate`: factor on the learning rate of the classifier's schedule."""
+    """A choice of hyper-parameters.
+
+    `rate`: factor on the learning rate of the classifier's schedule.
+    """
 
     classifier: str
     rate: float
@@ -37,20 +40,20 @@ class Setting:
         return replace(schedule, learning_rate=self.rate * schedule.learning_rate, weight_decay=self.weight_decay)
 
     def accuracies(self, schedule: Schedule, trained: ImageSet, scored: Sequence[ImageSet]) -> list[float]:
-        """On each of `scored`, after training on `trained` by this choice of `schedule`."""
+        """Train on `trained` by this choice of `schedule`; return accuracies on `scored`."""
         own = self.schedule(schedule)
         model = fit(self.classifier, trained.images, trained.labels, len(trained.classes), own, seed=0)
         return [accuracy(model, part) for part in scored]
 
 
 def grid(classifiers: Sequence[str], rates: Sequence[float], decays: Sequence[float]) -> list[Setting]:
-    """Every combination."""
+    """List every combination."""
     every = itertools.product(classifiers, rates, decays)
     return [Setting(classifier=name, rate=rate, weight_decay=decay) for name, rate, decay in every]
 
 
 def subset(image_set: ImageSet, count: int) -> ImageSet:
-    """`count` images drawn with a fixed seed; a smaller subset is part of a larger one."""
+    """Take `count` images drawn with a fixed seed; a smaller subset is part of a larger one."""
     return image_set.take(np.sort(np.random.default_rng(0).permutation(len(image_set))[:count]))
 
 
@@ -63,9 +66,10 @@ def accuracy_by_size(
     seeds: Sequence[int],
     progress: Progress = lambda _: None,
 ) -> list[dict]:
-    """What `aggregate` finds for classifier `name`, trained on each number of synthetic images.
+    """Run `aggregate` for classifier `name`, trained on each number of synthetic images.
 
-    sizes: rising, none above len(synthetic). Returns a row per size, with "images". Source: DP-Diffusion Figure 3.
+    sizes: rising, none above len(synthetic). Returns one row per size, with "images". Source:
+    DP-Diffusion Figure 3.
     """
     rows = []
     for size in sizes:
@@ -84,10 +88,11 @@ def ensemble(
     members: int,
     progress: Progress = lambda _: None,
 ) -> dict:
-    """Accuracy of `members` classifiers together, their class probabilities averaged.
+    """Measure the accuracy of `members` classifiers together, their class probabilities averaged.
 
-    The members differ in their seed: initialisation, order of the images, dropout.
-    Returns {"members", "images", "accuracy", "alone": {"mean", "std"}}. Source: DP-Diffusion §5.6 (five members).
+    The members differ in their seed: initialisation, order of the images, dropout. Returns
+    {"members", "images", "accuracy", "alone": {"mean", "std"}}. Source: DP-Diffusion §5.6 (five
+    members).
     """
     whole = np.zeros((len(holdout), len(holdout.classes)))
     alone = []
@@ -109,14 +114,16 @@ def model_selection(
     train: ImageSet | None = None,
     progress: Progress = lambda _: None,
 ) -> dict:
-    """Whether the settings rank alike on synthetic and on real images (DP-Diffusion §6, Figure 4).
+    """Measure whether the settings rank alike on synthetic and on real images.
 
-    Each setting is trained on nine tenths of the synthetic images and scored on the rest ("synthetic") and on `holdout`
-    ("real"). With `train` it is also trained on as many real images and scored on `holdout` ("retrained").
-    schedules: of the settings' classifiers, before `Setting.schedule`.
-    Returns {"settings": one row each, "kept": synthetic images scored, "spearman", "kendall", "chosen": index of the
-    best setting by "synthetic", "rank": of the chosen one by "real", 1 for the best, "regret": best "real" less that of
-    the chosen one, …_retrained: the same for "retrained"}. A correlation is 0 where all scores are equal.
+    Each setting is trained on nine tenths of the synthetic images and scored on the rest
+    ("synthetic") and on `holdout` ("real"). With `train` it is also trained on as many real images
+    and scored on `holdout` ("retrained"). schedules: schedules of the settings' classifiers, before
+    `Setting.schedule`. Returns {"settings": one row each, "kept": synthetic images scored,
+    "spearman", "kendall", "chosen": index of the best setting by "synthetic", "rank": rank of the
+    chosen one by "real", 1 for the best, "regret": best "real" less the chosen one's, …_retrained:
+    the same for "retrained"}. A correlation is 0 if all scores are equal. Source: DP-Diffusion §6,
+    Figure 4.
     """
     order = np.random.default_rng(1).permutation(len(synthetic))
     kept = min(max(1, round(KEPT * len(synthetic))), SCORED)
@@ -140,7 +147,7 @@ def model_selection(
 
 
 def agreement(rows: Sequence[dict], measure: str) -> dict:
-    """How far choosing by "synthetic" agrees with choosing by `measure`."""
+    """Measure how far choosing by "synthetic" agrees with choosing by `measure`."""
     from scipy.stats import kendalltau, spearmanr
 
     synthetic, real = (np.array([row[key] for row in rows]) for key in ("synthetic", measure))
@@ -156,9 +163,10 @@ def agreement(rows: Sequence[dict], measure: str) -> dict:
 
 
 def plot_protocol(found: Mapping, path: Path) -> None:
-    """Draw what `benchmarks/utility.py` measured.
+    """Draw the results of `benchmarks/utility.py`.
 
-    Panels: accuracy against the number of images, with ensembles; real against synthetic scores of a grid of settings.
+    Panels: accuracy against the number of images, with ensembles; real against synthetic scores of
+    a grid of settings.
     """
     panels = [draw for name, draw in (("sizes", draw_sizes), ("selection", draw_selection)) if found.get(name)]
     figure = new_figure(5.2 * len(panels), 4.2)

@@ -1,13 +1,15 @@
-"""Mixtures of drawn and of public images: the agreement of a student of each with the teacher, and its accuracy.
+"""Compare mixtures of drawn and public images, by a student's agreement and accuracy.
 
-    python benchmarks/public_mixtures.py label PROJECT ROWS.npz [--source auxiliary] [--drawn 1500] [--public 898]
+    python benchmarks/public_mixtures.py label PROJECT ROWS.npz [--source auxiliary]
+        [--drawn 1500] [--public 898]
     python benchmarks/public_mixtures.py score ROWS.npz --mixture drawn [--steps 120] [--seed 0]
 
-PROJECT: a folder of `stage init` with public images, run up to the teacher and the generator; its sensitive set must be
-public in truth, for the hold-out is scored. Mixtures: `drawn` alone; `half`, as many public images; `quarter`, half of
-the public ones beside all drawn ones; `public` alone. The last fifth of the drawn images, and the public ones that the
-teacher did not choose, are what students are compared with the teacher on. Balanced accuracy and agreement, in %. The
-hold-out is shown in two halves by unit, so that a setting can be chosen on the one and reported on the other.
+PROJECT: a folder of `stage init` with public images, run up to the teacher and the generator; its
+sensitive set must really be public, because the hold-out is scored. Mixtures: `drawn` only; `half`,
+as many public images; `quarter`, half of the public ones beside all drawn ones; `public` only.
+Students are compared with the teacher on the last fifth of the drawn images, and on the public ones
+that the teacher did not choose. Balanced accuracy and agreement are in %. The hold-out is shown in
+two halves by unit, so that a setting can be chosen on one and reported on the other.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from sfumato.privacy.authorize import open_local
 from sfumato.storage.state_directory import state_dir
 from sfumato.training.selection import surest
 
-JUDGES = 0.2  # part of the drawn images
+JUDGES = 0.2  # Part of the drawn images
 
 
 def main() -> None:
@@ -52,7 +54,10 @@ def main() -> None:
 
 
 def save_rows(file: Path, source: str, drawn: int, number: int) -> None:
-    """Images of the project and the teacher's labels of them, in one file: no release, for it holds the hold-out."""
+    """Write the project's images and the teacher's labels into one file.
+
+    This is not a release, because it contains the hold-out.
+    """
     card = read_card(Path("data/sensitive/card.json"))
     teacher = load_teacher(Path("artifacts/teacher"))
     made = load_images(Path("artifacts") / source, card.classes, shape=card.shape)
@@ -85,7 +90,7 @@ def save_rows(file: Path, source: str, drawn: int, number: int) -> None:
 def show_student(rows: dict[str, np.ndarray], mixture: str, steps: int, seed: int) -> None:
     kept = int((1 - JUDGES) * len(rows["drawn"]))
     public = len(rows["public"])
-    # the drawn and the public images that the mixture holds
+    # Drawn and public images of the mixture.
     parts = {
         "drawn": (slice(kept), slice(0)),
         "half": (slice(min(kept, public)), slice(None)),

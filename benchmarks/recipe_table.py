@@ -1,11 +1,12 @@
-"""Recipes side by side: accuracy, Fréchet distance and time per stage, over budgets and seeds.
+"""Compare recipes: accuracy, Fréchet distance and time per stage, over budgets and seeds.
 
-Each run has its own folder, noise and history. All runs share the prepared images, their hold-out, the public set and
-its classifier. Stages run in this process, in the order of the pipeline. Rows are appended to a CSV file as they come,
-and runs that are already in it are skipped, so the script can be stopped, continued, and started twice with other
-recipes.
+Each run has its own folder, noise and history. All runs share the prepared images, their hold-out,
+the public set and its classifier. Stages run in this process, in the order of the pipeline. Rows
+are appended to a CSV file as they come, and runs in the file are skipped, so the script can be
+stopped, continued, and started twice with other recipes.
 
-    OMP_NUM_THREADS=1 python benchmarks/recipe_table.py --recipes dpdm,feta-pro,full --epsilons 1,3,10 --seeds 0,1,2
+    OMP_NUM_THREADS=1 python benchmarks/recipe_table.py --recipes dpdm,feta-pro,full
+        --epsilons 1,3,10 --seeds 0,1,2
     python benchmarks/recipe_table.py --show
 """
 
@@ -75,7 +76,7 @@ def main() -> None:
 
 
 def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
-    """One run of the pipeline in a folder of its own. Returns the row of the table."""
+    """Run the pipeline once in a folder of its own. Returns the row of the table."""
     change = f"-{digest_of_text(key['change'])[:8]}" if key["change"] else ""
     folder = work / f"{key['profile']}-{key['recipe']}-{key['epsilon']:g}-{key['seed']}{change}"
     params: dict = {
@@ -125,7 +126,10 @@ def run(key: dict, changes: list[str], work: Path, shared: Path) -> dict:
 
 
 def reliability(metrics: dict) -> dict:
-    """Interval, worst class and calibration error of the last classifier, in per cent; empty for several labels."""
+    """Return interval, worst class and calibration error of the last classifier, in per cent.
+
+    With several labels there are none.
+    """
     rows = [metrics[name] for name in CLASSIFIERS if "interval" in metrics.get(name, ())]
     if not rows:
         return {}
@@ -136,7 +140,7 @@ def reliability(metrics: dict) -> dict:
 
 
 def prepare_folder(folder: Path, shared: Path, params: dict) -> None:
-    """Go to a fresh folder with `params` and the prepared images; images and hold-out are the same in all folders."""
+    """Create a folder with `params` and the shared images and hold-out, and change to it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     os.chdir(folder)
@@ -184,7 +188,7 @@ def done(results: Path, key: dict) -> bool:
 
 
 def append(results: Path, row: dict) -> None:
-    """Add the row: the columns of a file that exists stay, and of the row only those are kept."""
+    """Append the row. An existing file keeps its columns, and only those of the row are written."""
     new = not results.exists()
     columns = list(row)
     if not new:
@@ -199,7 +203,7 @@ def append(results: Path, row: dict) -> None:
 
 
 def show(results: Path) -> None:
-    """Mean ± standard deviation over the seeds, as a Markdown table."""
+    """Print mean ± standard deviation over the seeds, as a Markdown table."""
     table = pd.read_csv(results, keep_default_na=False)
     print("| profile | recipe | change | ε | seeds | LR | MLP | CNN | student | Fréchet | minutes |\n|" + "---|" * 11)
     for names, group in table.groupby(["profile", "recipe", "change", "epsilon"], sort=True):
@@ -210,7 +214,7 @@ def show(results: Path) -> None:
 
 
 def spread(values: pd.Series) -> str:
-    """Mean ± sample standard deviation, 0 for a single value; empty for no values."""
+    """Format mean ± sample standard deviation, 0 for a single value; empty for no values."""
     return "" if values.empty else f"{values.mean():.1f} ± {values.std(ddof=1) if len(values) > 1 else 0:.1f}"
 
 

@@ -1,13 +1,14 @@
-"""Teachers on the whole of pictures that are not square, and on their middles: a linear classifier under DP.
+"""Measure teachers on full non-square pictures, and on their middles: a linear classifier under DP.
 
     OMP_NUM_THREADS=1 python benchmarks/rectangles.py FOLDER [--sizes 96x128,96x96,128x128pad] [--map patches]
         [--pattern '^(\\d+)_'] [--epsilons 1,10] [--seeds 0,1,2]
 
-FOLDER: public pictures that play the sensitive ones, in class folders; the pattern finds in the names of files what a
-picture is a copy of. Every seed holds out another fifth of these originals with their copies, and draws other noise.
-A square takes the middle of a picture; 128x128pad adds black. Drawn textures span the features, all of ε goes to the
-teacher, and one image is protected, by the exact composition of full-batch steps, δ = 1/(N ln N). Balanced accuracy on
-the hold-out, %, and seconds of the processor for the map's rows of a thousand pictures.
+FOLDER: public pictures in class folders, used as the sensitive ones; the pattern finds a picture's
+original in file names. Every seed holds out another fifth of these originals with their copies, and
+draws other noise. A square is the middle of a picture; 128x128pad adds black. Drawn textures span
+the features, all of ε goes to the teacher, and one image is protected, by the exact composition of
+full-batch steps, δ = 1/(N ln N). Balanced accuracy on the hold-out, %, and seconds of the processor
+for the map's rows of a thousand pictures.
 """
 
 import argparse
@@ -29,11 +30,11 @@ from sfumato.queries.teacher import query_teacher
 from sfumato.settings.data import Data, Public
 from sfumato.settings.queries import Teacher
 
-DRAWN = 100  # textures of each kind
+DRAWN = 100  # Textures of each kind
 
 
 def read(folder: str, size: str, pattern: str) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Images, (N, 3, H, W) float32, their labels, and what the pattern finds in the name of each."""
+    """Load images, (N, 3, H, W) float32, their labels, and the pattern's match in each name."""
     sides = tuple(map(int, re.findall(r"\d+", size)))
     fit = "pad" if size.endswith("pad") else "crop"
     ways: dict[str, Any] = {"size": sides, "fit": fit}
@@ -48,11 +49,14 @@ def read(folder: str, size: str, pattern: str) -> tuple[Tensor, Tensor, np.ndarr
 def trained(
     rows: tuple[Tensor, Tensor], labels: Tensor, held_out: Tensor, settings: Teacher, epsilon: float, seed: int
 ) -> float:
-    """The accuracy of one teacher on its hold-out. rows: of the map, of these images and of drawn ones."""
+    """Measure the accuracy of one teacher on its hold-out.
+
+    rows: the map's rows of these images and of drawn ones.
+    """
     private, public = (part[:, :, None, None] for part in rows)
     features = ProjectedFeatures(
         settings.feature, (3, 8, 8), settings.dimension
-    )  # the rows are there: no image is read
+    )  # rows exist already, so no image is read
     features.map = Known(slice(0, private.shape[1]))
     spanned = features.fit(public, settings.power, seed).double()
     psi = torch.cat([features(part) for part in private.split(500)])

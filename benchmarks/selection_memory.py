@@ -1,10 +1,11 @@
-"""Peak memory of `stage select` on a public set as large as ImageNet-32.
+"""Measure the peak memory of `stage select` on a public set as large as ImageNet-32.
 
-    python benchmarks/selection_memory.py [--images 1281167] [--classes 1000] [--side 32] [--scratch DIR]
+    python benchmarks/selection_memory.py [--images 1281167] [--classes 1000] [--side 32]
+        [--scratch DIR]
 
-The set is a sparse file of blank images with random labels (3.9 GB long, almost nothing on the disk), and the histogram
-is random. The stage runs in its own process, as in a pipeline: it verifies the bytes and reads only the images of the
-picture. Both files are deleted afterwards.
+The set is a sparse file of blank images with random labels (3.9 GB long, almost nothing on the
+disk), and the histogram is random. The stage runs in its own process, as in a pipeline: it verifies
+the bytes and reads only the images of the picture. Both files are deleted afterwards.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ print(before, memory("VmHWM"), memory("RssAnon"))
 
 
 def prepare(folder: Path, images: int, classes: int, side: int) -> None:
-    """A public set, a histogram with a row for each of ten sensitive classes, and the plan of `select`."""
+    """Write a public set, a histogram for ten sensitive classes, and the plan of `select`."""
     names = [f"class-{i:04d}" for i in range(classes)]
     random = np.random.default_rng(0)
     with writing(folder / "data/public", "public") as directory:

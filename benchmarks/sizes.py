@@ -1,12 +1,15 @@
-"""Releases of several sizes, judged at the largest of them by the same networks, on the same hold-out.
+"""Judge releases of several sizes, at the largest of them, by the same networks and hold-out.
 
-    OMP_NUM_THREADS=1 python benchmarks/sizes.py PROJECT=STATE [PROJECT=STATE ...] [--steps 600] [--picture F]
+    OMP_NUM_THREADS=1 python benchmarks/sizes.py PROJECT=STATE [PROJECT=STATE ...]
+        [--steps 600] [--picture F]
 
-Each project was made by `stage init` from one folder with one key (the same file keys/DATASET in each state directory),
-so that all hold out the same pictures. Smaller releases are enlarged (bicubic). Accuracy in % of `cnn` trained on each
-release, and on real images, for equally many steps; Fréchet distance of plain images to real ones in a network of drawn
-glyphs; both at the size of the first project. Local: the numbers are measured on real images. `--picture` draws plain
-images, a project a row, three of each class side by side, and measures nothing.
+Each project was made by `stage init` from one folder with one key (the same file keys/DATASET in
+each state directory), so that all hold out the same pictures. Smaller releases are enlarged
+(bicubic). It prints the accuracy in % of `cnn` trained on each release, and on real images, for
+equally many steps, and the Fréchet distance of plain images to real ones in a network of drawn
+glyphs; both at the size of the first project. Local: the numbers are measured on real images.
+`--picture` draws plain images, one project per row, three of each class side by side, and measures
+nothing.
 """
 
 from __future__ import annotations
@@ -28,12 +31,12 @@ from sfumato.evaluation.scores import subsample
 from sfumato.settings.evaluate import Evaluate
 from sfumato.storage.png import save_png, to_grid
 
-COMPARED = 4000  # images on each side of a distance
-SHOWN = 3  # images of each class in a picture
+COMPARED = 4000  # Images on each side of a distance
+SHOWN = 3  # Images of each class in a picture
 
 
 def enlarged(image_set: ImageSet, side: int) -> ImageSet:
-    """The images at `side` pixels, (N, side, side, C) uint8."""
+    """Enlarge the images to `side` pixels, (N, side, side, C) uint8."""
     if image_set.shape[2] == side:
         return image_set
     parts = []

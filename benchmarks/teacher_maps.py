@@ -1,13 +1,16 @@
-"""Teachers on maps alone and side by side: a linear classifier under DP, without a generator and without a project.
+"""Measure teachers on single maps and on several: a linear classifier under DP, without a project.
 
-    OMP_NUM_THREADS=1 python benchmarks/teacher_maps.py FOLDER PUBLIC [--rows FILE] [--maps patches,imagenet]
-        [--epsilons 1,10] [--seeds 0,1] [--side 128] [--units 500] [--set dimension=128 ...]
+    OMP_NUM_THREADS=1 python benchmarks/teacher_maps.py FOLDER PUBLIC [--rows FILE]
+        [--maps patches,imagenet] [--epsilons 1,10] [--seeds 0,1] [--side 128] [--units 500]
+        [--set dimension=128 ...]
 
-FOLDER: public images that play the sensitive ones, in class folders; PUBLIC: a folder of images that span the features,
-or `procedural`, drawn textures; `itself` takes the hold-out, which no release may do: a bound of what directions bring.
-Every seed holds out another fifth and draws other noise. All of ε goes to the teacher, by the exact composition of its
-full-batch steps, δ = 1/(N ln N). Balanced accuracy on the hold-out, %. The maps' rows are made once and kept in --rows.
-With --units, so many images at random play the sensitive ones, with the constants that `stage init` takes for them.
+FOLDER: public images in class folders, used as the sensitive ones; PUBLIC: a folder of images that
+span the features, or `procedural`, drawn textures; `itself` uses the hold-out, which no release may
+do: a bound on the gain from directions. Every seed holds out another fifth and draws other noise.
+All of ε goes to the teacher, by the exact composition of its full-batch steps, δ = 1/(N ln N).
+Accuracy is balanced, on the hold-out, in %. The maps' rows are computed once and stored in --rows.
+With --units, so many random images are used as the sensitive ones, with the constants that `stage
+init` chooses for them.
 """
 
 from __future__ import annotations
@@ -32,13 +35,14 @@ from sfumato.queries.teacher import query_teacher
 from sfumato.settings.data import Data, Public
 from sfumato.settings.queries import Teacher, TeacherMap
 
-DRAWN, HELD_OUT = 400, 5  # textures of each kind; one of so many images is held out
+DRAWN, HELD_OUT = 400, 5  # Textures of each kind; one of so many images is held out
 
 
 class Known(nn.Module):
-    """A map whose rows are known: "images" hold those of all maps, (B, Σ d, 1, 2), and this one's are a part.
+    """A map with known rows.
 
-    The second column is of the mirror images, so that a flip brings it to the first.
+    "Images" have the rows of all maps, (B, Σ d, 1, 2), and the map returns its part. The second
+    column is for the mirror images, so that a flip brings it to the first.
     """
 
     def __init__(self, columns: slice) -> None:
@@ -50,7 +54,7 @@ class Known(nn.Module):
 
 
 class InMemory:
-    """A charge of images in memory, with noise of a public generator: a benchmark, no protection."""
+    """A charge on images in memory, with noise of a public generator: it protects nothing."""
 
     def __init__(self, rows: Tensor, labels: Tensor, uses: int, sigma: float, seed: int) -> None:
         self.rows, self.labels, self.uses, self.sigma = rows, labels, uses, sigma
@@ -62,7 +66,10 @@ class InMemory:
 
 
 def total_mu(epsilon: float, delta: float) -> float:
-    """μ of the Gaussian mechanism that is (ε, δ)-private (Balle and Wang 2018), by bisection."""
+    """Find μ of the Gaussian mechanism that is (ε, δ)-private, by bisection.
+
+    Source: Balle and Wang 2018.
+    """
     cdf, low, high = NormalDist().cdf, 1e-4, 50.0
     for _ in range(100):
         mu = (low + high) / 2
@@ -72,7 +79,7 @@ def total_mu(epsilon: float, delta: float) -> float:
 
 
 def read_images(folder: str, public: bool, side: int) -> tuple[Tensor, Tensor]:
-    """Grey images, (N, 1, side, side) uint8, and their labels."""
+    """Load grey images, (N, 1, side, side) uint8, and their labels."""
     if not public:
         source = read_source(Data(source="imagefolder", path=folder, dataset_id="trial", size=side, channels=1), Path())
     elif folder == "procedural":
@@ -86,7 +93,7 @@ def read_images(folder: str, public: bool, side: int) -> tuple[Tensor, Tensor]:
 
 
 def made_rows(names: list[str], images: Tensor) -> dict[str, np.ndarray]:
-    """By map: (N, d, 2) float32, of images and of their mirror images."""
+    """Compute the rows of images and mirror images by map: (N, d, 2) float32."""
     shape = (1, *images.shape[2:])
     shown = images.float() / 255
     made = {}
@@ -97,7 +104,7 @@ def made_rows(names: list[str], images: Tensor) -> dict[str, np.ndarray]:
 
 
 def kept_rows(arguments: argparse.Namespace, names: list[str]) -> dict[str, np.ndarray]:
-    """By `private.<map>`, `public.<map>` and `labels`."""
+    """Return stored or new rows by `private.<map>`, `public.<map>` and `labels`."""
     file = Path(arguments.rows)
     if file.is_file():
         return dict(np.load(file))
@@ -116,7 +123,10 @@ def balanced(predicted: Tensor, labels: Tensor) -> float:
 
 
 def trained(settings: Teacher, rows: dict[str, np.ndarray], epsilon: float, seed: int, units: int, side: int) -> float:
-    """The accuracy of one teacher on its hold-out, of `units` of the other images, or of all of them if it is 0."""
+    """Measure one teacher's accuracy on its hold-out.
+
+    units: number of other images to train on; 0 for all.
+    """
     names, labels = [part.map for part in settings.maps], torch.from_numpy(rows["labels"])
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     held_out, kept = order[: len(labels) // HELD_OUT], order[len(labels) // HELD_OUT :][: units or None]

@@ -1,14 +1,17 @@
-"""Memory and seconds of what reads sensitive images, by how many there are: it must not depend on their number.
+"""Measure memory and time of all that reads sensitive images; the number must not matter.
 
     nice -n 5 python benchmarks/ten_million.py [--images 100000 1000000 10000000] [--features 64]
-    nice -n 5 python benchmarks/ten_million.py --images 10000 100000 --side 128 --parts prepare frequency synthesize
+    nice -n 5 python benchmarks/ten_million.py --images 10000 100000 --side 128
+        --parts prepare frequency synthesize
 
-Random grey images of ten classes are written as an archive of NumPy (640 MB for ten million of 8×8). Then the parts run
-on them, each in a process of its own, on one thread: `prepare`, `count`, `central`, `frequency`, one step of DP-SGD,
-and `synthesize`, which draws as many images from a generator, distorts and blends them, and writes the release. Memory
-is the largest resident anonymous memory of the process (RssAnon in /proc/PID/status, read every 10 ms): what it holds
-itself, without the pages of files that the system keeps for it as long as nothing else needs them. Seconds are of the
-processor and of the work alone, without imports. Needs Linux and three times the room of the images in --folder.
+Random grey images of ten classes are written as an archive of NumPy (640 MB for ten million of
+8×8). Then the parts run on them, each in a process of its own, on one thread: `prepare`, `count`,
+`central`, `frequency`, one step of DP-SGD, and `synthesize`, which draws as many images from a
+generator, distorts and blends them, and writes the release. Memory is the largest resident
+anonymous memory of the process (RssAnon in /proc/PID/status, read every 10 ms), without the pages
+of files that the system caches as long as no other program needs them. Seconds are for the
+processor and the work only, without imports. Needs Linux and three times the space of the images in
+--folder.
 """
 
 from __future__ import annotations
@@ -30,13 +33,13 @@ import numpy as np
 
 PARTS = ("prepare", "count", "central", "frequency", "dp-sgd step", "synthesize")
 CLASSES, BATCH = 10, 256
-WRITTEN = 2**22  # bytes at a time
-BOUND = 1.1  # the memory of the largest set over that of the smallest
-POLL = 0.01  # seconds
+WRITTEN = 2**22  # Bytes at a time
+BOUND = 1.1  # Limit of the largest set's memory over the smallest set's
+POLL = 0.01  # Seconds
 
 
 def write_set(path: Path, images: int, side: int) -> None:
-    """An archive of random images and labels, written piece by piece."""
+    """Write an archive of random images and labels, piece by piece."""
     random, rows = np.random.default_rng(0), WRITTEN // side**2
     with zipfile.ZipFile(path, "w") as archive:
         with archive.open("images.npy", "w", force_zip64=True) as file:
@@ -53,7 +56,7 @@ def write_set(path: Path, images: int, side: int) -> None:
 
 
 def work(part: str, folder: Path, images: int, features: int, side: int) -> Callable[[], object]:
-    """What one process does, ready to run: all is imported and built."""
+    """Return the work of one process, with everything imported and built."""
     import torch
 
     from sfumato.data.prepare import prepare_sensitive
@@ -121,7 +124,7 @@ def work(part: str, folder: Path, images: int, features: int, side: int) -> Call
 
 
 def measured(part: str, folder: Path, images: int, features: int, side: int) -> tuple[float, float]:
-    """The largest resident anonymous memory of a process that does one part, in MB, and its processor's seconds."""
+    """Run one part in a process; return its peak anonymous memory, in MB, and CPU seconds."""
     command = [sys.executable, __file__, "--part", part, "--folder", str(folder), "--features", str(features)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command += ["--images", str(images), "--side", str(side)]

@@ -1,8 +1,9 @@
-"""Which weights should DP-SGD train? The trainable sets at equal budgets (DP-SAPF §5).
+"""Compare the weights that DP-SGD can train, at equal budgets (DP-SAPF §5).
 
-The table shows accuracy, Fréchet distance, time and memory. For each budget and seed, the recipe `sapf-pixel` runs once
-up to its saliency release; each set then fine-tunes from there. All sets pay for the saliency release, used or not, so
-that all have the same noise. Rows are appended to a CSV file; sets that are already in it are skipped.
+The table shows accuracy, Fréchet distance, time and memory. For each budget and seed, the recipe
+`sapf-pixel` runs once up to its saliency release; each set then fine-tunes from there. All sets pay
+for the saliency release, used or not, so that all have the same noise. Rows are appended to a CSV
+file; sets in the file are skipped.
 
     OMP_NUM_THREADS=1 python benchmarks/trainable_sets.py --epsilons 1,3,10 --seeds 0,1,2
     python benchmarks/trainable_sets.py --show
@@ -23,7 +24,7 @@ import yaml
 from recipe_table import ROOT, append, done, prepare_folder, spread, stage
 
 RESULTS = ROOT / "benchmarks" / "results" / "trainable-sets.csv"
-LORA = {"learning_rate": 3e-2}  # few weights need larger steps (found with --scan)
+LORA = {"learning_rate": 3e-2}  # Few weights need larger steps (found with --scan)
 SETS: dict[str, dict] = {
     "none": {},
     "all": {"trainable": "all", "learning_rate": 1e-2},
@@ -75,7 +76,7 @@ def main() -> None:
 
 
 def compare(epsilon: float, seed: int, sets: dict[str, dict], work: Path, results: Path) -> None:
-    """One warm-up and saliency release, then each set from there."""
+    """Run one warm-up and saliency release, then each set from there."""
     params = {
         "recipe": "sapf-pixel",
         "profile": "digits",
@@ -131,7 +132,7 @@ def reset_peak() -> None:
 
 
 def peak() -> float:
-    """Peak resident memory in MiB since the reset."""
+    """Return the peak resident memory in MiB since the reset."""
     return next(
         int(line.split()[1]) / 1024
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -140,7 +141,7 @@ def peak() -> float:
 
 
 def show(results: Path) -> None:
-    """Mean ± standard deviation over the seeds, as Markdown tables."""
+    """Print mean ± standard deviation over the seeds, as Markdown tables."""
     table = pd.read_csv(results, keep_default_na=False)
     epsilons = sorted(table["epsilon"].unique())
     heads = [f"{what}, ε = {epsilon:g}" for epsilon in epsilons for what in ("CNN %", "Fréchet")]

@@ -1,11 +1,12 @@
-"""One charge over two hosts: two network namespaces, joined by a virtual cable, stand for them. Linux, as root.
+"""Run one charge over two hosts: two network namespaces, joined by a virtual cable. Linux, as root.
 
     python benchmarks/two_hosts.py
 
-The work of `tests/privacy/many_processes.py` (count, frequency, DP-SGD on digits, with draws tied to image and step)
-runs once in one process, and once in two that see each other over the cable alone: `torchrun --nnodes=2`, as on a
-cluster, with one state directory. It prints the largest difference of the releases and of the weights, and how many
-charges the journals hold. The namespaces are removed at the end.
+The work of `tests/privacy/many_processes.py` (count, frequency, DP-SGD on digits, with draws tied
+to image and step) runs once in one process, and once in two that see each other only over the
+cable: `torchrun --nnodes=2`, as on a cluster, with one state directory. It prints the largest
+difference of the releases and of the weights, and how many charges the journals contain. The
+namespaces are removed at the end.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from sfumato.settings.data import Data
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tests" / "privacy" / "many_processes.py"
 HOSTS = {f"sfumato-{os.getpid()}-{i}": f"10.77.0.{i + 1}" for i in range(2)}
-CLOSE = 1e-5  # the weights after five steps, and the releases, over float32 sums in another order
-ALIKE = ("count", "frequency")  # whose noise has a seed here; the others draw their own
+# Tolerance of weights after five steps, and of releases, over float32 sums in another order
+CLOSE = 1e-5
+ALIKE = ("count", "frequency")  # Queries whose noise has a seed here; the others draw their own
 
 
 def ip(*words: str) -> None:
@@ -35,7 +37,7 @@ def ip(*words: str) -> None:
 
 
 def prepared(folder: Path) -> Path:
-    """A state directory with the digits, whose split has the same key each time."""
+    """Prepare a state directory with the digits, whose split has the same key each time."""
     (folder / "state" / "keys").mkdir(parents=True, mode=0o700)
     (folder / "state" / "keys" / "digits").write_bytes(bytes(range(32)))
     prepare_sensitive(Data(), folder / "state", folder / "card.json", folder / "raw")
@@ -48,7 +50,7 @@ def arguments(folder: Path) -> list[str]:
 
 
 def on_two_hosts(folder: Path) -> None:
-    """Run the work on both hosts. Raises SystemExit where one fails."""
+    """Run the work on both hosts. Raises SystemExit if one fails."""
     names = list(HOSTS)
     try:
         for name in names:

@@ -1,9 +1,13 @@
-"""The utility protocol of DP-Diffusion (§5.6, §6) on a release: accuracy by number of images, ensembles, model ranking.
+"""Run the utility protocol of DP-Diffusion (§5.6, §6) on a release.
 
-    OMP_NUM_THREADS=1 python benchmarks/utility.py --classifiers cnn --sizes 1000,5000 [--parts sizes,ensemble]
+It covers accuracy by number of images, ensembles and model ranking.
 
-Run in the folder of a project whose release was made. Local: the numbers are of real images, whose opening is
-journalled. `--parts selection` asks whether a third party who has only the release would choose the right model.
+    OMP_NUM_THREADS=1 python benchmarks/utility.py --classifiers cnn --sizes 1000,5000
+        [--parts sizes,ensemble]
+
+Run it in the folder of a project with a release. Local: the numbers are measured on real images,
+whose opening is journalled. `--parts selection` tests whether a third party who has only the
+release would choose the right model.
 """
 
 from __future__ import annotations

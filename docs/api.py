@@ -2,8 +2,10 @@
 
 The page is written by hand but for what stands between the marks `<!-- sfumato.NAME -->` and `<!-- /sfumato.NAME -->`.
 The first of them may name the methods and properties of a class that are shown, by default all.
-A docstring of this package is a summary, a blank line, and then `name: what it is; name: …`, `Returns …`, `Raises …`,
-`Guarantee: …`, `Source: …`. A field of a class is described by its comment.
+A docstring of this package is a summary, a blank line, and then sections in Google's format:
+`Args:`, `Returns:`, `Yields:`, `Raises:`, `Guarantee:`, `Source:`. A short one has sentences
+instead: `name: what it is; name: …`, `Returns …`, `Raises …`. A field of a class is described
+by its comment.
 
     python docs/generate.py            # writes this page too
 """
@@ -21,6 +23,8 @@ MARKS = re.compile(r"(<!-- (sfumato[\w.]*)((?: \w+)*) -->\n).*?(<!-- /\2 -->)", 
 NAMES = re.compile(r"(?:^|(?<=[.;] ))([a-z]\w*(?:, [a-z]\w*)*): ")
 CLAUSES = ("Returns", "Yields", "Raises", "Guarantee", "Source")
 CLAUSE = re.compile(rf"(?:^|(?<=[.] ))({'|'.join(CLAUSES)})\b:? ?")
+SECTION = re.compile(rf"(Args|{'|'.join(CLAUSES)}):\n(.*)", re.DOTALL)
+ENTRY = re.compile(r"^ {4}(?=\S)", re.MULTILINE)  # start of an entry of a section
 
 
 class Docstring(NamedTuple):
@@ -38,6 +42,13 @@ def parsed(thing: Any) -> Docstring:
     clauses: dict[str, str] = {}
     for paragraph in re.split(r"\n\s*\n", inspect.getdoc(thing) or ""):
         text = " ".join(paragraph.split())
+        if section := SECTION.match(paragraph):
+            title, body = section.groups()
+            if title == "Args":
+                parameters |= arguments_in(body)
+            else:
+                clauses[title] = " ".join(body.split())
+            continue
         described, *stated = CLAUSE.split(text)
         clauses |= {word: clauses.get(word, "") + said for word, said in zip(stated[::2], stated[1::2], strict=True)}
         before, *rest = NAMES.split(described)
@@ -46,6 +57,13 @@ def parsed(thing: Any) -> Docstring:
         for names, said in zip(rest[::2], rest[1::2], strict=True):
             parameters |= dict.fromkeys(names.split(", "), said.strip().rstrip(";"))
     return Docstring(prose, parameters, {word: said.strip() for word, said in clauses.items()})
+
+
+def arguments_in(body: str) -> dict[str, str]:
+    """Read the entries of an `Args:` section: each parameter's name and its meaning."""
+    entries = [" ".join(entry.split()) for entry in ENTRY.split(body) if entry.strip()]
+    parts = [entry.partition(": ") for entry in entries]
+    return {name.lstrip("*"): meaning for name, _, meaning in parts}
 
 
 def located(name: str) -> Any:

@@ -39,6 +39,11 @@ def test_every_parameter_of_a_public_name_is_described(generate):
         ("Sum.\n\nrows: (B, a), as floats; size: of a batch.", {"rows": "(B, a), as floats", "size": "of a batch."}),
         ("Sum.\n\na, b: two numbers. Returns c. Raises DataError if not.", {"a": "two numbers.", "b": "two numbers."}),
         ("Sum of what `charge: x` gives.", {}),
+        (
+            "Sum.\n\nArgs:\n    rows: (B, a),\n        as floats.\n    *sizes: of a batch.\n\n"
+            "Returns:\n    c.\n\nRaises:\n    DataError: if not.",
+            {"rows": "(B, a), as floats.", "sizes": "of a batch."},
+        ),
     ],
 )
 def test_a_docstring_is_read_in_its_parts(generate, docstring, expected):
@@ -47,7 +52,8 @@ def test_a_docstring_is_read_in_its_parts(generate, docstring, expected):
     work.__doc__ = docstring
     found = generate.api.parsed(work)
     assert found.parameters == expected and found.prose[0].startswith("Sum")
-    assert found.clauses == ({"Returns": "c.", "Raises": "DataError if not."} if "Returns" in docstring else {})
+    raised = "DataError: if not." if "Args:" in docstring else "DataError if not."
+    assert found.clauses == ({"Returns": "c.", "Raises": raised} if "Returns" in docstring else {})
 
 
 @pytest.fixture

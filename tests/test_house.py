@@ -330,6 +330,13 @@ def is_exception(name: str) -> bool:
     return isinstance(found, type) and issubclass(found, Exception)
 
 
+def names_in_section(title: str, node: ast.AST) -> list[str]:
+    """List the names in a docstring's section in Google's format, such as `Args:`."""
+    lines = r"((?: {4}.*(?:\n|$))+)"
+    section = re.search(rf"^{title}:\n{lines}", ast.get_docstring(node), re.MULTILINE)
+    return re.findall(r"^ {4}\*{0,2}(\w+): ", section[1], re.MULTILINE) if section else []
+
+
 def docstring_mistakes(tree: ast.AST) -> list[str]:
     """Names that a docstring describes and its object lacks, exceptions that do not exist, headers of another form."""
     wrong = []
@@ -338,10 +345,14 @@ def docstring_mistakes(tree: ast.AST) -> list[str]:
             continue
         text = " ".join(ast.get_docstring(node).split())
         described = re.findall(r"(?:^|[.;] )([a-z]\w*(?:, [a-z]\w*)*): ", text)
+        described += names_in_section("Args", node)
         unknown = {name for names in described for name in names.split(", ")} - documented_names(node)
         sentences = " ".join(re.findall(r"\bRaises [^.]*", text))
         raised = {*re.findall(r"(?:Raises|or|;) ([A-Z]\w+)", sentences)}
-        headers = re.findall(r"\b(?:Args|Arguments|Parameters|Returns|Raises|Yields):", text)
+        raised |= {*names_in_section("Raises", node)}
+        sections = r"(?m)^(?:Args|Returns|Raises|Yields):\n(?= {4}\S)"
+        prose = re.sub(sections, "", ast.get_docstring(node))
+        headers = re.findall(r"\b(?:Args|Arguments|Parameters|Returns|Raises|Yields):", prose)
         missing = {name for name in raised if not is_exception(name)}
         wrong += [f"{node.name}: {name}" for name in sorted(unknown | missing | {*headers})]
     return wrong
@@ -361,7 +372,11 @@ def test_docstrings_have_one_form_and_describe_what_exists():
         ("What it does.\n\nimages: (B,);\nlabel: (B,).", "label"),
         ("What it does. Raises DataMistake if it cannot.", "DataMistake"),
         ("What it does. Raises DataError without images; DataMistake with them.", "DataMistake"),
-        ("What it does.\n\nArgs:\n    images: (B,).", "Args:"),
+        ("What it does.\n\nArgs:\n    images: (B,),\n        uint8.\n    labels: (B,).", None),
+        ("What it does.\n\nArgs:\n    images: (B,).\n    label: (B,).", "label"),
+        ("What it does.\n\nRaises:\n    DataMistake: It cannot.", "DataMistake"),
+        ("What it does.\n\nArguments:\n    images: (B,).", "Arguments:"),
+        ("What it does.\n\nArgs:\nimages: (B,).", "Args:"),
         ("What it does.\n\nReturns: (B,).", "Returns:"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Lower bounds on privacy by attack: what the noise and the clip really are, found from releases of made images."""
+"""Lower bounds on privacy by attack: measure noise and clip from releases of generated images."""

@@ -1,11 +1,12 @@
-"""The audit of one run: DP-SGD with many canaries at once, each in the set by a fair coin, and guesses which are.
+"""Audit one run: DP-SGD with many canaries at once, each in the set by a fair coin, then guesses.
 
-White-box: the observer sees every released sum. It costs one run, and at a small ε it proves little: where an ideal
-observer is right in 55 % of all guesses, a thousand guesses cannot prove more.
+This is white-box: the observer sees every released sum. It costs one run, and at a small ε it
+proves little: if an ideal observer is right in 55 % of all guesses, a thousand guesses cannot prove
+more.
 
-Two bounds share the failures that are allowed. One refutes (ε, δ) alone, whatever the mechanism. The other refutes
-DP-SGD of this sample rate and so many steps by its whole privacy curve: each noise multiplier of a grid, above which
-the guesses would be too good. Its ε is that of the least noise that is refuted.
+Two bounds share the allowed failures. One refutes (ε, δ) only, for any mechanism. The other refutes
+DP-SGD of this sample rate and number of steps by its full privacy curve: every noise multiplier of
+a grid for which the guesses would be too good. Its ε belongs to the least refuted noise.
 """
 
 from __future__ import annotations
@@ -24,19 +25,21 @@ from sfumato.dpsgd.run import step
 from sfumato.privacy.accountant import epsilon, loss_distribution, round_up, smallest_noise
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, Mechanism
 
-SIDE = 32  # of the images, and so 1 024 canaries
+SIDE = 32  # Pixels per side of the images, which gives 1 024 canaries
 DELTA, SAMPLE_RATE = 1e-5, 0.5
-FRACTIONS = (1 / 64, 1 / 16, 1 / 4, 1)  # of the canaries that are guessed, the surest
-NOISES = 0.5 * 1.04 ** np.arange(136)  # multipliers that are tried, up to 100
-EPSILONS = np.arange(0, 20, 0.2)  # at which the privacy curve of a mechanism is known
+FRACTIONS = (1 / 64, 1 / 16, 1 / 4, 1)  # Parts of the canaries that are guessed, the surest ones
+NOISES = 0.5 * 1.04 ** np.arange(136)  # Multipliers to try, up to 100
+EPSILONS = np.arange(0, 20, 0.2)  # Points of a mechanism's privacy curve
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneRun:
-    """epsilon: what is claimed, at DELTA; exact: the same noise by its privacy-loss distribution.
+    """Result of one audited run.
 
-    low: what is proven at `confidence`, by (ε, δ) alone or by the privacy curve of DP-SGD, whichever is more;
-    low_pair, low_curve: by each, at half of the failures; right: of all guesses, in parts of 1.
+    epsilon: claimed at DELTA; exact: the same noise by its privacy-loss distribution; low: proven
+    at `confidence`, by (ε, δ) only or by the privacy curve of DP-SGD, whichever is larger;
+    low_pair, low_curve: proven by each, at half of the failures; right: share of right guesses,
+    from 0 to 1.
     """
 
     epsilon: float
@@ -56,14 +59,14 @@ class OneRun:
 
 @lru_cache
 def privacy_curve(steps: int, noise_multiplier: float) -> tuple[float, np.ndarray]:
-    """Of so many steps of DP-SGD: ε at DELTA, and δ at each of EPSILONS, by the privacy-loss distribution."""
+    """Compute ε at DELTA, and δ at each of EPSILONS, of DP-SGD by its privacy-loss distribution."""
     mechanism = Mechanism(noise_multiplier=noise_multiplier, sample_rate=SAMPLE_RATE, uses=steps)
     losses = loss_distribution((mechanism.event,), ADD_OR_REMOVE_ONE)
     return float(losses.get_epsilon(DELTA)), np.array([losses.get_delta(float(value)) for value in EPSILONS])
 
 
 def epsilon_by_curve(steps: int, guesses: int, correct: int, false_alarms: float) -> float:
-    """ε of the least noise of NOISES under which so many guesses of SIDE² canaries would not be right; else 0."""
+    """Return ε of the least noise of NOISES under which the guesses would not be right; else 0."""
     refuted = len(NOISES)
     low, high = 0, len(NOISES)
     while low < high:
@@ -77,14 +80,15 @@ def epsilon_by_curve(steps: int, guesses: int, correct: int, false_alarms: float
 
 
 def one_run(target: float, steps: int = 20, confidence: float = 0.95, subject: Subject | None = None) -> OneRun:
-    """A run of DP-SGD calibrated to ε = `target`, attacked. subject: only what replaces its noise.
+    """Run DP-SGD calibrated to ε = `target`, and attack it. subject: replacement of its noise only.
 
-    Each canary is one white pixel, whose gradient is that pixel alone, clipped to the bound. Its score is the sum over
-    all steps of what was released in its place. The failures allowed, 1 − confidence, are split evenly over the two
-    bounds and the numbers of guesses tried.
+    Each canary is one white pixel, whose gradient is only that pixel, clipped to the bound. Its
+    score is the sum over all steps of the values released in its place. The allowed failures, 1 −
+    confidence, are split evenly over the two bounds and the numbers of guesses tried.
     """
     count = SIDE**2
-    inside = np.random.default_rng().random(count) < 0.5  # the observer's coins: secret to nobody but the guesser
+    # the observer's coins, secret only to the guesser
+    inside = np.random.default_rng().random(count) < 0.5
     chosen = torch.from_numpy(np.flatnonzero(inside))
     images = torch.zeros(len(chosen), count)
     images[torch.arange(len(chosen)), chosen] = 1.0

@@ -1,4 +1,4 @@
-"""The repeated audit: many releases on two neighbouring sets, and one test that was fixed before the first."""
+"""The repeated audit: many releases on two neighbouring sets, and one test fixed beforehand."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from sfumato.settings.data import Data
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """mu: what is claimed; low, high: what was measured; low_bits: what the last bit of a release alone tells.
+    """Result of a repeated audit.
 
-    off_grid: releases that are no multiples of the public grid. An alarm is a claim that the audit refutes.
+    mu: claimed; low, high: measured; low_bits: bound from a release's last bit only; off_grid:
+    releases that are not multiples of the public grid. An alarm means that the audit refutes the
+    claim.
     """
 
     name: str
@@ -67,7 +69,7 @@ class Watched:
 
 
 class Bare:
-    """Draws all it is given and releases sums as they are: what an observer who knows all but one image can compute."""
+    """Draws all images and releases plain sums, as an observer who knows all but one can."""
 
     sample_rate, noise_multiplier, uses = 1.0, 0.0, 1
     sum = Charge.sum
@@ -93,14 +95,14 @@ class Bare:
 
 @contextmanager
 def opened(images: Tensor, labels: Tensor, subject: Subject, mechanism: Mechanism) -> Iterator[Charge]:
-    """A charge on made images, in a state directory of its own that is gone afterwards."""
+    """Open a charge on generated images, in a temporary state directory."""
     with TemporaryDirectory(prefix="audit-") as folder:
         state, card, source = Path(folder) / "state", Path(folder) / "card.json", Path(folder) / "made.npz"
         pixels = (images[:, 0] * 255).round().byte().numpy()
         classes = np.array([f"made {i}" for i in range(max(2, int(labels.max()) + 1))])
         np.savez(source, images=pixels, labels=labels.numpy(), classes=classes)
         data = Data(dataset_id="made", source="npz", path=str(source), holdout_fraction=0.0)
-        with redirect_stderr(StringIO()):  # it says how far it is
+        with redirect_stderr(StringIO()):  # hides its progress
             prepare_sensitive(data, state, card, Path(folder) / "raw")
         public, key = read_card(card), None
         if subject.encode is not None:
@@ -121,7 +123,7 @@ def opened(images: Tensor, labels: Tensor, subject: Subject, mechanism: Mechanis
 
 
 def stored(images: Tensor) -> Tensor:
-    """Images as they come back from the disk, in 8 bits."""
+    """Return images as they are read back from the disk, in 8 bits."""
     return (images * 255).round() / 255
 
 
@@ -132,9 +134,9 @@ def audit(
     confidence: float = 0.999,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verdict:
-    """`runs` releases with the target and as many without, told apart by half the distance that the target makes.
+    """Tell `runs` releases with the target from as many without, by half the distance it makes.
 
-    Everything but the noise is known to the observer: that is the worst case, which the guarantee covers.
+    The observer knows everything but the noise: the worst case, which the guarantee covers.
     """
     images, labels = made_images()
     seen = subject.encode(stored(images)).half().float() if subject.encode else stored(images)

@@ -1,9 +1,10 @@
-"""The audit laboratory: attacks on the queries and on DP-SGD, on made images, through the code that guards real ones.
+"""The audit laboratory: attack queries and DP-SGD, on generated images, through the real charge.
 
-    OMP_NUM_THREADS=1 python benchmarks/audit/run.py [--parts repeated,run] [--runs 10000] [--only count] [--out DIR]
+    OMP_NUM_THREADS=1 python benchmarks/audit/run.py [--parts repeated,run] [--runs 10000]
+        [--only count] [--out DIR]
 
-`repeated` tells releases with one image from releases without it; `run` guesses the canaries of one run of DP-SGD.
-Exits with 3 if a claim is refuted, or a planted mistake is not found.
+`repeated` tells releases with one image from releases without it; `run` guesses the canaries of one
+run of DP-SGD. It exits with 3 if a claim is refuted, or a planted mistake is not found.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # of the package `audit`
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # parent of the package `audit`
 
 from audit import repeated as audits
 from audit.canaries import one_run
@@ -54,7 +55,7 @@ def main(
 
 
 def repeated(runs: int, confidence: float, only: str, out: Path) -> list[str]:
-    """Audit every query, the step of DP-SGD, and the planted mistakes. Returns what does not hold."""
+    """Audit every query, a step of DP-SGD, and the planted mistakes. Returns the wrong outcomes."""
     known = subjects()
     every = [s for s in [*known, *planted({s.name: s for s in known})] if only in s.name]
     if not every:
@@ -72,7 +73,7 @@ def repeated(runs: int, confidence: float, only: str, out: Path) -> list[str]:
 
 
 def one_runs(out: Path) -> list[str]:
-    """DP-SGD with canaries at some ε. Returns what does not hold."""
+    """Audit DP-SGD with canaries at some ε. Returns the refuted claims."""
     found = [one_run(target) for target in RUN_EPSILONS]
     replace_file(out / "audit-run.csv", runs_csv(found).encode())
     table_console().print(run_table(found))

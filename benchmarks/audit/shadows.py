@@ -1,13 +1,15 @@
-"""Attacks on releases of random halves of the digits: who was in the set, and which class a person has.
+"""Attack releases of random halves of the digits: membership, and the class of a person.
 
-    OMP_NUM_THREADS=1 nice python benchmarks/audit/shadows.py [--epsilon 10] [--pairs 32] [--keep DIR]
+    OMP_NUM_THREADS=1 nice python benchmarks/audit/shadows.py [--epsilon 10] [--pairs 32]
+        [--keep DIR]
     python benchmarks/audit/shadows.py --show
 
-A fair coin for each image splits the digits; both halves are released (`dp-merf` with a small generator). So of each
-pair of releases every image is in exactly one, and against one pair the attacker has all others as shadows. A release
-is kept in --keep with what a student, trained on it, says of every image; those that are there are not made again.
-LiRA compares the student's confidence in an image's label with that of shadows with and without the image; RMIA with
-its mean over all shadows. The class is guessed by the student and by the nearest released images.
+A fair coin for each image splits the digits; both halves are released (`dp-merf` with a small
+generator). So every image is in exactly one release of each pair, and against one pair the attacker
+has all others as shadows. A release is stored in --keep with its student's predictions for every
+image; stored ones are not repeated. LiRA compares the student's confidence in an image's label with
+the confidence of shadows with and without the image; RMIA compares it with its mean over all
+shadows. The class is guessed by the student and by the nearest released images.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # of `patients` and `recipe_table`
+# folder of `patients` and `recipe_table`
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from patients import images_of
 from recipe_table import ROOT, stage
@@ -39,14 +42,14 @@ from sfumato.training.supervised import logits
 RESULTS = ROOT / "benchmarks" / "results"
 DELTA = 1e-4
 CLASSES = tuple(str(i) for i in range(10))
-STUDENT, STEPS = "cnn", 100  # its classifier, and gradient steps
-NEIGHBOURS = 5  # released images that vote for a class
+STUDENT, STEPS = "cnn", 100  # Classifier of the student, and its gradient steps
+NEIGHBOURS = 5  # Released images that vote for a class
 FALSE_ALARMS = 0.01
 STAGES = ("prepare sensitive", "prepare public", "plan", "count", "frequency", "auxiliary", "synthesize")
 
 
 def coins(pair: int, count: int) -> np.ndarray:
-    """Which images are in the first release of a pair, (count,) bool; the others are in the second."""
+    """Draw the images of a pair's first release, (count,) bool; the second has the others."""
     return np.random.default_rng(pair).random(count) < 0.5
 
 
@@ -65,7 +68,10 @@ def params_of(epsilon: float) -> dict:
 
 
 def make(images: np.ndarray, labels: np.ndarray, inside: np.ndarray, epsilon: float, file: Path) -> None:
-    """Release the images inside. Writes {"images", "labels", "logits": the student's of all images, (N, classes)}."""
+    """Release the images inside, and write {"images", "labels", "logits"}.
+
+    Logits are the student's, of all images, (N, classes).
+    """
     home, work = Path.cwd(), Path(tempfile.mkdtemp(prefix="shadow-"))
     os.environ["SFUMATO_STATE"] = str(work / "state")
     np.savez(work / "set.npz", images=images[inside], labels=labels[inside], classes=np.array(CLASSES))
@@ -88,17 +94,18 @@ def make(images: np.ndarray, labels: np.ndarray, inside: np.ndarray, epsilon: fl
 
 
 def confidences(found: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """log p/(1 − p) of each image's own label, (N,), of (N, classes) logits."""
+    """Compute log p/(1 − p) of each image's own label, (N,), from (N, classes) logits."""
     own = found[np.arange(len(labels)), labels]
     others = np.where(np.arange(found.shape[1]) == labels[:, None], -np.inf, found)
     return np.asarray(own - np.logaddexp.reduce(others, axis=1))
 
 
 def lira(scores: np.ndarray, inside: np.ndarray, pair: int) -> np.ndarray:
-    """How much likelier each image's score is with it inside than without, (2, N), for the releases of one pair.
+    """Score how much likelier each image's score is with it inside than without, (2, N).
 
-    scores: (pairs, 2, N); inside: the same, bool. The other pairs are the shadows: each image has a mean with and
-    without it, and all share one variance, as of few shadows. Source: Carlini et al. 2022.
+    scores: (pairs, 2, N); inside: (pairs, 2, N) bool. The other pairs are the shadows: each image
+    has a mean with and without it, and all share one variance, because there are few shadows.
+    Source: Carlini et al. 2022.
     """
     rest = np.arange(len(scores)) != pair
     shadows, known = scores[rest].reshape(-1, scores.shape[2]), inside[rest].reshape(-1, scores.shape[2])
@@ -108,9 +115,10 @@ def lira(scores: np.ndarray, inside: np.ndarray, pair: int) -> np.ndarray:
 
 
 def rmia(scores: np.ndarray, pair: int) -> np.ndarray:
-    """The log ratio of each image's probability to its mean over the shadows, (2, N); arguments are those of `lira`.
+    """Compute the log ratio of each image's probability to its mean over the shadows, (2, N).
 
-    At γ = 1, RMIA ranks the images of one release by this ratio. Source: Zarifzadeh, Liu and Shokri 2024.
+    The arguments are as in `lira`. At γ = 1, RMIA ranks the images of one release by this ratio.
+    Source: Zarifzadeh, Liu and Shokri 2024.
     """
     chance = 1 / (1 + np.exp(-scores))
     rest = np.arange(len(scores)) != pair
@@ -118,7 +126,7 @@ def rmia(scores: np.ndarray, pair: int) -> np.ndarray:
 
 
 def strength(found: np.ndarray, inside: np.ndarray) -> tuple[float, float]:
-    """AUC of a score, and the share of those inside that it finds at FALSE_ALARMS among the others."""
+    """Return the AUC of a score, and the share of members it finds at a rate of FALSE_ALARMS."""
     from sklearn.metrics import roc_auc_score
 
     limit = np.quantile(found[~inside], 1 - FALSE_ALARMS)
@@ -126,14 +134,14 @@ def strength(found: np.ndarray, inside: np.ndarray) -> tuple[float, float]:
 
 
 def most_hits(false_alarms: np.ndarray, epsilon: float) -> np.ndarray:
-    """What (ε, δ) allows an attack to find at a rate of false alarms."""
+    """Return the largest share of members that (ε, δ) allows an attack to find."""
     few = math.exp(epsilon) * false_alarms + DELTA
     many = 1 - math.exp(-epsilon) * (1 - false_alarms - DELTA)
     return np.minimum(np.minimum(few, many), 1.0)
 
 
 def most_advantage(epsilon: float) -> float:
-    """How much likelier anything can become, at most, because a person is in the set: the total variation."""
+    """Bound how much likelier any event becomes if a person is in the set: total variation."""
     return (math.exp(epsilon) - 1 + 2 * DELTA) / (math.exp(epsilon) + 1)
 
 
@@ -145,12 +153,12 @@ def nearest_class(released: np.ndarray, given: np.ndarray, images: np.ndarray) -
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """The mean over pairs and its standard error: the two releases of a pair are one value."""
+    """Return the mean over pairs and its standard error. The releases of a pair are one value."""
     return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 def attacked(folder: Path, epsilon: float, images: np.ndarray, labels: np.ndarray) -> tuple[list[dict], list[dict]]:
-    """The rows of both tables, from the complete pairs in the folder."""
+    """Build the rows of both tables from the complete pairs in the folder."""
     kept = [pair for pair in range(1000) if all((folder / f"{pair}-{side}.npz").exists() for side in (0, 1))]
     files = [[dict(np.load(folder / f"{pair}-{side}.npz")) for side in (0, 1)] for pair in kept]
     first = np.array([coins(pair, len(labels)) for pair in kept])
@@ -176,7 +184,8 @@ def attacked(folder: Path, epsilon: float, images: np.ndarray, labels: np.ndarra
         "nearest released": lambda file: nearest_class(file["images"], file["labels"], images),
     }
     for name, guess in guesses.items():
-        right = np.array([[guess(file) == labels for file in pair] for pair in files])  # (pairs, 2, N)
+        # (pairs, 2, N)
+        right = np.array([[guess(file) == labels for file in pair] for pair in files])
         shares = [(part[own].mean(), part[~own].mean()) for part, own in zip(right, inside, strict=True)]
         more, error = mean_and_error([with_it - without for with_it, without in shares])
         found = {"right inside": np.mean(shares, axis=0)[0], "right outside": np.mean(shares, axis=0)[1]}

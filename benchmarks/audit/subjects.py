@@ -1,7 +1,8 @@
-"""What is audited: every query and a step of DP-SGD on a few made images, through the charge that guards real ones.
+"""Subjects of the audit: every query, and a step of DP-SGD.
 
-A subject spends one use of a charge. The image that is in one set and not in the other contributes as much as a bound
-allows, so that the audit meets the noise at its weakest.
+They run on a few generated images, through the real charge. A subject spends one use of a charge.
+The image that differs between the two sets contributes as much as a bound allows, so that the audit
+meets the noise at its weakest.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ from sfumato.settings.queries import Central, FeatureMap, Teacher
 
 SIDE, CLASSES = 8, 4
 SHAPE = (1, SIDE, SIDE)
-CLIP, DRAWS = 1e-2, 4  # of DP-SGD
+CLIP, DRAWS = 1e-2, 4  # clip and draws of DP-SGD
 
 
 class PixelWeights(Denoiser):
-    """One weight for each pixel, and the image itself, negated, as the gradient: a canary's gradient is its own pixel.
+    """One weight per pixel. The gradient is the negated image; a canary's is its own pixel.
 
-    So an audit sees the whole engine (draws, mean of K, clip, sum, noise), and knows what each image should add.
+    So an audit covers the complete engine (draws, mean of K, clip, sum, noise), with a known
+    contribution of each image.
+
     Source: the Dirac canaries of Steinke, Nasr and Jagielski 2023.
     """
 
@@ -63,16 +66,18 @@ class PixelWeights(Denoiser):
 
 
 def trainer(side: int = SIDE) -> State:
-    """DP-SGD of the pixels' weights."""
+    """Build DP-SGD of the pixels' weights."""
     settings = Finetune(draws=DRAWS, max_grad_norm=CLIP, learning_rate=1e-6, microbatch_size=64 if side > SIDE else 4)
     return State(PixelWeights(side), settings, public_batch=4.0, autocast=False)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """max_norm: Δ; spend: one use of a charge; encode: images -> what the charge draws in their place, where it does.
+    """A query to audit.
 
-    noise: a source with a planted bug, or None; planted: what is wrong with it on purpose.
+    max_norm: Δ; spend: one use of a charge; encode: function from images to what the charge draws
+    instead, if it does so; noise: a source with a planted bug, or None; planted: whether there is a
+    planted bug.
     """
 
     name: str
@@ -89,8 +94,8 @@ def unit_rows(images: Tensor) -> Tensor:
 
 
 def subjects() -> list[Subject]:
-    """Every query, and a step of DP-SGD."""
-    torch.manual_seed(0)  # of the public networks and features
+    """List every query, and a step of DP-SGD."""
+    torch.manual_seed(0)  # fixes the public networks and features
     network, pixels = ResNet(SHAPE, 5, width=4).eval(), PixelWeights()
     fourier = FourierFeatures(SHAPE, [FeatureMap()], 40, seed=0)
     cosine = cosine_moments(SHAPE, flip=False)
@@ -100,10 +105,11 @@ def subjects() -> list[Subject]:
     state, random = trainer(), torch.Generator().manual_seed(0)
     moments = moment_features(network)
     encode_moments = torch.no_grad()(moments.vectors)
-    candidates, voted = unit_rows(torch.rand(24, *SHAPE)), torch.arange(24) % CLASSES  # six of each class
+    # six of each class
+    candidates, voted = unit_rows(torch.rand(24, *SHAPE)), torch.arange(24) % CLASSES
 
     def teach(charge: Any) -> object:
-        once = SimpleNamespace(sum=charge.sum, uses=1)  # one use of a charge of many, which it would spend whole
+        once = SimpleNamespace(sum=charge.sum, uses=1)  # limits the query to one use of the charge
         return query_teacher(once, teacher, CLASSES, 4.0, torch.eye(SIDE**2), lambda done, total: None)  # type: ignore[arg-type]
 
     def mapped(charge: Any, features: FourierFeatures) -> object:
@@ -141,18 +147,19 @@ class HalfNoise(NoiseSource):
 
 
 class NoiseOfTheFirstProcess(NoiseSource):
-    """As the second of two processes has it, where the first alone adds noise after the sums were exchanged."""
+    """The second of two processes, if only the first adds noise after the sums were exchanged."""
 
     def gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         return super().gaussian(shape, std) * 0
 
 
 def clip_each_draw(state: State, charge: Any) -> Tensor:
-    """A step's sum in which the K draws of an image are clipped one by one, so that it contributes K·C."""
+    """Compute a step's sum with each of an image's K draws clipped: it contributes K·C."""
     total = torch.zeros(state.size)
     for images, labels in charge.batches(size=16):
         draws = state.draw(images)
-        alone = Draws(**{name: value.flatten(0, 1)[:, None] for name, value in vars(draws).items()})  # (B·K, 1)
+        # (B·K, 1)
+        alone = Draws(**{name: value.flatten(0, 1)[:, None] for name, value in vars(draws).items()})
         copies, own = images.repeat_interleave(DRAWS, 0), labels.repeat_interleave(DRAWS)
         total += clipped_gradient_sum(
             state.model, state.parameters, copies, own, alone, CLIP, DRAWS * state.microbatch_size
@@ -162,7 +169,7 @@ def clip_each_draw(state: State, charge: Any) -> Tensor:
 
 
 def planted(known: Mapping[str, Subject]) -> list[Subject]:
-    """Subjects with a bug on purpose. known: those without, by name."""
+    """List subjects with a planted bug. known: subjects without, by name."""
     count = known["count"].spend
     mean, clips = known["central, mean"].spend, partial(clip_each_draw, trainer())
     return [
@@ -173,7 +180,7 @@ def planted(known: Mapping[str, Subject]) -> list[Subject]:
 
 
 def made_images() -> tuple[Tensor, Tensor]:
-    """Three images and a fourth, the target, all white: it has the largest norm that an image can have."""
+    """Build three images and a fourth, the target, all white and so of the largest norm."""
     random = torch.Generator().manual_seed(0)
     images = torch.rand(4, *SHAPE, generator=random) * 0.5
     images[-1] = 1.0
@@ -181,5 +188,5 @@ def made_images() -> tuple[Tensor, Tensor]:
 
 
 def noise_of(mu: float) -> float:
-    """The noise multiplier of a μ-GDP release."""
+    """Return the noise multiplier of a μ-GDP release."""
     return 1 / mu if mu > 0 else math.inf

@@ -50,7 +50,7 @@ def run_table(rows: Sequence[OneRun]) -> Table:
 
 
 def plot_verdicts(rows: Sequence[Verdict], path: Path) -> None:
-    """What was measured of each release, a bar from lower to upper bound, against what is claimed."""
+    """Plot the measured bounds of each release, as a bar, against the claimed value."""
     figure = new_figure(7.0, 0.6 + 0.32 * len(rows))
     axes = figure.subplots()
     top = 1.15 * max(max(row.low, row.mu) for row in rows)

@@ -1,9 +1,13 @@
-"""DP-GAN: a discriminator by DP-SGD on the sensitive images, and a generator that sees only the discriminator.
+"""DP-GAN: a discriminator trained by DP-SGD, and a generator trained against it.
 
-A step releases the clipped sum of the discriminator's gradients on one draw of *real* images, as a step of `finetune`
-does; Δ is the clip. The other half of its loss is on generated images, which follow from released weights: its gradient
-is added after the noise, at no cost. The generator then descends on the noisy discriminator's loss for its images.
-Source: Xie et al. 2018; Torkzadehmahani et al. 2019 for the two halves clipped apart; Bie et al. 2023.
+A step releases the clipped sum of the discriminator's gradients on one draw of *real* images, as a
+step of `finetune` does; Δ is the clip. The other half of its loss is on generated images, which
+follow from released weights: its gradient is added after the noise, at no cost. The generator then
+descends on the noisy discriminator's loss for its images, and has no other access to sensitive
+images.
+
+Source: Xie et al. 2018; Torkzadehmahani et al. 2019 for clipping the two halves separately; Bie et
+al. 2023.
 """
 
 import copy
@@ -29,10 +33,11 @@ from sfumato.settings.fields import Size, both_sides, size_of
 
 
 class Discriminator(Denoiser):
-    """Logits of "real", for noisy images and their labels: convolutions, a linear head, and a projection by label.
+    """Logits of "real", for noisy images and their labels.
 
-    It has the loss of each image that DP-SGD asks of a denoiser. Without batch normalisation no image sees another.
-    target: 1 if `per_image_loss` is of real images, -1 if it is of generated ones.
+    It consists of convolutions, a linear head and a projection by label, and has the per-image loss
+    that DP-SGD needs from a denoiser. Without batch normalisation no image affects another. target:
+    1 if `per_image_loss` is for real images, -1 for generated ones.
     """
 
     supports_ghost_layers = True
@@ -46,8 +51,8 @@ class Discriminator(Denoiser):
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
         sides = both_sides(resolution)
         wide = width
-        while math.prod(sides) > 4**2:  # cells that it ends with, at most
-            following = min(2 * wide, 4 * width)  # at most 4 times its first width
+        while math.prod(sides) > 4**2:  # 4 × 4 cells remain at most
+            following = min(2 * wide, 4 * width)  # 4 times its first width at most
             layers += [nn.Conv2d(wide, following, 3, stride=2, padding=1), nn.LeakyReLU(0.2)]
             sides = half(sides)
             wide = following
@@ -58,20 +63,27 @@ class Discriminator(Denoiser):
         nn.init.zeros_(self.by_label.weight)
 
     def forward(self, x: Tensor, levels: Tensor, labels: Tensor) -> Tensor:
-        """x: (B, C, H, W), about [-1, 1]; levels: (B,), not used; labels: (B,), `classes`: none. Returns (B,)."""
+        """Compute logits, (B,).
+
+        x: (B, C, H, W), about [-1, 1];
+        levels: (B,), not used;
+        labels: (B,), `classes` for none.
+        """
         hidden = self.body(x).flatten(1)
         return self.head(hidden).squeeze(1) + (self.by_label(labels) * hidden).sum(1)
 
     def per_image_loss(self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
-        """ln(1 + exp(−target · logit)) of each image, (B,). Shapes as in `Denoiser`."""
+        """Compute ln(1 + exp(−target · logit)) of each image, (B,). Shapes as in `Denoiser`."""
         noisy = to_model_range(images) + levels[:, None, None, None] * noise
         return F.softplus(-self.target * self(noisy, levels, labels).float())
 
 
 class AdversarialState:
-    """What a run carries: the discriminator as DP-SGD trains it, the generator, its average and Adam's moments.
+    """State of a run: the discriminator under DP-SGD, the generator, its average and moments.
 
-    priors: (classes,) public label shares of generated images; seed: fixes what is generated. The rest as for `State`.
+    priors: (classes,) public label shares of generated images;
+    seed: fixes what is generated;
+    options: see `State`.
     """
 
     def __init__(
@@ -90,7 +102,7 @@ class AdversarialState:
         self.against.target = -1
 
     def generated(self, purpose: int) -> tuple[Tensor, Tensor, Draws]:
-        """Images of this step, (`fakes`, C, H, W), their labels and the draws of their loss, from public randomness."""
+        """Generate images, (`fakes`, C, H, W), labels and loss draws from public randomness."""
         random = torch.Generator().manual_seed((self.seed << 31) + 2 * self.judge.steps + purpose)
         labels = balanced_labels(self.config.fakes, self.priors, self.model.classes, random).to(self.device)
         images = self.network(torch.randn(len(labels), self.network.latent, generator=random).to(self.device), labels)
@@ -98,23 +110,27 @@ class AdversarialState:
         return images, labels, Draws(**{name: value.to(self.device) for name, value in vars(drawn).items()})
 
     def step(self, charge: Charge) -> dict[str, float]:
-        """One draw, one release, a step of each network. Returns the public row of the log."""
+        """Run one draw, one release, and one step of each network.
+
+        Returns the public row of the log.
+        """
         judge = self.judge
         bound = self.config.max_grad_norm
         released = charge.release(gradient_sum(judge, charge), bound)
-        with torch.no_grad():  # generated images are clipped as real ones are, or their half would outweigh the other
+        # generated images are clipped like real ones, or their half would outweigh the other
+        with torch.no_grad():
             fakes = self.generated(0)
         total = clipped_gradient_sum(self.against, judge.parameters, *fakes, bound, judge.microbatch_size)
         row = update(judge, released, total.float() / self.config.fakes)
 
-        # the generator: fool the released discriminator
+        # Train the generator to fool the released discriminator.
         images, labels, drawn = self.generated(1)
         loss = self.model.per_image_loss(images, labels, drawn.levels[:, 0], drawn.noise[:, 0]).mean()
         self.pupil.descend(parameters_to_vector(torch.autograd.grad(loss, [*self.pupil.parameters.values()])))
         return row
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint needs: copies, on the CPU."""
+        """Return everything a checkpoint needs: copies, on the CPU."""
         tensors = {f"generator.{name}": value for name, value in self.network.state_dict().items()}
         tensors |= {f"generator_{name}": value for name, value in self.pupil.moments().items()}
         tensors["generator_steps"] = torch.tensor(self.pupil.steps)
@@ -129,7 +145,7 @@ class AdversarialState:
         self.pupil.load_moments(moments, int(tensors["generator_steps"]))
 
     def result(self) -> Generator:
-        """The generator with the average of its weights, and the statistics of its normalisations recomputed."""
+        """Return the generator with averaged weights and recomputed normalisation statistics."""
         generator = copy.deepcopy(self.network)
         ema_model(generator, self.pupil.ema.average)
         recompute_batch_norm(generator, self.config.fakes, self.priors, torch.Generator().manual_seed(self.seed))

@@ -1,7 +1,8 @@
-"""Private Evolution: sensitive images vote for the nearest candidates of a public renderer, round after round.
+"""Private Evolution: sensitive images vote for candidates of a public renderer, in rounds.
 
-Each round is one release of votes; the next candidates follow from it at no cost. So T rounds cost as much as one
-Gaussian of the noise multiplier σ/√T.
+Each round is one release of votes; the next candidates follow from it at no cost. So T rounds cost
+as much as one Gaussian of the noise multiplier σ/√T.
+
 Source: Lin et al. 2024 (PE); Lin et al. 2025 (Sim-PE, renderers).
 """
 
@@ -26,18 +27,19 @@ from sfumato.settings.baselines import Evolve
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
 
-GRID_STEPS = 2048  # steps to a unit, of the grid on which nearness is measured
-BOUND = 8  # the largest coordinate on the grid
+GRID_STEPS = 2048  # Steps per unit of the grid on which distances are measured
+BOUND = 8  # Largest coordinate on the grid
 
 
-# --- the free part: candidates, and the next ones after a vote; nothing of it reads a sensitive image
+# --- the free part: candidates, and the next ones after a vote; it reads no sensitive image
 
 
 class RendererGenerator:
-    """A renderer as the public generator: its parameters are the genes in which a candidate varies (Sim-PE).
+    """A renderer as the public generator, with a candidate's genes as parameters (Sim-PE).
 
-    kinds: how many classes of its own it has, which need not be the sensitive ones. A candidate keeps its kind; length:
-    n, as many genes as any of 8 images of each kind read, 8192 at most.
+    kinds: number of its own classes, which may differ from the sensitive ones. A candidate keeps
+    its kind;
+    length: n, the most genes that any of 8 images of each kind reads, 8192 at most.
     """
 
     def __init__(self, source: str, shape: Shape) -> None:
@@ -52,11 +54,11 @@ class RendererGenerator:
                 self.length = max(self.length, min(genes.read, 8192))
 
     def draw(self, count: int, random: torch.Generator) -> Tensor:
-        """Genes of so many new candidates: (count, n) float32 in [0, 1)."""
+        """Draw genes of new candidates: (count, n) float32 in [0, 1)."""
         return torch.rand(count, self.length, generator=random)
 
     def images(self, kinds: Tensor, genes: Tensor) -> Tensor:
-        """(N, C, H, W) float32 in [0, 1]: a function of kinds and genes, image by image."""
+        """Render (N, C, H, W) float32 in [0, 1] from kinds and genes, image by image."""
         images = torch.empty(len(kinds), *self.shape)
         for i, (kind, row) in enumerate(zip(kinds.tolist(), genes.double().numpy(), strict=True)):
             drawn = self.render(Genes(row), kind)  # type: ignore[arg-type]
@@ -65,13 +67,13 @@ class RendererGenerator:
 
 
 def varied(genes: Tensor, strength: float, random: torch.Generator) -> Tensor:
-    """Genes near those given: normal steps of all of them, reflected at the ends. At `strength` 0 the same."""
+    """Vary genes by normal steps, reflected at the ends. At `strength` 0 they stay the same."""
     moved = (genes + strength * torch.randn(genes.shape, generator=random)).remainder(2)
     return torch.where(moved > 1, 2 - moved, moved).clamp(max=1 - 1e-6)
 
 
 class Population(NamedTuple):
-    """Candidates: the sensitive class that each is proposed for, its kind, its genes; rows of equal number."""
+    """Candidates: their proposed sensitive classes, kinds and genes, one row each."""
 
     labels: Tensor  # (N,) int64
     kinds: Tensor  # (N,) int64
@@ -79,7 +81,7 @@ class Population(NamedTuple):
 
 
 def first_population(generator: RendererGenerator, labels: Tensor, random: torch.Generator) -> Population:
-    """New candidates for these classes, (N,) int64. In each class all kinds are equally frequent, up to one.
+    """Create new candidates for classes, (N,) int64, equally many of each kind, up to one.
 
     The votes decide which kind fits a class.
     """
@@ -91,12 +93,14 @@ def first_population(generator: RendererGenerator, labels: Tensor, random: torch
 
 
 def parents_of(votes: Tensor, labels: Tensor, wanted: Tensor, threshold: float, random: torch.Generator) -> Tensor:
-    """The candidate that each of the next ones descends from: (n,) int64 below N, in proportion to the votes.
+    """Choose the parent of each next candidate, in proportion to the votes: (n,) int64 below N.
 
-    Systematic resampling: each gets its share, up to one. A class in which nothing is above the threshold takes all its
-    candidates alike, or all of any class if it has none.
+    Systematic resampling: each candidate gets its share, up to one. A class without a vote above
+    the threshold uses all its candidates equally, or all of any class if it has none.
 
-    votes: (M, N), noisy; labels: (N,), the classes of the candidates; wanted: (n,), the classes of the next ones;
+    votes: (M, N), noisy;
+    labels: (N,), classes of the candidates;
+    wanted: (n,), classes of the next ones;
     threshold: votes up to it count as zero, votes above it in full.
     """
     parents = torch.empty_like(wanted)
@@ -112,7 +116,7 @@ def parents_of(votes: Tensor, labels: Tensor, wanted: Tensor, threshold: float, 
 def descendants(
     population: Population, parents: Tensor, wanted: Tensor, strength: float, random: torch.Generator
 ) -> Population:
-    """The next candidates: of each parent the first is itself, all further ones are variations of it."""
+    """Create the next candidates: a copy of each parent, and variations of it."""
     genes = population.genes[parents]
     _, first = np.unique(torch.stack([parents, wanted], dim=1).numpy(), axis=0, return_index=True)
     again = np.delete(np.arange(len(parents)), first)
@@ -124,23 +128,29 @@ def descendants(
 
 
 def on_grid(vectors: Tensor) -> Tensor:
-    """Vectors as whole numbers, in steps of 1/GRID_STEPS: float64, so that every sum of their products is exact."""
+    """Round vectors to multiples of 1/GRID_STEPS, as whole numbers.
+
+    They are float64, so that every sum of their products is exact.
+    """
     return (vectors.double() * GRID_STEPS).round().clamp(-BOUND * GRID_STEPS, BOUND * GRID_STEPS)
 
 
 def vote_rows(candidates: Tensor, candidate_labels: Tensor, classes: int, vectors: Tensor, labels: Tensor) -> Rows:
-    """A one for the nearest candidate of the image's class: (B, classes) ⊗ (B, N), of norm 1 at most.
+    """Give a one to the nearest candidate of the image's class: (B, classes) ⊗ (B, N).
 
-    Distances are sums of whole numbers, exact in any order: the nearest candidate depends on no other image, no batch
-    and no processor. Of equally near ones the first gets the vote. An image does not vote if its vector is not finite,
-    or if its class has no candidates or is out of range.
+    A row has norm 1 at most. Distances are sums of whole numbers, exact in any order: the nearest
+    candidate depends on no other image, no batch and no processor. Among equally near ones the
+    first gets the vote. An image does not vote if its vector is not finite, or if its class has no
+    candidates or is out of range.
 
-    candidates, vectors: (N, d) and (B, d), in the embedding; candidate_labels, labels: (N,) and (B,) int64.
+    candidates, vectors: (N, d) and (B, d), in the embedding;
+    candidate_labels, labels: (N,) and (B,) int64.
     """
     finite = vectors.isfinite().all(dim=1)
     where = on_grid(torch.where(finite[:, None], vectors, 0))
     places = on_grid(candidates)
-    far = places.square().sum(1) - 2 * where @ places.T  # (B, N): the squared distance less the image's own square
+    # (B, N): squared distance minus the image's own square
+    far = places.square().sum(1) - 2 * where @ places.T
     far = far.masked_fill(labels[:, None] != candidate_labels, float("inf"))
     lowest, nearest = far.min(dim=1)
     votes = torch.zeros_like(far).scatter_(1, nearest[:, None], 1)
@@ -148,7 +158,10 @@ def vote_rows(candidates: Tensor, candidate_labels: Tensor, classes: int, vector
 
 
 def embedding_of(settings: Evolve, shape: Shape, generator: RendererGenerator, seed: int) -> ProjectedFeatures:
-    """The space of the distances. Its centre and directions are those of new candidates, which are public images."""
+    """Build the space of the distances.
+
+    Its centre and directions are fitted to new candidates, which are public images.
+    """
     embedding = ProjectedFeatures(settings.feature, shape, settings.dimension)
     kinds = torch.arange(settings.population) % generator.kinds
     public = generator.images(kinds, generator.draw(len(kinds), public_random(seed, "embedding")))
@@ -157,7 +170,10 @@ def embedding_of(settings: Evolve, shape: Shape, generator: RendererGenerator, s
 
 
 def public_random(seed: int, *place: str | int) -> torch.Generator:
-    """The stream of public randomness for one purpose and round: a resumed run draws what the killed one would have."""
+    """Return the public random stream of one purpose and round.
+
+    A resumed run draws what the killed run would have drawn.
+    """
     return torch.Generator().manual_seed(int(digest_of([seed, *place])[:15], 16))
 
 
@@ -173,13 +189,15 @@ def query_evolve(
     report: Callable[[int, int], None] = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Charge, Population, list[dict]]:
-    """All rounds of a charge: candidates, one release of votes, the next candidates. A killed run goes on.
+    """Run all rounds of a charge: candidates, one release of votes, the next candidates.
 
-    The charge draws `embedding` of the images. After the last round the population has `settings.images` members. What
-    is kept between rounds follows only from noisy votes.
+    A killed run resumes. The charge draws `embedding` of the images. After the last round the
+    population has `settings.images` members. The state between rounds follows only from noisy
+    votes.
 
     priors: (M,), the share of each class among the candidates, by public or released numbers.
-    Returns the charge, all of whose uses are on disk, the last population, and the public log.
+
+    Returns the charge, with all uses on disk, the last population, and the public log.
     """
 
     def classes_of(number: int) -> Tensor:
@@ -193,14 +211,14 @@ def query_evolve(
 
     report(charge.used, charge.uses)
     while charge.used < charge.uses:
-        # one release
+        # Release the votes once.
         done = charge.used
         parts = generator.images(population.kinds, population.genes).split(FEATURE_BATCH)
         vectors = torch.cat([embedding(part.to(embedding.mean.device)).cpu() for part in parts])
         votes = query_votes(charge, vectors, population.labels, len(priors))
 
-        # the next candidates
-        first, last = settings.variation  # falling by a constant factor
+        # Choose the next candidates.
+        first, last = settings.variation  # falls by a constant factor
         strength = first * (last / first) ** (done / max(charge.uses - 1, 1))
         threshold = settings.threshold * charge.noise_multiplier
         wanted = classes_of(settings.images if charge.used == charge.uses else settings.population)
@@ -214,7 +232,10 @@ def query_evolve(
 
 
 def query_votes(charge: Charge, candidates: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """The release of one round: noisy votes, (classes, N) float64. candidates, labels: theirs, as in `vote_rows`."""
+    """Release the noisy votes of one round, (classes, N) float64.
+
+    candidates, labels: vectors and classes of the candidates, as in `vote_rows`.
+    """
     return charge.sum(partial(vote_rows, candidates, labels, classes), 1.0, size=512, integer=True)
 
 

@@ -10,7 +10,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 class EMA:
     """Average of a dict of tensors: after step t, average ← d·average + (1 − d)·value.
 
-    The decay d is min(decay, (1 + t)/(10 + t)): in a short run the average forgets where it started.
+    The decay d is min(decay, (1 + t)/(10 + t)): in a short run the average forgets its start.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], decay: float = 0.999) -> None:

@@ -1,6 +1,7 @@
-"""What the denoiser learns: EDM preconditioning and weighting.
+"""The denoiser's objective: EDM preconditioning and weighting.
 
-Source: Karras et al. 2022 (EDM), Table 1. Images are in [-1, 1] in this package, in [0, 1] everywhere else.
+Source: Karras et al. 2022 (EDM), Table 1. Images are in [-1, 1] in this package, in [0, 1]
+everywhere else.
 """
 
 from collections.abc import Callable
@@ -11,19 +12,22 @@ Network = Callable[[Tensor, Tensor, Tensor], Tensor]  # (x, c_noise, labels) -> 
 
 
 def to_model_range(images: Tensor) -> Tensor:
-    """[0, 1] to [-1, 1]."""
+    """Map [0, 1] to [-1, 1]."""
     return images * 2 - 1
 
 
 def to_image_range(x: Tensor) -> Tensor:
-    """[-1, 1] to [0, 1], clamped."""
+    """Map [-1, 1] to [0, 1], clamped."""
     return ((x + 1) / 2).clamp(0, 1)
 
 
 def denoise(network: Network, noisy: Tensor, sigma: Tensor, labels: Tensor, sigma_data: float = 0.5) -> Tensor:
-    """The denoiser D(x; σ) = c_skip·x + c_out·F(c_in·x; ln σ / 4), an estimate of the clean image.
+    """Estimate the clean image by D(x; σ) = c_skip·x + c_out·F(c_in·x; ln σ / 4).
 
-    noisy: (B, C, H, W), clean image in [-1, 1] plus σ times a standard normal; sigma: (B,), positive; labels: (B,).
+    noisy: (B, C, H, W), clean image in [-1, 1] plus σ times a standard normal;
+    sigma: (B,), positive;
+    labels: (B,).
+
     Source: EDM Eq. 7 and Table 1.
     """
     s = sigma.float()[:, None, None, None]
@@ -35,9 +39,14 @@ def denoise(network: Network, noisy: Tensor, sigma: Tensor, labels: Tensor, sigm
 def per_image_loss(
     network: Network, images: Tensor, labels: Tensor, sigma: Tensor, noise: Tensor, sigma_data: float = 0.5
 ) -> Tensor:
-    """Weighted denoising error λ(σ)·mean((D(x + σn; σ) − x)²) with λ = (σ² + σ_data²)/(σ·σ_data)².
+    """Compute the weighted denoising error λ(σ)·mean((D(x + σn; σ) − x)²) of each image, (B,).
 
-    images: (B, C, H, W) float32 in [0, 1]; labels, sigma: (B,); noise: (B, C, H, W), standard normal. Returns (B,).
+    λ = (σ² + σ_data²)/(σ·σ_data)².
+
+    images: (B, C, H, W) float32 in [0, 1];
+    labels, sigma: (B,);
+    noise: (B, C, H, W), standard normal.
+
     Source: EDM Eq. 8.
     """
     clean = to_model_range(images)

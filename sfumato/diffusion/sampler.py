@@ -1,7 +1,8 @@
-"""Drawing images: Heun's second-order solver of the probability-flow ODE, with classifier-free guidance.
+"""Draw images: Heun's second-order solver of the probability-flow ODE, with guidance.
 
-Source: EDM, Algorithm 1 (deterministic) and Eq. 5; Ho & Salimans 2021 for guidance without a classifier, Dhariwal &
-Nichol 2021 for that by one, here of the denoised image (Bansal et al. 2023).
+Source: EDM, Algorithm 1 (deterministic) and Eq. 5; Ho & Salimans 2021 for guidance without a
+classifier, Dhariwal & Nichol 2021 for guidance by one, here of the denoised image (Bansal et al.
+2023).
 """
 
 import itertools
@@ -19,7 +20,7 @@ SIGMA_MAX = 80.0
 
 
 def noise_schedule(steps: int) -> Tensor:
-    """The noise levels visited: `steps` of them from SIGMA_MAX down to SIGMA_MIN, then 0. (steps + 1,) float32."""
+    """Return `steps` noise levels, SIGMA_MAX down to SIGMA_MIN, then 0: (steps + 1,) float32."""
     ramp = torch.linspace(0, 1, steps)
     levels = (SIGMA_MAX ** (1 / 7) + ramp * (SIGMA_MIN ** (1 / 7) - SIGMA_MAX ** (1 / 7))) ** 7.0  # ρ = 7
     return torch.cat([levels, torch.zeros(1)])
@@ -35,16 +36,22 @@ def sample(
     autocast: bool = False,
     guide: Guide | None = None,
 ) -> Tensor:
-    """One image for each label, (N, C, H, W) float32 in [0, 1] on the CPU; the processes share the work.
+    """Draw one image per label, (N, C, H, W) float32 in [0, 1] on the CPU.
 
-    labels: (N,), or (N, classes); steps: 2·steps − 1 network evaluations, twice as many with guidance; generator: fixes
-    the images up to rounding, for any device and number of processes; autocast: bfloat16; the others as in
-    `Denoiser.drawing`.
+    The processes share the work.
+
+    labels: (N,), or (N, classes);
+    steps: 2·steps − 1 network evaluations, twice as many with guidance;
+    guidance: see `Denoiser.drawing`;
+    generator: fixes the images up to rounding, for any device and number of processes;
+    autocast: run in bfloat16;
+    guide: see `Denoiser.drawing`.
     """
     device = next(model.parameters()).device
     training = model.training
     model.eval()
-    # One image's noise at a time, so that the k-th image does not depend on how many are drawn together.
+    # The noise of one image is drawn at a time, so that the k-th image does not depend on how many
+    # are drawn together.
     noise = (torch.randn(1, *model.shape, generator=generator) for _ in labels)
     start = torch.cat([torch.empty(0, *model.shape), *noise])
     with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
@@ -56,10 +63,11 @@ def sample(
 
 
 def solve(model: Denoiser, x: Tensor, labels: Tensor, steps: int, guidance: float, guide: Guide | None) -> Tensor:
-    """Heun's method from `x`, (B, C, H, W) with noise of level SIGMA_MAX, to σ = 0. Returns images, about [-1, 1].
+    """Solve from `x`, (B, C, H, W) with noise of level SIGMA_MAX, to σ = 0 by Heun's method.
 
-    For the guide, the variance of the image given its noised form is taken as σ²σ_data² / (σ² + σ_data²) in every
-    pixel. By it, Bayes' rule turns the slope of log p(label | D) into a shift.
+    Returns images in about [-1, 1]. For the guide, the variance of the image given its noised form
+    is assumed to be σ²σ_data² / (σ² + σ_data²) in every pixel. Bayes' rule then turns the slope of
+    log p(label | D) into a shift.
     """
 
     def slope(x: Tensor, sigma: float) -> Tensor:
@@ -84,7 +92,7 @@ def solve(model: Denoiser, x: Tensor, labels: Tensor, steps: int, guidance: floa
 def with_guidance(
     network: Callable[[Tensor, Tensor], Tensor], x: Tensor, labels: Tensor, no_label: int, guidance: float
 ) -> Tensor:
-    """D + g·(D − D_unconditional), the two in one pass of the network: (x, labels) -> D."""
+    """Compute D + g·(D − D_unconditional), both in one pass of the network: (x, labels) -> D."""
     if guidance == 0:
         return network(x, labels)
     both = torch.cat([labels, torch.full_like(labels, no_label)])

@@ -1,7 +1,8 @@
-"""Class-conditional U-Net: the network inside the denoiser (the preconditioning around it is `diffusion.objective`).
+"""Class-conditional U-Net: the network inside the denoiser.
 
-Built for `sfumato.dpsgd.per_image`: no image sees another, the first dimension of every activation is the batch, and
-only layers use weights. Attention has four plain `nn.Linear`, so that LoRA can replace them by name.
+`diffusion.objective` adds the preconditioning. It is built for `sfumato.dpsgd.per_image`: no image
+affects another, the first dimension of every activation is the batch, and only layers use weights.
+Attention has four plain `nn.Linear`, so that LoRA can replace them by name.
 """
 
 import math
@@ -23,17 +24,17 @@ from sfumato.runtime.compute import prefers_bfloat16
 from sfumato.settings.fields import Size, both_sides, size_of
 from sfumato.storage.weights import load_network, save_network
 
-MOST_GROUPS = 65_535  # that the derivative of PyTorch's group normalisation takes at a time on CUDA
-# Of each process, drawn at a time: pixels, as the network sees them, and images at most.
+MOST_GROUPS = 65_535  # Limit of the derivative of PyTorch's group normalisation on CUDA
+# Largest draw of one process: pixels, as the network sees them, and images.
 DRAWN_TOGETHER = {"cpu": (2**17, 256), "cuda": (2**19, 512)}
 
 
 class GroupNorm(nn.Module):
-    """Group normalisation with a scale and an offset per channel: learned, or given to `forward` for each image."""
+    """Group normalisation with a scale and an offset per channel, learned or per image."""
 
     def __init__(self, channels: int, affine: bool = True) -> None:
         super().__init__()
-        self.groups = math.gcd(channels // 4, 32)  # at least 4 channels each
+        self.groups = math.gcd(channels // 4, 32)  # 4 channels each, or more
         self.channels = channels
         self.affine = affine
         if affine:
@@ -41,7 +42,7 @@ class GroupNorm(nn.Module):
             self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
-        """x: (B, C, H, W); scale, shift: (B, C), for a norm without its own."""
+        """Normalise. x: (B, C, H, W); scale, shift: (B, C), for a norm without its own."""
         if scale is None or shift is None:
             scale = self.weight.expand(len(x), -1)
             shift = self.bias.expand(len(x), -1)
@@ -53,33 +54,36 @@ class GroupNorm(nn.Module):
 
 
 def normalised(x: Tensor, groups: int, scale: Tensor, shift: Tensor) -> Tensor:
-    """Group normalisation, scaled and shifted for each image. x: (B, C, H, W); scale, shift: (B, C)."""
-    # All images as the channels of one: the scale, the shift and their gradients are then part of the kernel.
+    """Normalise groups, then scale and shift each image. x: (B, C, H, W); scale, shift: (B, C)."""
+    # All images become channels of one: the scale, the shift and their gradients are then part of
+    # the kernel.
     flat = x.reshape(1, -1, x[0, 0].numel())
     scale, shift = (value.flatten().to(x.dtype) for value in (scale, shift))
-    with torch.autocast("cuda", enabled=False):  # which would take float32 copies; the kernel adds up in float32 anyway
+    # autocast would copy to float32, while the kernel adds up in float32 anyway
+    with torch.autocast("cuda", enabled=False):
         return F.group_norm(flat, len(x) * groups, scale, shift).view(x.shape)
 
 
 class Block(nn.Module):
-    """Residual block; the embedding scales and shifts the second normalisation."""
+    """Residual block. The embedding scales and shifts the second normalisation."""
 
     def __init__(self, inputs: int, outputs: int, embedding: int) -> None:
         super().__init__()
         self.norm1 = GroupNorm(inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
         self.modulation = nn.Linear(embedding, 2 * outputs)
-        self.norm2 = GroupNorm(outputs, affine=False)  # the modulation has a bias, which is its affine part
+        # the bias of the modulation is its affine part
+        self.norm2 = GroupNorm(outputs, affine=False)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
         self.shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
         zero(self.conv2)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        """x: (B, inputs, H, W); embedding: (B, E). Returns (B, outputs, H, W)."""
+        """Apply the block. x: (B, inputs, H, W); embedding: (B, E). Returns (B, outputs, H, W)."""
         h = self.conv1(F.silu(self.norm1(x)))
         scale, shift = self.modulation(embedding).chunk(2, dim=1)
         h = self.conv2(F.silu(self.norm2(h, 1 + scale, shift)))
-        return (self.shortcut(x) + h) * math.sqrt(0.5)  # keeps the variance
+        return (self.shortcut(x) + h) * math.sqrt(0.5)  # the factor keeps the variance
 
 
 class Attention(nn.Module):
@@ -96,13 +100,15 @@ class Attention(nn.Module):
         zero(self.out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (B, C, H, W)."""
+        """Attend over the pixels. x: (B, C, H, W)."""
         tokens = self.norm(x).flatten(2).transpose(1, 2).contiguous()  # (B, H*W, C)
         projected = (project(tokens) for project in (self.q, self.k, self.v))
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected)  # (B, heads, H*W, d)
-        if q.is_cuda:  # without a matrix of H*W · H*W scores
+        if q.is_cuda:  # fused, without a matrix of H*W · H*W scores
             mixed = F.scaled_dot_product_attention(q, k, v)
-        else:  # spelled out: on a CPU the fused attention takes ten times as long, there and back, for so few pixels
+        # explicit: for so few pixels, fused attention takes ten times as long on a CPU, forward and
+        # back
+        else:
             scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
             mixed = scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
         tokens = self.out(mixed.transpose(1, 2).flatten(2))  # (B, H*W, C)
@@ -110,7 +116,7 @@ class Attention(nn.Module):
 
 
 class Level(nn.Module):
-    """One step of the path down or up: a residual block, and attention if the level has it."""
+    """One step of the path down or up: a residual block, with attention at some levels."""
 
     def __init__(self, inputs: int, outputs: int, embedding: int, attention: bool) -> None:
         super().__init__()
@@ -122,15 +128,21 @@ class Level(nn.Module):
 
 
 class UNet(Denoiser):
-    """U-Net F(x; c_noise, label) of the EDM denoiser. Raises ConfigError on sizes that do not fit together.
+    """U-Net F(x; c_noise, label) of the EDM denoiser.
 
-    resolution, channels: of the images; classes: labels are 0..classes-1, and `classes` means no label;
-    width · multipliers[l]: channels of level l (0 is the finest); attention: levels with self-attention (the middle has
-    it if the coarsest level has); blocks: residual blocks per level; unshuffle: the network works at
-    resolution / unshuffle, on channels · unshuffle²; sigma_data: of the preconditioning;
-    extra_classes: rows of the label table for public classes: label classes+1+j is the j-th (`drop_extra_classes`);
-    several: see `Denoiser`. Their embeddings are added up and divided by the root of their number; an image without any
-    has an embedding too.
+    Raises ConfigError on sizes that do not fit together.
+
+    resolution, channels: size of the images;
+    classes: number of labels, 0..classes-1; `classes` itself means no label;
+    width · multipliers[l]: channels of level l (0 is the finest);
+    attention: levels with self-attention (the middle has it if the coarsest level has);
+    blocks: residual blocks per level;
+    unshuffle: the network works at resolution / unshuffle, on channels · unshuffle²;
+    sigma_data: scale of the preconditioning;
+    extra_classes: rows of the label table for public classes: label classes+1+j is the j-th
+    (`drop_extra_classes`);
+    several: see `Denoiser`. The embeddings of an image's labels are added up and divided by the
+    root of their number; an image without any has an embedding too.
     """
 
     supports_ghost_layers = True
@@ -181,12 +193,12 @@ class UNet(Denoiser):
         levels = [size for size in sizes for _ in range(blocks)]
         current = levels[0][0]
         self.conv_in = nn.Conv2d(folded, current, 3, padding=1)
-        self.down = nn.ModuleList()  # from the finest level to the coarsest, `blocks` of each
+        self.down = nn.ModuleList()  # finest level first, `blocks` of each
         for size, attends in levels:
             self.down.append(Level(current, size, embedding, attends))
             current = size
         self.middle = nn.ModuleList(Level(current, current, embedding, attends) for attends in (levels[-1][1], False))
-        self.up = nn.ModuleList()  # and back, each with the output of its counterpart
+        self.up = nn.ModuleList()  # the way back, each with the output of its counterpart
         for size, attends in reversed(levels):
             self.up.append(Level(current + size, size, embedding, attends))
             current = size
@@ -198,13 +210,15 @@ class UNet(Denoiser):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What rebuilds the network, without extra classes."""
+        """Arguments that rebuild the network, without extra classes."""
         names = ("resolution", "channels", "classes", "width", "multipliers", "attention", "blocks", "unshuffle")
         return {name: getattr(self, name) for name in (*names, "sigma_data", *(["several"] if self.several else []))}
 
     def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
-        """F, (B, C, H, W), of x: (B, C, H, W); c_noise: (B,), ln σ / 4.
+        """Compute F, (B, C, H, W).
 
+        x: (B, C, H, W);
+        c_noise: (B,), ln σ / 4;
         labels: (B,) in 0..classes+extra_classes, or (B, classes): see `Denoiser`.
         """
         if self.several:
@@ -240,28 +254,28 @@ class UNet(Denoiser):
     def sampler(
         self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None, guide: Guide | None
     ) -> Sampler:
-        """Images of its own shape, by Heun's solver, in the precision that suits the device."""
+        """Draw images of its own shape, by Heun's solver, in the device's best precision."""
         autocast = distributed.broadcast_object(prefers_bfloat16(self))
         return lambda labels: sample(self, labels, steps, guidance, generator, autocast, guide)
 
     def save(self, directory: Path, trained: Sequence[str] = ()) -> None:
-        """All weights, whichever were trained. Extra classes must be gone."""
+        """Write all weights, trained or not. Extra classes must be gone."""
         save_network(self, self.arguments, directory)
 
 
 def zero(layer: nn.Conv2d | nn.Linear) -> None:
-    """Start a layer at zero: every residual branch begins as nothing."""
+    """Set a layer to zero, so that every residual branch starts at zero."""
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
 
 
 def label_table(rows: Sequence[Tensor]) -> nn.Embedding:
-    """A trainable embedding of all rows, in order. Draws nothing."""
+    """Build a trainable embedding of all rows, in order, without random draws."""
     return nn.Embedding.from_pretrained(torch.cat([part.detach() for part in rows]), freeze=False)
 
 
 def drop_extra_classes(model: UNet) -> UNet:
-    """Remove the label rows of public classes from `model`, in place, after `ema_model`; returns it."""
+    """Remove the label rows of public classes, in place, after `ema_model`; return the model."""
     if model.extra_classes:
         trained = model.label.weight.requires_grad
         model.label = label_table([model.label.weight[: model.classes + 1]])
@@ -271,14 +285,20 @@ def drop_extra_classes(model: UNet) -> UNet:
 
 
 def fourier_features(c_noise: Tensor, size: int) -> Tensor:
-    """Sines and cosines of ln σ / 4, (B,), at geometric frequencies, 1/4 to 8 turns per unit: (B, size)."""
+    """Compute sines and cosines of ln σ / 4, (B,), at 1/4 to 8 turns per unit: (B, size).
+
+    Frequencies are geometric.
+    """
     frequencies = 2 * math.pi * torch.logspace(-2, 3, size // 2, base=2.0, device=c_noise.device)
     phase = c_noise[:, None] * frequencies
     return torch.cat([phase.cos(), phase.sin()], dim=1) * math.sqrt(2)
 
 
 def halve(x: Tensor) -> Tensor:
-    """The mean of every 2x2 pixels; at an odd edge, of fewer. (B, C, H, W) to (B, C, ceil(H/2), ceil(W/2))."""
+    """Average every 2x2 pixels, or fewer at an odd edge.
+
+    (B, C, H, W) to (B, C, ceil(H/2), ceil(W/2)).
+    """
     height, width = x.shape[2:]
     if height % 2 or width % 2:
         return F.avg_pool2d(x, 2, ceil_mode=True)  # 7 -> 4
@@ -287,20 +307,24 @@ def halve(x: Tensor) -> Tensor:
 
 
 def double(x: Tensor, sides: Sequence[int]) -> Tensor:
-    """Each pixel twice in both directions, cropped to `sides` (a 4 that came from a 7 goes back to 7)."""
+    """Repeat each pixel twice in both directions, and crop to `sides` (so 4 doubles to 7)."""
     height, width = x.shape[2:]
     rows = x.reshape(-1, width) @ pairs(width, x).t()
     return rows.view(*x.shape[:2], 2 * height, 2 * width)[:, :, : sides[0], : sides[1]]
 
 
 def pairs(width: int, like: Tensor) -> Tensor:
-    """(4·width, width): which of 2·width pixels in two rows belong to which pixel in a row of half the size.
+    """Return the matrix that sums 2·width pixels of two rows into `width` pixels: (4·width, width).
 
-    On a CPU a product with this matrix, and its derivative, is many times faster than sums over 2×2 windows.
+    On a CPU a product with this matrix, and its derivative, is many times faster than sums over 2×2
+    windows.
     """
     return torch.eye(width, dtype=like.dtype, device=like.device).repeat_interleave(2, 0).repeat(2, 1)
 
 
 def load_model(directory: Path) -> UNet:
-    """The network that `UNet.save` wrote. Raises DataError when files are missing or do not fit together."""
+    """Load the network that `UNet.save` wrote.
+
+    Raises DataError when files are missing or do not fit together.
+    """
     return load_network(directory, UNet, "pretrain")

@@ -1,4 +1,4 @@
-"""The clip: rows of one image each, scaled to a bounded norm and summed; and vectors of all parameters.
+"""Clip the rows of single images to a bounded norm and sum them; flatten and unflatten parameters.
 
 The bound on what one image can do to a release rests on this module.
 """
@@ -9,43 +9,53 @@ import torch
 from torch import Tensor
 
 RUN = 64  # squares added up in float32
-FLOAT32_SLACK = 2.0**-18  # of a clipped norm: more than a sum of so many float32 squares, and its root, may understate
-NUMBERS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}  # numbers added up in float64 at a time: a copy of them is made
+# Relative to a clipped norm: more than a sum of RUN float32 squares, and its root, may understate
+FLOAT32_SLACK = 2.0**-18
+NUMBERS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}  # Numbers copied and added up in float64 at a time
 
 
 def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
-    """Σ over images of row · min(1, C/(‖row‖ + 1e-6)), without the rows that hold a NaN or an infinity.
+    """Compute Σ over images of row · min(1, C/(‖row‖ + 1e-6)), without non-finite rows.
 
-    rows: (B, *shape) float32 by name; row i is all that belongs to image i. Rows that are not finite are overwritten.
-    Returns (P,) float64: a float32 sum would round by more than one image may change it. It does not wait for a GPU.
-    Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2, whatever its row holds, and
-    however long it is: C is lowered by FLOAT32_SLACK, which covers the rounding of the norm.
+    rows: (B, *shape) float32 by name; row i is all that belongs to image i. Rows that contain a NaN
+    or an infinity are overwritten.
+
+    Returns (P,) float64: a float32 sum would round by more than one image may change it. It does
+    not wait for a GPU.
+
+    Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2, whatever its
+    row holds, and however long it is: C is lowered by FLOAT32_SLACK, which covers the rounding of
+    the norm.
     """
     parts = [part.flatten(1) for part in rows.values()]
     if fused := one_matrix(parts[0].device):
-        parts = [torch.cat(parts, dim=1)]  # (B, P): ten kernels instead of ten for each parameter
+        parts = [torch.cat(parts, dim=1)]  # (B, P): ten kernels instead of ten per parameter
     norms = torch.stack([squared_norms(part) for part in parts]).sum(0).sqrt()  # (B,)
-    finite = norms.isfinite()  # the norm is finite only if all entries are
+    finite = norms.isfinite()  # finite only if all entries are
     scale = torch.where(finite, ((1 - FLOAT32_SLACK) * max_grad_norm / (norms + 1e-6)).clamp(max=1), 0)
     if fused:
         parts[0].masked_fill_(~finite[:, None], 0)
     else:
         dropped = (~finite).nonzero().flatten()
         for part in parts:
-            part.index_fill_(0, dropped, 0)  # not by the scale: infinity times zero is NaN
+            part.index_fill_(0, dropped, 0)  # zeroed, because infinity · 0 would be NaN
     width = max(1, NUMBERS_AT_ONCE[scale.device.type] // max(1, len(scale)))
     return torch.cat([scale @ block.double() for part in parts for block in part.split(width, dim=1)])
 
 
 def one_matrix(device: torch.device) -> bool:
-    """Whether rows are clipped as one matrix: fewer kernels, at the price of a copy. On a CPU the copy costs more."""
+    """Return whether rows are clipped as one matrix: fewer kernels, for one copy.
+
+    On a CPU the copy costs more.
+    """
     return device.type == "cuda"
 
 
 def squared_norms(part: Tensor) -> Tensor:
-    """The squared L2 norm of each row, (B, p) float32 to (B,) float64.
+    """Compute the squared L2 norm of each row, (B, p) float32 to (B,) float64.
 
-    Added up in short runs, these in float64: one float32 sum over 10^6 squares would understate a norm.
+    Squares are added up in short runs, and the runs in float64: one float32 sum over 10^6 squares
+    would understate a norm.
     """
     whole = part.shape[1] // RUN * RUN
     runs = torch.linalg.vector_norm(part[:, :whole].unflatten(1, (-1, RUN)), dim=2).double()  # (B, runs)
@@ -54,6 +64,6 @@ def squared_norms(part: Tensor) -> Tensor:
 
 
 def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Views of a vector of all entries, (P,), with the names and shapes of `like`."""
+    """Split a vector of all entries, (P,), into views with the names and shapes of `like`."""
     parts = vector.split([tensor.numel() for tensor in like.values()])
     return {name: part.view(tensor.shape) for (name, tensor), part in zip(like.items(), parts, strict=True)}

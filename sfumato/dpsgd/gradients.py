@@ -1,6 +1,8 @@
-"""Per-image gradients of a loss, each the mean of K draws, and their clipped sum; a `Charge` adds the noise.
+"""Per-image gradients of a loss, each the mean of K draws, and their clipped sum.
 
-With groups, the unit is a group instead of an image: its K draws show K of its images, picked at random.
+A `Charge` adds the noise. With groups, the unit is a group instead of an image: its K draws show K
+of its images, picked at random.
+
 Source: Dockhorn et al. 2023 (DPDM) for the K draws.
 """
 
@@ -21,10 +23,13 @@ from sfumato.settings.noise_levels import NoiseLevels
 
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """The randomness of the loss, K draws per image. Row i belongs only to image i: the sensitivity bound needs that.
+    """The randomness of the loss, K draws per image.
 
-    levels: (B, K) noise levels, as the network draws them; noise: (B, K, C, H, W), standard normal; drop: (B, K) bool,
-    label hidden.
+    Row i belongs only to image i: the sensitivity bound needs that.
+
+    levels: (B, K) noise levels from the network's law;
+    noise: (B, K, C, H, W), standard normal;
+    drop: (B, K) bool, label hidden.
     """
 
     levels: Tensor
@@ -44,7 +49,10 @@ def draw(
     *,
     label_dropout: float = 0.0,
 ) -> Draws:
-    """Fresh draws for a batch. images: (B, C, H, W) or (B, K, C, H, W), of which only the shape is used; draws: K."""
+    """Draw fresh randomness for a batch.
+
+    images: (B, C, H, W) or (B, K, C, H, W), of which only the shape is used; draws: K.
+    """
     shape = (len(images), draws)
     device = generator.device
     return Draws(
@@ -55,7 +63,7 @@ def draw(
 
 
 def per_draw(images: Tensor, draws: Draws) -> Tensor:
-    """What each draw shows, (B, K, C, H, W): an image K times, or the K images of a group."""
+    """Return each draw's image, (B, K, C, H, W): one image K times, or the K images of a group."""
     images = images.contiguous()
     if images.ndim == 5:
         return images
@@ -71,12 +79,16 @@ def per_image_gradients(
     autocast: bool = False,
     draws_per_pass: int | None = None,
 ) -> dict[str, Tensor]:
-    """Gradient of each image's mean loss over all of its K draws, before any clip.
+    """Compute the gradient of each image's mean loss over all of its K draws, before any clip.
 
-    parameters: the trained ones by name; `model` gives the others; images: (B, C, H, W) float32 in [0, 1], or latents;
-    of each group K images, (B, K, C, H, W); labels: (B,) or (B, K) int64. One out of range counts as no label: an
-    error would reveal it. Several labels are (B, classes) or (B, K, classes). draws_per_pass: draws of every image at a
-    time; None for all. Returns (B, *shape) float32 by name, in the order of `parameters`: B·P numbers.
+    parameters: trained parameters by name; `model` gives the others;
+    images: (B, C, H, W) float32 in [0, 1], or latents; with groups K images of each, (B, K, C, H,
+    W);
+    labels: (B,) or (B, K) int64. A label out of range counts as no label: an error would reveal it.
+    Several labels are (B, classes) or (B, K, classes);
+    draws_per_pass: draws of every image at a time; None for all.
+
+    Returns (B, *shape) float32 by name, in the order of `parameters`: B·P numbers.
     """
     if not model.several:
         labels = model.hidden(labels, (labels < 0) | (labels >= model.classes))
@@ -97,7 +109,7 @@ def per_image_gradients(
 
 
 class Losses(nn.Module):
-    """`per_image_loss` of a model as the forward pass of a module, whose weights `functional_call` can replace."""
+    """`per_image_loss` of a model as a forward pass, for `functional_call`."""
 
     def __init__(self, model: Denoiser) -> None:
         super().__init__()
@@ -108,14 +120,15 @@ class Losses(nn.Module):
 
 
 def losses_at(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -> Tensor:
-    """`model.per_image_loss` of a batch with these parameters instead of its own."""
+    """Compute `model.per_image_loss` of a batch with these parameters instead of its own."""
     return functional_call(Losses(model), {f"model.{name}": value for name, value in parameters.items()}, batch)
 
 
 def by_layers(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -> dict[str, Tensor]:
-    """For a network in which no image sees another: its layers split one backward pass by image.
+    """Compute per-image gradients by splitting one backward pass by image.
 
-    Raises ValueError for parameters that are not those of the model.
+    No image may affect another in the network. Raises ValueError for parameters that do not belong
+    to the model.
     """
     if any(model.get_parameter(name) is not value for name, value in parameters.items()):
         raise ValueError("the gradients of a model are those at its own parameters")
@@ -124,23 +137,23 @@ def by_layers(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor)
     with torch.enable_grad():
         with PerImage(parameters, count, model.use_products) as mode:
             losses = model.per_image_loss(*rows)  # (K·B,)
-        loss = losses.view(-1, count).mean(0).sum()  # for each image, the mean over its K draws
+        loss = losses.view(-1, count).mean(0).sum()  # mean over each image's K draws
         gradients = torch.autograd.grad(loss, list(mode.rows.values()), materialize_grads=True)
     return dict(zip(parameters, gradients, strict=True))
 
 
 def by_vmap(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -> dict[str, Tensor]:
-    """For any network: vmap keeps the images apart."""
+    """Compute per-image gradients of any network: vmap keeps the images apart."""
 
     def loss(parameters: dict[str, Tensor], *batch: Tensor) -> Tensor:
-        return losses_at(model, parameters, *batch).mean()  # over the K draws
+        return losses_at(model, parameters, *batch).mean()  # mean over the K draws
 
     detached = {name: value.detach() for name, value in parameters.items()}
     rows = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))(detached, *batch)
     return {name: rows[name] for name in parameters}
 
 
-@torch.no_grad()  # otherwise weights that are not differentiated keep a graph over all images alive
+@torch.no_grad()  # avoids a graph over all images, kept by weights that are not differentiated
 def clipped_gradient_sum(
     model: Denoiser,
     parameters: Mapping[str, Tensor],
@@ -152,19 +165,21 @@ def clipped_gradient_sum(
     autocast: bool = False,
     draws_per_pass: int | None = None,
 ) -> Tensor:
-    """Sum over images of their clipped gradients, (P,) float64, `microbatch_size` images at a time.
+    """Sum the clipped gradients over images, (P,) float64, `microbatch_size` images at a time.
 
-    images, labels, draws, draws_per_pass: as in `per_image_gradients`; B may be 0.
-    Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in L2, whether an image
-    has none, one or all of the labels.
+    images, labels, draws, draws_per_pass: see `per_image_gradients`; B may be 0.
+
+    Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in
+    L2, whether an image has none, one or all of the labels.
     """
     if len(draws.levels) != len(images):
         raise ValueError(f"{len(draws.levels)} rows of draws for {len(images)} images: expected one each")
     size = sum(value.numel() for value in parameters.values())
     total = torch.zeros(size, dtype=torch.float64, device=images.device)
     for start in range(0, len(images), microbatch_size):
-        # The last microbatch is filled up by repeating its last image, and the copies are dropped: matrix kernels round
-        # differently for different sizes, and no image's gradient may depend on how many others were drawn.
+        # The last microbatch is filled up by repeating its last image, and the copies are dropped:
+        # matrix kernels round differently for different sizes, and the gradient of an image must
+        # not depend on the number of others.
         index = torch.arange(start, start + microbatch_size, device=images.device).clamp(max=len(images) - 1)
         count = min(microbatch_size, len(images) - start)
         batch = images[index], labels[index], draws.rows(index)

@@ -1,6 +1,8 @@
-"""Low-rank adapters (LoRA): a layer computes with W + scale·A·B. W stays frozen; only A and B are trained.
+"""Low-rank adapters (LoRA): a layer computes with W + scale·A·B; W stays frozen.
 
-Training never forms A·B, so per-image gradients cost r·(m + n) numbers per image, not m·n.
+Only A and B are trained. Training never forms A·B, so per-image gradients cost r·(m + n) numbers
+per image, not m·n.
+
 Source: Hu et al. 2022 (LoRA); DP-SAPF Eq. 9 and Algorithm 2, for A Gaussian and B zero.
 """
 
@@ -24,7 +26,7 @@ TUNE_AGAIN = "run `stage finetune` again"
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer with the weight (m, n) and bias of `layer`, frozen, beside an adapter A (m, r), B (r, n)."""
+    """A frozen linear layer, weight (m, n), beside an adapter A (m, r), B (r, n)."""
 
     def __init__(self, layer: nn.Linear, a: Tensor, b: Tensor, scale: float) -> None:
         super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
@@ -40,10 +42,12 @@ class LoraLinear(nn.Linear):
 
 
 def add_lora(model: nn.Module, names: Sequence[str], rank: int, seed: int, scale: float = 1.0) -> None:
-    """Put an adapter beside each named weight, in place. A ~ N(0, 1) from the public `seed`; B = 0 keeps the output.
+    """Put an adapter beside each named weight, in place.
 
-    It freezes the weights and biases of the adapted layers; the caller decides what else is trained.
-    Raises ConfigError before it changes anything: no such weight, a layer that cannot be adapted, too high a rank.
+    A ~ N(0, 1) from the public `seed`; B = 0 leaves the output unchanged. The weights and biases of
+    the adapted layers are frozen; the caller decides what else is trained. Raises ConfigError,
+    before any change, if a weight does not exist, a layer cannot be adapted or the rank is too
+    high.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     layers: dict[str, nn.Linear] = {}
@@ -52,7 +56,8 @@ def add_lora(model: nn.Module, names: Sequence[str], rank: int, seed: int, scale
         layer = modules.get(path)
         if layer is None or not path or last != "weight":
             raise ConfigError(f"{name} is not a weight of a layer of this model, such as middle.0.attention.q.weight")
-        # a subclass, as in nn.MultiheadAttention, may use its weight without a call: the adapter would do nothing
+        # A subclass, as in nn.MultiheadAttention, may use its weight without a call: its adapter
+        # would do nothing.
         if type(layer) is not nn.Linear:
             raise ConfigError(f"{name} is of {type(layer).__name__}: only a plain nn.Linear can be adapted")
         rows, columns = layer.weight.shape
@@ -68,12 +73,12 @@ def add_lora(model: nn.Module, names: Sequence[str], rank: int, seed: int, scale
 
 
 def adapted_layers(model: nn.Module) -> dict[str, LoraLinear]:
-    """The adapted layers by the name of their weight, in the order of the model."""
+    """Return the adapted layers by the name of their weight, in the order of the model."""
     return {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, LoraLinear)}
 
 
 def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
-    """Write A and B of each matrix, and `adapter.json`. base: the file that the frozen weights came from."""
+    """Write A and B of each matrix, and `adapter.json`. base: file of the frozen weights."""
     layers = adapted_layers(model)
     tensors: dict[str, Tensor] = {}
     for name, layer in layers.items():
@@ -86,9 +91,10 @@ def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
 
 @torch.no_grad()
 def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
-    """Add the adapters that `save_adapter` wrote to the weights of `model`: W + scale·A·B. base: the file of these.
+    """Add the adapters that `save_adapter` wrote to the weights of `model`: W + scale·A·B.
 
-    Raises DataError: files missing or damaged, adapters that were trained on another base, shapes that do not fit.
+    base: file of these weights. Raises DataError if files are missing or damaged, adapters were
+    trained on another base, or shapes do not fit.
     """
     files = f"{directory}: {ADAPTER_CONFIG} and {ADAPTER}"
     with explained(DataError, lambda error: f"{files} cannot be read ({error}): {TUNE_AGAIN}"):

@@ -1,4 +1,4 @@
-"""How many images a step takes at a time: a setting of the machine, from public numbers and blank images."""
+"""Choose the microbatch size for this machine, from public numbers and blank images."""
 
 import math
 from collections.abc import Mapping
@@ -11,25 +11,29 @@ from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.gradients import Draws, losses_at, per_image_gradients
 from sfumato.runtime import compute, distributed
 
-COPIES = 8  # float32 copies of the trained parameters beside the model: average, moments, sums, noise
-# in the messages of CUDA, cuBLAS and cuDNN where memory does not suffice or no kernel is for this size
+# float32 copies of the trained parameters beside the model: average, moments, sums, noise
+COPIES = 8
+# Messages of CUDA, cuBLAS and cuDNN if memory does not suffice or no kernel fits this size.
 DOES_NOT_FIT = ("out of memory", "CUBLAS_STATUS_", "CUDNN_STATUS_", "cuDNN algorithm", "find an engine")
 
 
 def choose_microbatch(
     model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, wanted: int | None = None
 ) -> tuple[int, int]:
-    """Images whose gradients are taken at a time, and how many of the K draws of each. Call it before a charge opens.
+    """Choose how many images to differentiate at a time, and how many of the K draws of each.
 
-    On a GPU it is halved until a trial fits. Weight gradients are taken there by matrix products (`model.use_products`)
-    or by a grouped convolution: the faster way, or the other one if no size fits, as cuDNN may lack a kernel.
-    batch: expected images of a step; wanted: images at a time, as the user asked. Raises MemoryError if no trial fits.
+    Call it before a charge opens. On a GPU the number is halved until a trial fits. There, weight
+    gradients are computed by matrix products (`model.use_products`) or by a grouped convolution:
+    the faster way, or the other one if no size fits, as cuDNN may lack a kernel.
+
+    batch: expected images per step; wanted: images at a time, if the user set them. Raises
+    MemoryError if no trial fits.
     """
     device = device_of(parameters)
     first = fitting(model, parameters, draws, batch, device, wanted)
     if device.type != "cuda":
         return distributed.all_min(first[0]), distributed.all_min(first[1])
-    # in float32, a grouped convolution is faster from 8 draws on, measured on an H200
+    # In float32, a grouped convolution is faster from 8 draws on, measured on an H200.
     faster = distributed.broadcast_object(draws < 8 or compute.fast_bfloat16("cuda"))
     for products in (faster, not faster) if model.supports_ghost_layers else (False,):
         model.use_products = products
@@ -44,7 +48,10 @@ def choose_microbatch(
 def fitting(
     model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, device: torch.device, asked: int | None
 ) -> tuple[int, int]:
-    """As `choose_microbatch`, by the rule for this device and without a trial. model: there, or on the meta device."""
+    """Choose as `choose_microbatch` does, by the rule for this device and without a trial.
+
+    model: on that device, or on the meta device.
+    """
     if asked:
         return asked, draws
     gpu = device.type == "cuda"
@@ -58,19 +65,24 @@ def fitting(
         most = min(500, 4000 // draws)
     else:
         most = min(max(64, batch / 16), 128, max(4, 256 // draws))
-    rows = (8 if gpu else 4) * sum(value.numel() for value in parameters.values())  # a GPU clips a copy of them
+    # a GPU clips a copy of them
+    rows = (8 if gpu else 4) * sum(value.numel() for value in parameters.values())
     largest = int(max(1, min(most, room / rows, passes / draws)))
     if not gpu:
         largest = max(1, min(largest, int(batch / 2)))
-        return 1 << (largest.bit_length() - 1), draws  # a power of two
-    drawn = batch + 2 * math.sqrt(batch)  # seldom more: whole microbatches, as the last one is filled up
+        return 1 << (largest.bit_length() - 1), draws  # rounded down to a power of two
+    # Draws are seldom larger; whole microbatches, because the last one is filled up
+    drawn = batch + 2 * math.sqrt(batch)
     return math.ceil(drawn / math.ceil(drawn / largest)), draws
 
 
 def needed(
     model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, wanted: int | None = None
 ) -> str:
-    """The memory of such a step on this machine, in a line. model: on the meta device."""
+    """Describe the memory of such a step on this machine, in one line.
+
+    model: on the meta device.
+    """
     images, some = fitting(model, parameters, draws, batch, compute.device(), wanted)
     trained = sum(value.numel() for value in parameters.values())
     network = sum(value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()])
@@ -80,7 +92,7 @@ def needed(
 
 
 def plain_microbatch(model: Denoiser) -> int:
-    """Images whose activations a step of ordinary training holds at a time on this machine; at least one."""
+    """Return how many images fit in memory in a step of ordinary training; at least one."""
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     return max(1, int(room_on(device_of(parameters), parameters) / activation_bytes(model, parameters)))
 
@@ -90,18 +102,20 @@ def device_of(parameters: Mapping[str, Tensor]) -> torch.device:
 
 
 def room_on(device: torch.device, parameters: Mapping[str, Tensor]) -> float:
-    """Bytes for per-image gradients, and as many for activations, on this machine."""
+    """Return the bytes available for per-image gradients, and again for activations."""
     if device.type != "cuda":
-        return 2**30  # more at a time is not faster
+        return 2**30  # larger microbatches are not faster
     free, _ = torch.cuda.mem_get_info(device)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # free for PyTorch
+    # memory available to PyTorch
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return 0.4 * (free + cached - 4 * COPIES * sum(value.numel() for value in parameters.values()))
 
 
 def activation_bytes(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:
-    """Bytes that one float32 pass of a blank image saves for the backward pass, besides weights."""
+    """Measure the bytes, besides weights, that a float32 pass of one image saves for backward."""
     images, labels, draws = blanks(model, parameters, 1, 1)
-    kept: dict[int, torch.UntypedStorage] = {}  # held, so that no other gets the same address
+    # references, so that no other storage gets the same address
+    kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
@@ -117,10 +131,10 @@ def activation_bytes(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:
 
 @torch.no_grad()
 def fits(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: int) -> bool:
-    """Whether the gradients of so many blank images, each drawn so often, and their clip fit into the GPU."""
+    """Return whether the gradients and clip of so many blank images and draws fit into the GPU."""
     try:
         clipped_sum(per_image_gradients(model, parameters, *blanks(model, parameters, images, draws)), 1.0)
-    except RuntimeError as error:  # cuDNN and cuBLAS have no type of their own
+    except RuntimeError as error:  # cuDNN and cuBLAS errors have no type of their own
         if isinstance(error, torch.cuda.OutOfMemoryError) or any(words in str(error) for words in DOES_NOT_FIT):
             return False
         raise
@@ -130,7 +144,7 @@ def fits(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: 
 
 
 def blanks(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: int) -> tuple[Tensor, Tensor, Draws]:
-    """Black images, labels and draws, as `per_image_gradients` takes them."""
+    """Return black images, labels and draws, in the form for `per_image_gradients`."""
     device = device_of(parameters)
     black = torch.zeros(images, *model.shape, device=device)
     levels = torch.ones(images, draws, dtype=torch.int64, device=device)

@@ -1,9 +1,11 @@
-"""Per-image gradients from one ordinary backward pass: every layer returns one gradient of its weight per image.
+"""Per-image gradients from one ordinary backward pass.
 
-`torch.func.vmap(grad)` gives the same for any network, more slowly, and keeps images apart by itself. Here the network
-must: no image may see another in its forward pass, and the first dimension of every input of a layer must be the batch.
-Source: Rochette, Manoel and Tramel 2019, for the weight gradients of a convolution as a grouped convolution; Opacus
-(Yousefpour et al. 2021) for those by matrix products.
+Every layer returns one gradient of its weight per image. `torch.func.vmap(grad)` gives the same for
+any network, more slowly, and separates images by itself. Here the network must: no image may affect
+another in its forward pass, and the first dimension of every input of a layer must be the batch.
+
+Source: Rochette, Manoel and Tramel 2019, for the weight gradients of a convolution as a grouped
+convolution; Opacus (Yousefpour et al. 2021) for weight gradients by matrix products.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-CHANNELS_PER_GROUP = 16  # at least: with fewer, a grouped convolution takes a slow kernel
-ALIGNED = 8  # numbers: a row of pixels begins where a GPU reads it fast
+CHANNELS_PER_GROUP = 16  # Minimum, because a grouped convolution with fewer takes a slow kernel
+ALIGNED = 8  # Numbers: a row of pixels that starts at such a multiple is read fast by a GPU
 Gradients = tuple[Tensor | None, ...]
 Geometry = tuple[list[int], list[int], list[int]]  # stride, padding, dilation
 
@@ -30,8 +32,11 @@ class NoRuleError(RuntimeError):
 class PerImage(TorchFunctionMode):
     """A context in which layers that use a weight of `weights` give it one gradient per image.
 
-    weights: by name; images: B. Batches have K·B rows; row k·B + b is the k-th draw of image b. `rows[name]`,
-    (B, *shape), stands for B equal weights in the memory of one: differentiate by it. use_products: see `Convolution`.
+    weights: trained weights by name;
+    images: B. Batches have K·B rows; row k·B + b is the k-th draw of image b. `rows[name]`, (B,
+    *shape), stands for B equal weights in the memory of one: differentiate by it;
+    use_products: see `Convolution`.
+
     A use of a weight without a rule raises NoRuleError, so no part of a gradient is lost silently.
     """
 
@@ -41,7 +46,8 @@ class PerImage(TorchFunctionMode):
         self.rows = {
             name: weight.detach().expand(images, *weight.shape).requires_grad_() for name, weight in weights.items()
         }
-        self.of: dict[int, tuple[Tensor, Tensor]] = {}  # id -> (the tensor, which keeps its id; its rows)
+        # id -> (the tensor, which keeps its id; its rows)
+        self.of: dict[int, tuple[Tensor, Tensor]] = {}
         for name, weight in weights.items():
             self.of[id(weight)] = (weight, self.rows[name])
 
@@ -62,11 +68,11 @@ class PerImage(TorchFunctionMode):
         if isinstance(result, (Tensor, tuple, list)) and not isinstance(result, torch.Size):
             name = getattr(function, "__name__", function)
             raise NoRuleError(f"no per-image gradient for {name} of a trained weight")
-        return result  # a shape, a dtype
+        return result  # a shape or a dtype
 
 
 def computed(weight: Tensor) -> Tensor:
-    """The weight in the precision of autocast, detached: the gradient goes to its rows instead."""
+    """Return the weight in autocast's precision, detached: the gradient flows to its rows."""
     weight, device = weight.detach(), weight.device.type
     if weight.is_meta or not torch.is_autocast_enabled(device):
         return weight
@@ -83,7 +89,11 @@ class Layer(torch.autograd.Function):
     def forward(
         ctx: Any, kind: Linear | Convolution, images: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rows: Any
     ) -> Tensor:
-        """kind: what it computes, and its derivatives; rows: of weight and bias, None for one that is not trained."""
+        """Compute the output.
+
+        kind: the layer's function and its derivatives; rows: of weight and bias, None for one that
+        is not trained.
+        """
         ctx.save_for_backward(x, weight)
         ctx.kind, ctx.images = kind, images
         return kind.output(x, weight, bias)
@@ -114,7 +124,7 @@ class Linear:
 
 
 def by_image(x: Tensor, images: int) -> Tensor:
-    """(K·B, ..., n) to (B, K·..., n)."""
+    """Reshape (K·B, ..., n) to (B, K·..., n)."""
     return x.reshape(-1, images, x[0].numel() // x.shape[-1], x.shape[-1]).transpose(0, 1).flatten(1, 2)
 
 
@@ -129,7 +139,8 @@ class Convolution:
     def to_input(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
         stride, padding, dilation = self.geometry
         if gradient.device.type == "cpu" and gradient.dtype == torch.bfloat16 and stride == dilation == [1, 1]:
-            # The same as a convolution by the mirrored weight, for which oneDNN has the faster kernel.
+            # This equals a convolution by the mirrored weight, for which oneDNN has the faster
+            # kernel.
             margin = [size - 1 - some for size, some in zip(weight.shape[2:], padding, strict=True)]
             if min(margin) >= 0:
                 return F.conv2d(gradient, weight.flip(2, 3).transpose(0, 1), None, padding=margin)
@@ -140,7 +151,7 @@ class Convolution:
         return take(gradient, x, weight, self.geometry, images)
 
     def to_biases(self, gradient: Tensor, images: int) -> Tensor:
-        """(K·B, C, H, W) to (B, C)."""
+        """Sum (K·B, C, H, W) to (B, C)."""
         return gradient.flatten(2).sum(2).view(-1, images, gradient.shape[1]).sum(0)
 
 
@@ -159,7 +170,10 @@ class Pointwise(Convolution):
 
 
 def grouped_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int) -> Tensor:
-    """Each image's gradient as one group of a grouped convolution. gradient, x: (K·B, C, H, W). Returns (B, *shape)."""
+    """Compute each image's weight gradient as one group of a grouped convolution.
+
+    gradient, x: (K·B, C, H, W). Returns (B, *shape).
+    """
     outputs = weight.shape[0]
     wide = max(outputs, CHANNELS_PER_GROUP)
     if wide > outputs:
@@ -167,15 +181,16 @@ def grouped_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geomet
     gradient, x = (value.reshape(-1, images * value.shape[1], *value.shape[2:]) for value in (gradient, x))
     shape = weight.new_empty(images * wide, *weight.shape[1:])  # only the shape is used
     rows = convolution_backward(gradient, x, shape, geometry, images, [False, True, False])[1]
-    assert rows is not None  # asked for
+    assert rows is not None  # requested by the mask
     return rows.unflatten(0, (images, wide))[:, :outputs]
 
 
 def shifted_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int) -> Tensor:
-    """As `grouped_weight_gradients`, by a matrix product for each row of the kernel: faster on a GPU.
+    """Compute `grouped_weight_gradients` by one matrix product per kernel row: faster on a GPU.
 
-    The product is over the pixels of all draws of an image, beside a margin of zeros, and has a copy of them for each
-    column of the kernel. Every image has a matrix of its own: none reads another's pixels, not even times zero.
+    The product is over the pixels of all draws of an image, with a margin of zeros, and has a copy
+    of them for each column of the kernel. Every image has a matrix of its own: none reads another's
+    pixels, not even times zero.
     """
     (high, wide), (down, right), (tall, broad) = geometry
     outputs, inputs, rows, columns = weight.shape
@@ -184,11 +199,11 @@ def shifted_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geomet
     draws = len(x) // images
     pixels = draws * height * width
 
-    lower = tall * (rows - 1) * width  # the last row of the kernel reads so far below
+    lower = tall * (rows - 1) * width  # offset of the last row that the kernel reads
     shifted = x.new_zeros(images, columns, inputs, pixels + lower)
     canvas = shifted[..., :pixels].unflatten(-1, (draws, height, width))[..., down : down + x.shape[2], :]
     for column in range(columns):
-        left = right - broad * column  # where the picture begins
+        left = right - broad * column  # first column of the picture
         shown = slice(max(0, left), left + x.shape[3])
         canvas[:, column, ..., shown] = by_draw(x, images)[..., shown.start - left :]
 
@@ -203,7 +218,7 @@ def shifted_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geomet
 
 
 def by_draw(x: Tensor, images: int) -> Tensor:
-    """(K·B, C, H, W) to (B, C, K, H, W)."""
+    """Reshape (K·B, C, H, W) to (B, C, K, H, W)."""
     return x.unflatten(0, (-1, images)).permute(1, 2, 0, 3, 4)
 
 
@@ -262,7 +277,7 @@ def embedding(mode: PerImage, index: Tensor, weight: Tensor, padding_idx=None, m
 
 
 def expand(mode: PerImage, weight: Tensor, rows: int, *sizes: int) -> Tensor:
-    """A weight spread over the rows of a batch: each draw of an image gets that image's row."""
+    """Spread a weight over the rows of a batch: each draw of an image gets that image's row."""
     if any(size != -1 for size in sizes) or len(sizes) != weight.ndim or rows % mode.images:
         raise NoRuleError("no per-image gradient for a weight spread over anything but the batch")
     own = mode.of[id(weight)][1]

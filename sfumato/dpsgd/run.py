@@ -1,6 +1,9 @@
-"""DP-SGD for a denoiser: a draw of images, the sum of their clipped gradients, noise, a step of Adam; then the next.
+"""DP-SGD for a denoiser.
 
-A `Charge` draws the images and adds the noise; nothing here reads the noise multiplier or the sample rate.
+Each step draws images, sums their clipped gradients, adds noise and takes a step of Adam. A
+`Charge` draws the images and adds the noise; no code here reads the noise multiplier or the sample
+rate.
+
 Source: Abadi et al. 2016 for the step; Dockhorn et al. 2023 (DPDM) for the K draws.
 """
 
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
     from sfumato.settings.baselines import Adversarial
 
-ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")  # as torch names it: a checkpoint holds it
+ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")  # torch's names, which checkpoints contain
 
 
 class Trained:
@@ -54,7 +57,7 @@ class Trained:
         return self.ema.steps
 
     def descend(self, gradient: Tensor) -> None:
-        """One step of Adam along `gradient`, (P,), and of the average."""
+        """Take one step of Adam along `gradient`, (P,), and update the average."""
         for name, part in unflatten(gradient, self.parameters).items():
             self.parameters[name].grad = part
         self.optimiser.step()
@@ -62,7 +65,7 @@ class Trained:
         self.ema.update(self.parameters)
 
     def moments(self) -> dict[str, Tensor]:
-        """The average and Adam's moments of each parameter, under names such as `exp_avg.conv_in.weight`."""
+        """Return the average and Adam's moments, under names such as `exp_avg.conv_in.weight`."""
         tensors = {}
         for name, value in self.parameters.items():
             state = self.optimiser.state.get(value) or {"step": torch.tensor(0.0)}
@@ -72,7 +75,7 @@ class Trained:
 
     @torch.no_grad()
     def load_moments(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Take over the average and the moments after `steps` steps, as `moments` gave them."""
+        """Restore the average and the moments after `steps` steps, from `moments`."""
         for name, value in self.parameters.items():
             self.ema.average[name].copy_(tensors[f"ema.{name}"])
             adam = {key: tensors[f"{key}.{name}"].clone() for key in ADAM_STATE}
@@ -81,14 +84,18 @@ class Trained:
 
 
 class Gradients:
-    """The gradients of one query: of which weights, under which draws and clip, and how many images at a time.
+    """The settings of a query's gradients: weights, draws, clip, and microbatch size.
 
-    Noise levels, noise and augmentation are secret draws: under a public seed, the draws of an image would reveal its
-    place in the batch, and with it whether an image before it is missing.
+    Noise levels, noise and augmentation are secret draws: under a public seed, the draws of an
+    image would reveal its place in the batch, and with it whether an image before it is missing.
+    Create it before a charge opens.
 
-    parameters: of `model`, by name; config: the settings, which hold the draws of an image; max_norm: the clip;
-    public_batch: the public size of a draw, q·N̄, never a realised count; autocast: run the network in bfloat16; None to
-    do so if the device has its arithmetic; generator: only for tests. Make it before a charge opens.
+    parameters: trained parameters of `model`, by name;
+    config: settings, with the draws of an image;
+    max_norm: clip;
+    public_batch: public size of a draw, q·N̄, never a realised count;
+    autocast: run the network in bfloat16; None to do so if the device has its arithmetic;
+    generator: only for tests.
     """
 
     def __init__(
@@ -115,22 +122,24 @@ class Gradients:
         self.microbatch_size, self.draws_per_pass = choose_microbatch(
             model, self.parameters, config.draws, public_batch, config.microbatch_size
         )
-        distributed.agree(model.state_dict().values())  # an image's gradient is the same in whichever process takes it
+        # the same model in every process gives an image the same gradient in each
+        distributed.agree(model.state_dict().values())
         if autocast is None:
             autocast = distributed.broadcast_object(fast_bfloat16(self.device.type))
         self.autocast = autocast
 
     def draw(self, images: Tensor) -> Draws:
-        """The secret draws of a batch."""
+        """Draw the secret randomness of a batch."""
         config = self.config
         return draw(self.model, images, config.draws, config.noise_levels, self.generator, label_dropout=self.dropout)
 
 
 class State(Trained, Gradients):
-    """What a run carries from step to step: the trained weights, their average, Adam's moments.
+    """The state of a run between steps: the trained weights, their average, Adam's moments.
 
-    model: its parameters with `requires_grad` are trained, in place; public_batch: the public denominator; the rest as
-    for `Gradients`.
+    model: its parameters with `requires_grad` are trained, in place;
+    public_batch: public denominator;
+    options: see `Gradients`.
     """
 
     config: Finetune | Adversarial
@@ -141,14 +150,20 @@ class State(Trained, Gradients):
         Gradients.__init__(self, model, parameters, config, config.max_grad_norm, public_batch, **options)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint needs, such as `parameters.conv_in.weight`: copies, on the CPU."""
+        """Return copies, on the CPU, of everything a checkpoint needs.
+
+        Names are such as `parameters.conv_in.weight`.
+        """
         tensors = {"step": torch.tensor(self.steps), **self.moments()}
         tensors |= {f"parameters.{name}": value for name, value in self.parameters.items()}
         return {name: value.detach().cpu().clone() for name, value in tensors.items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from `tensors`, with fresh draws. Raises ValueError if they are of another model."""
+        """Continue from `tensors`, with fresh draws.
+
+        Raises ValueError if they belong to another model.
+        """
         expected = {(name, value.shape) for name, value in self.tensors().items()}
         if odd := sorted({name for name, _ in expected ^ {(name, value.shape) for name, value in tensors.items()}}):
             named = ", ".join(odd[:5])
@@ -159,7 +174,7 @@ class State(Trained, Gradients):
 
 
 def step(state: State, charge: Charge) -> dict[str, float]:
-    """One Poisson draw, one release, one step of Adam. Returns the public row of the log."""
+    """Run one Poisson draw, one release and one step of Adam. Returns the public row of the log."""
     return update(state, charge.release(gradient_sum(state, charge), state.config.max_grad_norm))
 
 
@@ -173,13 +188,15 @@ def fine_tune(
     stage: str = "finetune",
     one_step: Callable[[Any, Charge], dict[str, float]] | None = None,
 ) -> tuple[Charge, list[dict]]:
-    """Run all steps of a charge, from the last durable step of an interrupted run, or from the start.
+    """Run all steps of a charge, or those after the last durable step of an interrupted run.
 
-    state: a `State`, or another with its `config`, `tensors` and `load`; epsilon_after: ε of so many steps, for the
-    log; report: called with (durable steps, steps), never between; one_step: a draw, a release and what follows,
-    `step` by default.
-    Returns the charge, all of whose uses are on disk, and the public log, one row for each step: never a loss, a number
-    of images or a time.
+    state: a `State`, or another object with `config`, `tensors` and `load`;
+    epsilon_after: function from a number of steps to ε, for the log;
+    report: called with (durable steps, steps), never between;
+    one_step: a draw, a release and its use; by default `step`.
+
+    Returns the charge, with all uses on disk, and the public log, one row per step: never a loss, a
+    number of images or a time.
     """
     charge, kept, log = resume(open_charge, stage, say)
     if kept is not None:
@@ -190,7 +207,7 @@ def fine_tune(
         row = (one_step or step)(state, charge)
         log.append({**row, "epsilon": epsilon_after(charge.used)})
 
-        # on disk and in the journal before anything that follows from it is shown
+        # State and journal are on disk before anything that follows from the release is shown.
         if charge.used % state.config.checkpoint_every == 0 or charge.used == charge.uses:
             make_durable(charge, state.tensors(), log)
             report(charge.used, charge.uses)
@@ -198,7 +215,10 @@ def fine_tune(
 
 
 def gradient_sum(state: Gradients, charge: Charge) -> Tensor:
-    """Clipped sum over one draw of the charge, (P,) float64: private until released. Zeros for an empty draw."""
+    """Sum the clipped gradients over one draw of the charge, (P,) float64: private until released.
+
+    An empty draw gives zeros.
+    """
     total = torch.zeros(state.size, dtype=torch.float64, device=state.device)
     bound, size, each = state.max_norm, state.microbatch_size, state.draws_per_pass
     model, names = state.model, state.parameters
@@ -211,15 +231,17 @@ def gradient_sum(state: Gradients, charge: Charge) -> Tensor:
 
 
 def update(state: State, noised: Tensor, public: Tensor | None = None) -> dict[str, float]:
-    """One step of Adam on a released sum, (P,): post-processing. Returns the public row of the log.
+    """Take one step of Adam on a released sum, (P,): post-processing.
 
-    public: what is added to the gradient without a charge, (P,).
-    Raises ConfigError if the step breaks weights.
+    Returns the public row of the log.
+
+    public: gradient to add without a charge, (P,). Raises ConfigError if the step breaks weights.
     """
     gradient = noised.to(next(iter(state.parameters.values()))) / state.public_batch
     state.descend(gradient if public is None else gradient + public)
     weights = get_total_norm(state.parameters.values())
-    norm, length = torch.stack([torch.linalg.vector_norm(gradient), weights]).cpu().tolist()  # one wait for a GPU
+    # waits for a GPU once
+    norm, length = torch.stack([torch.linalg.vector_norm(gradient), weights]).cpu().tolist()
     if not math.isfinite(length):
         fix = "lower learning_rate or max_grad_norm of this stage in params.yaml and run `stage plan`"
         same = "Under the same settings every run would end like this one"
@@ -228,12 +250,15 @@ def update(state: State, noised: Tensor, public: Tensor | None = None) -> dict[s
 
 
 def step_noise(noise_multiplier: float, weights: int, batch: float) -> float:
-    """Length of the noise of one step in clips, σ·√P / batch. Above 1 a step is mostly noise, whatever the images."""
+    """Return the length of one step's noise in clips, σ·√P / batch.
+
+    Above 1 a step is mostly noise, whatever the images.
+    """
     return noise_multiplier * math.sqrt(weights) / batch
 
 
 def epsilon_by_step(mechanism: Mechanism, delta: float | None) -> Callable[[int], float]:
-    """ε of so many steps of a mechanism, at `delta`: for the log."""
+    """Return a function from a number of steps of a mechanism to ε at `delta`, for the log."""
     per_step = rdp_curve([replace(mechanism, uses=1).event])
     return lambda steps: epsilon_and_order(per_step * steps, delta or 0.0)[0]
 

@@ -1,4 +1,4 @@
-"""Which weights DP-SGD trains: the candidates, the choice, and the check afterwards that only those were trained."""
+"""Choose which weights DP-SGD trains, and check afterwards that only those were trained."""
 
 import math
 import re
@@ -14,16 +14,16 @@ from sfumato.errors import ConfigError, DataError, SfumatoError
 from sfumato.settings.dpsgd import SALIENT, Finetune, Saliency
 from sfumato.storage.files import write_json
 
-ATTENTION = r"(.*\.)?(attention|attn\d*)\."  # the names of our U-Net and of public text-to-image models
+ATTENTION = r"(.*\.)?(attention|attn\d*)\."  # names in our U-Net and in public text-to-image models
 QKV = ATTENTION + r"(to_)?[qkv]\.weight"
-# The sets whose result is adapters on an unchanged base
+# Sets whose result is adapters on an unchanged base.
 ADAPTED = ("attention-lora", "salient-lora")
 
 
 def candidates(model: nn.Module) -> list[str]:
-    """The matrices among which a ranking chooses: query, key and value of every attention, in the order of the model.
+    """List the matrices that a ranking can choose: query, key and value of every attention.
 
-    Raises ConfigError if there are none.
+    They are in the order of the model. Raises ConfigError if there are none.
     """
     matrices = [name for name, _ in model.named_parameters() if re.fullmatch(QKV, name)]
     if not matrices:
@@ -32,23 +32,25 @@ def candidates(model: nn.Module) -> list[str]:
 
 
 def how_many(ratio: float, total: int) -> int:
-    """`ratio` of `total`, rounded half up, at least 1."""
+    """Return `ratio` of `total`, rounded half up, at least 1."""
     return max(1, math.floor(ratio * total + 0.5))
 
 
 def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[str] | None, seed: int) -> list[str]:
-    """Make exactly the chosen parameters trainable, in place, and return their names, in the order of the model.
+    """Make exactly the chosen parameters trainable, in place, and return their names.
 
-    `settings.trainable` is one of:
-    - all: every parameter.
-    - attention: every parameter of the attention layers (DP-LDM, without its conditioning embedder).
-    - attention-lora: adapters on all query, key and value matrices (DP-LoRA).
-    - salient: the first `settings.ratio` of the candidates in `ranking`, in full.
-    - salient-lora: adapters on them; the rest stays frozen (DP-SAPF).
+    They are in the order of the model. `settings.trainable` is one of:
+    - - all: every parameter.
+    - - attention: every parameter of the attention layers (DP-LDM, without its conditioning
+      embedder).
+    - - attention-lora: adapters on all query, key and value matrices (DP-LoRA).
+    - - salient: the first `settings.ratio` of the candidates in `ranking`, in full.
+    - - salient-lora: adapters on these candidates; the rest stays frozen (DP-SAPF).
 
-    ranking: the candidates, the most salient first; None for a set that needs none.
-    Raises ConfigError for a ranked set without a ranking, nothing to train, too high a rank; DataError for a ranking
-    that names parameters not in this model.
+    ranking: candidates, the most salient first; None for a set that needs none.
+
+    Raises ConfigError for a ranked set without a ranking, nothing to train, or too high a rank;
+    DataError for a ranking that names parameters not in this model.
     """
     kind = settings.trainable
     everything = [name for name, _ in model.named_parameters()]
@@ -79,7 +81,10 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[str]
 
 
 def trained_parameters(model: Denoiser, settings: Finetune | Saliency, seed: int) -> dict[str, Tensor]:
-    """The parameters that a stage trains in `model`, which is changed. Before a ranking, the first candidates count."""
+    """Return the parameters that a stage trains in `model`, which is changed.
+
+    Before a ranking exists, the first candidates count.
+    """
     if isinstance(settings, Saliency):
         trained = candidates(model)
     else:
@@ -89,10 +94,10 @@ def trained_parameters(model: Denoiser, settings: Finetune | Saliency, seed: int
 
 
 def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequence[str]) -> None:
-    """Check that training changed every named parameter and left every other bit as it was.
+    """Check that training changed every named parameter and left every other bit unchanged.
 
-    before: a copy of `model.state_dict()` from just before training. Raises SfumatoError, an internal error: a run must
-    not report a set of weights that it did not train.
+    before: copy of `model.state_dict()` from just before training. Raises SfumatoError, an internal
+    error: a run must not report a set of weights that it did not train.
     """
     internal = "internal error (nothing is written: please report it)"
     after = model.state_dict()
@@ -109,7 +114,7 @@ def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequenc
 def save_trained(model: Denoiser, kind: str, names: Sequence[str], directory: Path, base: Path) -> None:
     """Write the trained adapters, or the network's own weights; and the list of names.
 
-    kind: `finetune.trainable`; base: the weights before training.
+    kind: `finetune.trainable`; base: file of the weights before training.
     """
     count = sum(model.get_parameter(name).numel() for name in names)
     write_json(directory / "trainable.json", {"set": kind, "trained": list(names), "parameters": count})

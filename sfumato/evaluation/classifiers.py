@@ -1,8 +1,10 @@
-"""The classifiers that score synthetic images: a linear one, a perceptron, three small CNNs and three deep networks.
+"""Classifiers that score synthetic images.
 
-All take (B, C, H, W) float32 in [0, 1] and return (B, classes) logits. The deep ones are small networks of the
-families that DPImageBench scores with.
-Sources: Zagoruyko and Komodakis 2016 (wide), He et al. 2016 (plain), Xie et al. 2017 (ResNeXt).
+There are a linear one, a perceptron, two small CNNs and three deep networks. All take (B, C, H, W)
+float32 in [0, 1] and return (B, classes) logits. The deep ones are small networks of the families
+that DPImageBench scores with.
+
+Source: Zagoruyko and Komodakis 2016 (wide), He et al. 2016 (plain), Xie et al. 2017 (ResNeXt).
 """
 
 import math
@@ -14,13 +16,17 @@ from torch import Tensor, nn
 
 from sfumato.features.public_network import MaxAndMean, PooledBlock
 
-PENULTIMATE_WIDTH = 128  # of the layer before the last one of `mlp` and `cnn`
-Body = tuple[nn.Module, int]  # images (B, C, H, W) in [-1, 1] -> (B, width), and the width
+PENULTIMATE_WIDTH = 128  # Width of the layer before the last one of `mlp` and `cnn`
+Body = tuple[nn.Module, int]  # Images (B, C, H, W) in [-1, 1] -> (B, width), and the width
 
 
 @dataclass(frozen=True)
 class Spec:
-    """body: of (channels, height, width); augment: images are shifted a little, and colour ones mirrored."""
+    """A classifier's body and training.
+
+    body: function of (channels, height, width); augment: shift images a little, and mirror colour
+    ones.
+    """
 
     body: Callable[[int, int, int], Body]
     peak_learning_rate: float
@@ -48,7 +54,7 @@ class Classifier(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) float32 in [0, 1] -> (B, width) float32."""
+        """Compute features: (B, C, H, W) float32 in [0, 1] -> (B, width) float32."""
         return self.body(images * 2 - 1)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -56,13 +62,13 @@ class Classifier(nn.Module):
 
 
 def build_classifier(name: str, shape: tuple[int, int, int], classes: int) -> Classifier:
-    """A freshly initialised classifier, one of CLASSIFIERS, for images of `shape` (C, H, W)."""
+    """Build a new classifier, one of CLASSIFIERS, for images of `shape` (C, H, W)."""
     body, width = CLASSIFIERS[name].body(*shape)
     return Classifier(body, width, classes)
 
 
 def stem_stride(height: int, width: int) -> int:
-    """Deep networks read images of 16 pixels a side and more at half resolution."""
+    """Return the stride of deep networks' stems: half resolution from 16 pixels per side."""
     return 2 if min(height, width) >= 16 else 1
 
 
@@ -72,7 +78,10 @@ def perceptron(pixels: int) -> nn.Sequential:
 
 
 def pooled_convolutions(channels: int, height: int, width: int) -> Body:
-    """A convolution and up to four blocks that each halve the side, down to 4: 32×32 has 3. Returns (body, width)."""
+    """Build a convolution and up to four blocks that each halve the side, down to 4: 32×32 has 3.
+
+    Returns (body, width).
+    """
     blocks: list[nn.Module] = []
     depth = 32
     side = min(height, width)
@@ -85,10 +94,11 @@ def pooled_convolutions(channels: int, height: int, width: int) -> Body:
 
 
 def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
-    """Stages of two 3×3 convolutions, batch norms and a pooling, then a dense layer.
+    """Build stages of two 3×3 convolutions, batch norms and a pooling, then a dense layer.
 
-    There are 1 to 4: another one while the shorter side has 7 pixels or more. Grey images of 16 pixels a side and more
-    start at half resolution. Larger images first go through strided convolutions, down to 32 pixels a side.
+    There are 1 to 4 stages: another one while the shorter side has 7 pixels or more. Grey images
+    from 16 pixels per side start at half resolution. Larger images first pass strided convolutions,
+    down to 32 pixels per side.
     """
     layers: list[nn.Module] = []
     side = min(height, width)
@@ -115,11 +125,12 @@ def convolutions(channels: int, height: int, width: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(depth * side**2, PENULTIMATE_WIDTH), nn.ReLU())
 
 
-# --- deep networks: a stem, three stages of blocks, of which the last two halve the sides, an average over all places
+# --- deep networks: a stem, three stages of blocks, the last two halving the sides, and an average
+# over all places
 
 
 class PreActivated(nn.Module):
-    """The block of a wide network: two 3×3 convolutions, each after a batch norm and a ReLU, beside a shortcut."""
+    """The block of a wide network: two 3×3 convolutions after norms, and a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -131,13 +142,16 @@ class PreActivated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         active = F.relu(self.first_norm(x))
-        # the dropout of DPImageBench
+        # Dropout as in DPImageBench.
         hidden = F.dropout(F.relu(self.second_norm(self.first(active))), 0.3, self.training)
         return self.second(hidden) + (x if self.shortcut is None else self.shortcut(active))
 
 
 class Residual(nn.Module):
-    """Convolutions with batch norms beside a shortcut, then a ReLU. sizes: (kernel, outputs, groups) of each."""
+    """Convolutions with batch norms beside a shortcut, then a ReLU.
+
+    sizes: (kernel, outputs, groups) of each.
+    """
 
     def __init__(self, inputs: int, sizes: list[tuple[int, int, int]], stride: int) -> None:
         super().__init__()
@@ -148,7 +162,7 @@ class Residual(nn.Module):
             layers += normed(depth, out, stride if i == strided else 1, kernel, groups)
             depth = out
         self.layers = nn.Sequential(*layers[:-1])
-        self.shortcut = nn.Sequential()  # of nothing: the same
+        self.shortcut = nn.Sequential()  # an empty shortcut is the identity
         if inputs != depth or stride > 1:
             self.shortcut.extend(normed(inputs, depth, stride, kernel=1)[:-1])
 
@@ -157,7 +171,10 @@ class Residual(nn.Module):
 
 
 def wide_resnet(channels: int, depth: int, widen: int, stride: int = 1) -> Body:
-    """WRN-depth-widen, depth = 6n + 4; `stride`: of the stem. Returns (body, width of its features)."""
+    """Build WRN-depth-widen, depth = 6n + 4; return (body, feature width).
+
+    stride: stride of the stem.
+    """
     widths = [16 * widen * 2**i for i in range(3)]
     stages = three_stages(16, widths, (depth - 4) // 6, PreActivated)
     stem = nn.Conv2d(channels, 16, 3, stride, 1, bias=False)
@@ -165,7 +182,7 @@ def wide_resnet(channels: int, depth: int, widen: int, stride: int = 1) -> Body:
 
 
 def plain_resnet(channels: int, depth: int, stride: int = 1) -> Body:
-    """ResNet-depth of 16, 32 and 64 channels, depth = 6n + 2. Returns (body, width of its features)."""
+    """Build ResNet-depth of 16, 32, 64 channels, depth = 6n + 2; return (body, feature width)."""
 
     def block(inputs: int, outputs: int, step: int) -> Residual:
         return Residual(inputs, [(3, outputs, 1), (3, outputs, 1)], step)
@@ -175,10 +192,11 @@ def plain_resnet(channels: int, depth: int, stride: int = 1) -> Body:
 
 
 def resnext(channels: int, depth: int, cardinality: int, width: int, stride: int = 1) -> Body:
-    """ResNeXt-depth, cardinality × width d, depth = 9n + 2. Returns (body, width of its features).
+    """Build ResNeXt-depth, cardinality × width d, depth = 9n + 2; return (body, feature width).
 
-    A block has a bottleneck of `cardinality` groups of `width` channels, which doubles from stage to stage. Its output
-    is half as wide as its bottleneck (Xie et al., the 8×64d network for CIFAR).
+    A block has a bottleneck of `cardinality` groups of `width` channels, which doubles from stage
+    to stage. Its output is half as wide as its bottleneck (Xie et al., the 8×64d network for
+    CIFAR).
     """
 
     def block(inputs: int, outputs: int, step: int) -> Residual:
@@ -193,7 +211,7 @@ def averaged(*layers: nn.Module) -> nn.Sequential:
 
 
 def normed(inputs: int, outputs: int, stride: int = 1, kernel: int = 3, groups: int = 1) -> list[nn.Module]:
-    """A convolution, its batch norm and a ReLU."""
+    """Return a convolution, its batch norm and a ReLU."""
     convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
     return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
 

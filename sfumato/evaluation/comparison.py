@@ -1,4 +1,4 @@
-"""Runs side by side: the cost of each from its ledger, and the local numbers of its release from `stage evaluate`."""
+"""Compare runs: the cost of each from its ledger, and its local numbers from `stage evaluate`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ from sfumato.settings.stages import LEDGER
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
 
-EVALUATIONS = "evaluations"  # in the state directory
-IDENTITY_COLUMNS = {  # entries of an evaluation's identity, and the columns that hold them
+EVALUATIONS = "evaluations"  # Folder in the state directory
+IDENTITY_COLUMNS = {  # Columns of an evaluation's identity entries
     "dataset": "data set",
     "data": "data",
     "holdout": "hold-out",
@@ -28,7 +28,7 @@ IDENTITY_COLUMNS = {  # entries of an evaluation's identity, and the columns tha
     "reference": "reference",
     "training": "schedule",
 }
-DVC_COLUMNS = {  # of `dvc exp show --json`
+DVC_COLUMNS = {  # Columns of `dvc exp show --json`
     "rev": "revision",
     "name": "name",
     "data|deps|artifacts/synthesize|hash": "release",
@@ -37,7 +37,10 @@ DVC_COLUMNS = {  # of `dvc exp show --json`
 
 
 def read_run(folder: Path) -> dict:
-    """The row of a folder's metrics.json and ledger.json. Raises BudgetError for the second, else DataError."""
+    """Read a folder's metrics.json and ledger.json as a row.
+
+    Raises BudgetError for the ledger, else DataError.
+    """
     return row_of(str(folder), read_ledger(folder / LEDGER), read_metrics(folder / "metrics.json"))
 
 
@@ -52,7 +55,7 @@ def read_metrics(path: Path) -> dict:
 
 
 def rows_of_experiments(shown: object, state: Path) -> tuple[list[dict], list[str]]:
-    """Rows of what `dvc exp show --json` printed, and each experiment left out with its reason."""
+    """Read rows from `dvc exp show --json`, and list each experiment left out with its reason."""
     rows: dict[tuple[str, str], dict | None] = {}
     left_out = []
     for name, release, ledger in experiments(shown)[["name", "release", "ledger"]].itertuples(index=False):
@@ -62,13 +65,16 @@ def rows_of_experiments(shown: object, state: Path) -> tuple[list[dict], list[st
             kept = find_evaluation(state, release, ledger)
             if kept is None:
                 left_out.append(f"{name}: no local numbers for its release; `stage evaluate` there writes them")
-            # DVC shows a ledger without its lists
+            # DVC shows a ledger without its lists.
             rows[release, ledger] = kept and row_of(name, kept["ledger"], kept)
     return [row for row in rows.values() if row], left_out
 
 
 def experiments(shown: object) -> pd.DataFrame:
-    """The DVC_COLUMNS of `dvc exp show --json`. The workspace comes last: it repeats one of the others."""
+    """Return the DVC_COLUMNS of `dvc exp show --json`.
+
+    The workspace comes last, because it repeats one of the others.
+    """
     commits = [row for row in shown if isinstance(row, dict)] if isinstance(shown, list) else []
     groups = [group for row in commits for group in row.get("experiments") or ()]
     rows = [*commits, *(row for group in groups for row in group.get("revs") or ())]
@@ -81,7 +87,7 @@ def experiments(shown: object) -> pd.DataFrame:
 
 
 def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
-    """One run: its cost recomputed from the records, its numbers, their IDENTITY_COLUMNS, the ledger's "problems"."""
+    """Build a run's row: recomputed cost, numbers, IDENTITY_COLUMNS, and ledger "problems"."""
     spent, problems = check_ledger(ledger, delta=ledger["delta"])
     identity = {key: str(value) for key, value in metrics.get("identity", {}).items()}
     versions = set() if problems else {record["data_version"] for record in ledger["records"]}
@@ -99,13 +105,13 @@ def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
 
 
 def directory_hash(directory: Path) -> str:
-    """The hash that DVC gives a directory, read file by file."""
+    """Compute the hash that DVC gives a directory, file by file."""
     files = (path for path in directory.rglob("*") if path.is_file())
     return folder_md5({path.relative_to(directory).as_posix(): md5_of(path.read_bytes()) for path in files})
 
 
 def keep_evaluation(state: Path, metrics: Mapping) -> Path:
-    """Keep the numbers of a release, with its "identity" and the whole "ledger", private and under its hash."""
+    """Store a release's numbers, with "identity" and the full "ledger", privately, by its hash."""
     path = state / EVALUATIONS / f"{metrics['identity']['release']}.json"
     replace_private(path, (json.dumps(metrics, indent=1) + "\n").encode())
     return path
@@ -120,7 +126,10 @@ def identity(
     extractor: Extractor | None,
     release: Path,
 ) -> dict[str, str]:
-    """What numbers belong to: equal entries are comparable. Digests of real images are keyed: they reveal nothing."""
+    """Identify the origin of an evaluation's numbers: equal entries are comparable.
+
+    Digests of real images are keyed, so they reveal nothing.
+    """
     settings = plan.settings
     amount = f"{settings.epochs} epochs"
     if settings.steps:
@@ -138,7 +147,7 @@ def identity(
 
 
 def find_evaluation(state: Path, release: str, ledger: str) -> dict | None:
-    """The numbers kept for the release with that hash and the ledger with that digest, or None."""
+    """Find the stored numbers of a release's hash and a ledger's digest, or None."""
     path = state / EVALUATIONS / f"{Path(release).name}.json"
     if not path.is_file():
         return None
@@ -150,16 +159,17 @@ def find_evaluation(state: Path, release: str, ledger: str) -> dict | None:
 
 
 def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
-    """The runs as a table, by recipe and then ε, and a warning for each kind of difference.
+    """Return the runs as a table, by recipe and then ε, and a warning for each kind of difference.
 
-    Accuracies are in [0, 1], NaN for a classifier that did not score a run. "differs" holds the marks of a run: entries
-    that are missing or differ from the commonest (the first of equally common ones), "ledger" if that does not hold.
+    Accuracies are in [0, 1], NaN for a classifier that did not score a run. "differs" has the marks
+    of a run: entries that are missing or differ from the commonest (the first of equally common
+    ones), "ledger" if the ledger is invalid.
     """
     runs = pd.DataFrame(rows)
     warnings = [f"{row['run']}: its ledger does not hold: {problem}" for row in rows for problem in row["problems"]]
     marks = pd.DataFrame(index=runs.index)
     for word in (*IDENTITY_COLUMNS.values(), "delta"):
-        counts = runs[word].value_counts(sort=False)  # of the known ones
+        counts = runs[word].value_counts(sort=False)  # recorded values only
         differs = runs[word] != counts.idxmax() if len(counts) else runs[word].notna()
         marks[word] = differs.map({True: word, False: ""})
         names = list(runs["run"][differs])

@@ -1,4 +1,7 @@
-"""A detector: how well a small network tells two sets of images apart, on halves new to it. All of it is local."""
+"""A detector: how well a small network distinguishes two sets of images, on new halves.
+
+All of it is local.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,13 +13,19 @@ from sfumato.evaluation.downstream import fit, schedule_of
 from sfumato.evaluation.shift import shifted
 from sfumato.training.supervised import logits
 
-STEPS = 200  # of its training
-COMPARED = 10_000  # images of each set, at most
+STEPS = 200  # Training steps of the network
+COMPARED = 10_000  # Largest number of images of each set
 
 
 @dataclass(frozen=True)
 class Detected:
-    """accuracy: balanced; images: (N, H, W, C) uint8; drawn: (N,) bool, of the first set; scores: (N,), high for it."""
+    """Result of a detector.
+
+    accuracy: balanced accuracy;
+    images: (N, H, W, C) uint8;
+    drawn: (N,) bool, images of the first set;
+    scores: (N,), high for the first set.
+    """
 
     accuracy: float
     images: np.ndarray
@@ -25,7 +34,10 @@ class Detected:
 
 
 def detect(drawn: ImageSet, real: ImageSet) -> Detected | None:
-    """How well a network tells the sets apart by equally many images of each class. None for fewer than 4 pairs."""
+    """Measure how well a network distinguishes the sets, with equally many images of each class.
+
+    Returns None for fewer than 4 pairs.
+    """
     random = np.random.default_rng(0)
     classes = len(real.classes) if real.labels.ndim == 1 else 1
     pairs = []
@@ -47,7 +59,10 @@ def detect(drawn: ImageSet, real: ImageSet) -> Detected | None:
 
 
 def detections(sets: Mapping[str, ImageSet], train: ImageSet, holdout: ImageSet) -> dict[str, Detected]:
-    """Each of the sets against the hold-out, and the yardsticks: "real" training images, and "blurred" ones."""
+    """Detect each set against the hold-out, and the yardsticks "real" and "blurred".
+
+    Both are training images.
+    """
     some = train.take(np.sort(np.random.default_rng(0).permutation(len(train))[: 2 * COMPARED]))
     blurred = ImageSet(shifted("blurred", some.images), some.labels, some.classes)
     compared = {**sets, "real": some, "blurred": blurred}

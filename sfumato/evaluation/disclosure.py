@@ -1,8 +1,10 @@
-"""Does a release come nearer to its training images than to strangers? A test with a number. All of it is local.
+"""Test whether a release is nearer to its training images than to strangers. All of it is local.
 
-The hold-out plays the strangers. If making the release treats both alike, every order of all by their distance to it is
-as likely. So the count has a known law, although the strangers' quantile is estimated. Ties count for innocence.
-Sources: Amin et al. 2026 (arXiv 2606.16952); Steinke et al. 2023, for the bound on ε from one run.
+The hold-out represents the strangers. If making the release treats both alike, every order of all
+by their distance to it is equally likely. So the count has a known distribution, although the
+strangers' quantile is estimated. A tie counts as no copy.
+
+Source: Amin et al. 2026 (arXiv 2606.16952); Steinke et al. 2023, for the bound on ε from one run.
 """
 
 import math
@@ -17,16 +19,20 @@ from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.neighbours import nearest
 from sfumato.release.report import grouped
 
-FALSE_ALARMS = 0.001  # how often the test rings, at most, if nothing was copied
-MISSED = 0.025  # how often either part of the bound on ε fails, at most
-MOST_RELEASED = 60_000  # images of the release that are looked at
-MOST_REAL = 20_000  # images of each real set: more cost minutes, and the share of copies that may pass stays what it is
+FALSE_ALARMS = 0.001  # Largest rate of alarms if nothing was copied
+MISSED = 0.025  # Largest rate at which either part of the bound on ε fails
+MOST_RELEASED = 60_000  # Largest number of released images to compare
+# Largest number of images of each real set: more cost minutes, and leave the same share of copies
+# undetected
+MOST_REAL = 20_000
 
 
 def disclosure(generated: ImageSet | None, train: ImageSet, holdout: ImageSet, extractor: Extractor) -> dict:
-    """What `compare_nearness` returns. generated: the released images that are not public; None if there are none.
+    """Run `compare_nearness` on images and return its result.
 
-    Images of a person are one unit, as near as the nearest; so are equal ones. Of a large set, chance draws some.
+    Images of a person are one unit, as near as the nearest; equal images too. From a large set,
+    some are drawn at random. generated: released images that are not public; None if there are
+    none.
     """
     if generated is None:
         return {"sentence": "not tested, because the released images are public: none is made of a training image."}
@@ -45,12 +51,13 @@ def disclosure(generated: ImageSet | None, train: ImageSet, holdout: ImageSet, e
 
 
 def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict:
-    """How many of the (n,) training units are nearer to the release than the k-th of (m,) strangers, k = 1 and m/100.
+    """Count the (n,) training units nearer to the release than the k-th of (m,) strangers.
 
-    At least x are if and only if fewer than k of the x + k − 1 nearest of all are strangers: hypergeometric. Under ε,
-    each of these is a training unit with at most e^ε times the odds of any (Clopper–Pearson). "p" is doubled for two k.
-    Returns {"near", "chance": the number to expect, "rank": k, "p"} of the k that rings, or else of m/100, and "units",
-    "strangers", "rings", "epsilon": the bound, 95 %, "unseen": the most copies that may not ring, "sentence".
+    k is 1 and m/100. At least x are if and only if fewer than k of the x + k − 1 nearest of all are
+    strangers: hypergeometric. Under ε, each of these is a training unit with at most e^ε times the
+    odds of any (Clopper–Pearson). "p" is doubled for two k. Returns {"near", "chance": the expected
+    number, "rank": k, "p"} of the k that rings, or else of m/100, and "units", "strangers",
+    "rings", "epsilon": the bound, 95 %, "unseen": the most copies that may not ring, "sentence".
     """
     n = len(near)
     m = len(strangers)

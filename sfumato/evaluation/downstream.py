@@ -1,4 +1,7 @@
-"""Downstream accuracy: train a classifier on one set, score it on another. The scored images decide nothing."""
+"""Downstream accuracy: train a classifier on one set, score it on another.
+
+Scored images decide nothing.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,14 +17,17 @@ from sfumato.evaluation.classifiers import CLASSIFIERS, Classifier, build_classi
 from sfumato.runtime import compute
 from sfumato.training.supervised import Schedule, logits, to_tensor, train_supervised
 
-MIN_STEPS = 600  # least gradient steps: a small set gets more passes
-Cells = np.ndarray | None  # of each image, or none
-FEWEST_OF_A_GROUP = 10  # images of a group, below which it is merged with others
-BINS = 15  # of confidence, for calibration
+MIN_STEPS = 600  # Least number of gradient steps: a small set gets more passes
+Cells = np.ndarray | None  # A value of each image, or none
+FEWEST_OF_A_GROUP = 10  # Smaller groups are merged with others
+BINS = 15  # Bins of confidence, for calibration
 
 
 def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) -> Schedule:
-    """The schedule for `count` images: exactly `steps` gradient steps, or `epochs` passes and MIN_STEPS at least."""
+    """Return the schedule for `count` images: `steps` gradient steps, or `epochs` passes.
+
+    Passes amount to MIN_STEPS steps at least.
+    """
     spec = CLASSIFIERS[name]
     return Schedule(
         steps=steps or max(epochs * math.ceil(count / Schedule.batch), MIN_STEPS),
@@ -32,9 +38,11 @@ def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) ->
 
 
 def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedule: Schedule, seed: int) -> Classifier:
-    """Train classifier `name`, one of CLASSIFIERS. Returns it after its last step, in evaluation mode.
+    """Train classifier `name`, one of CLASSIFIERS; return it in evaluation mode.
 
-    images: (N, H, W, C) uint8; labels: (N,), or (N, classes) of 0 and 1; seed: the global generator does not change.
+    images: (N, H, W, C) uint8;
+    labels: (N,), or (N, classes) of 0 and 1;
+    seed: fixes the training; the global generator does not change.
     """
     device = compute.device().type
     with torch.random.fork_rng():
@@ -48,9 +56,9 @@ def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedul
 def shuffled_batches(
     take: Callable[[Tensor], Tensor], labels: np.ndarray, size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless batches in a new order each pass, by the global generator; of two rows or more, for batch norm.
+    """Yield endless batches in a new order each pass, of two rows or more, for batch norm.
 
-    take: gives what is learned from, by places.
+    The global generator decides the order. take: function from rows to inputs.
     """
     targets = torch.from_numpy(np.array(labels, dtype=np.int64))
     while True:
@@ -64,10 +72,16 @@ def shuffled_batches(
 
 @dataclass(frozen=True)
 class Scored:
-    """One trained classifier on the hold-out: its accuracy, and that of each class; None for a class without images.
+    """One trained classifier on the hold-out.
 
-    shifted: its accuracy under each distortion; right: (N,) bool, of each image; calibration: its expected calibration
-    error. Of several labels, AUROC stands for accuracy: of each label, and their mean; the others are empty.
+    With several labels, AUROC replaces accuracy: of each label, and their mean; the other fields
+    are empty.
+
+    accuracy: accuracy on the hold-out;
+    by_class: accuracy of each class, None for a class without images;
+    shifted: accuracy under each distortion;
+    right: (N,) bool, correctly labelled images;
+    calibration: expected calibration error.
     """
 
     accuracy: float
@@ -80,7 +94,7 @@ class Scored:
 def evaluate_classifier(
     name: str, train: ImageSet, holdout: ImageSet, schedule: Schedule, moved: Mapping[str, ImageSet], seed: int
 ) -> Scored:
-    """Train a classifier on `train` and score it on `holdout`, and on `moved`, the same distorted.
+    """Train a classifier on `train`; score it on `holdout`, and on `moved`, distorted ones.
 
     Guarantee: no choice depends on `holdout`; it is used after training only.
     """
@@ -89,7 +103,10 @@ def evaluate_classifier(
 
 
 def scored_by(scores: Callable[[ImageSet], np.ndarray], holdout: ImageSet, moved: Mapping[str, ImageSet]) -> Scored:
-    """What a classifier is worth on `holdout`, and on `moved`. scores: of a set, (N, classes) logits."""
+    """Score a classifier on `holdout`, and on `moved`.
+
+    scores: function from a set to (N, classes) logits.
+    """
     given = scores(holdout)
     if holdout.labels.ndim == 2:
         by_label = auroc(given, holdout.labels)
@@ -104,7 +121,10 @@ def scored_by(scores: Callable[[ImageSet], np.ndarray], holdout: ImageSet, moved
 
 
 def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Expected calibration error of (N, classes) logits, by BINS of confidence. Source: Guo et al. 2017, Eq. 3."""
+    """Compute the expected calibration error of (N, classes) logits, by BINS of confidence.
+
+    Source: Guo et al. 2017, Eq. 3.
+    """
     confidence = softmax(scores.astype(np.float64), axis=1).max(axis=1)
     excess = confidence - (scores.argmax(axis=1) == labels)
     bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
@@ -112,7 +132,10 @@ def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def auroc(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:
-    """AUROC of each label by (N, classes) scores and labels. None for a label that all images have, or none."""
+    """Compute the AUROC of each label by (N, classes) scores and labels.
+
+    Returns None for a label that all images have, or none.
+    """
     from sklearn.metrics import roc_auc_score
 
     columns = zip(labels.T, scores.T, strict=True)
@@ -120,16 +143,17 @@ def auroc(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:
 
 
 def mean_of(by_label: Sequence[float | None]) -> float:
-    """The mean of those that are known; 1/2, as by chance, if none is."""
+    """Return the mean of all values that are not None; 1/2, as by chance, if there is none."""
     return float(np.mean([value for value in by_label if value is not None] or [0.5]))
 
 
 def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = None, compared: Cells = None) -> dict:
-    """The accuracies of classifiers of several seeds, as shares in [0, 1]. groups: as `bootstrap_interval` takes them.
+    """Average the accuracies of classifiers of several seeds, as shares in [0, 1].
 
-    compared: (N,) text, of each image, by which "by_column" parts them. Returns {"mean", "std", "per_seed",
-    "per_class": [{"class", "mean", "std"}, …], "shifted": {distortion: mean}}, and of single labels "interval" and
-    "calibration". `std` is None for a single seed. `per_class` leaves out classes not in the hold-out.
+    groups: see `bootstrap_interval`; compared: (N,) text, by which "by_column" splits the images.
+    Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted":
+    {distortion: mean}}, and for single labels "interval" and "calibration". `std` is None for a
+    single seed. `per_class` leaves out classes not in the hold-out.
     """
     per_seed = [one.accuracy for one in scored]
     by_class = zip(classes, zip(*(one.by_class for one in scored), strict=True), strict=True)
@@ -147,9 +171,10 @@ def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = 
 
 
 def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> list[float]:
-    """[low, high] of an accuracy at 95 %, over 1000 resamples of the hold-out.
+    """Compute [low, high] of an accuracy at 95 %, over 1000 resamples of the hold-out.
 
-    right: (N,) share of the classifiers that are right; groups: (N,), equal for images of one person, drawn together.
+    right: (N,) share of classifiers that are right;
+    groups: (N,), equal for images of one person, which are drawn together.
     """
     units = np.arange(len(right)) if groups is None else np.unique(groups, return_inverse=True)[1]
     sums = np.bincount(units, right)
@@ -160,7 +185,10 @@ def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> l
 
 
 def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
-    """Accuracy and interval of each value of a column, and the gap of best to worst; small groups join "others"."""
+    """Compute accuracy and interval of each value of a column, and the gap from best to worst.
+
+    Small groups join "others".
+    """
     values, counts = np.unique(compared, return_counts=True)
     merged = np.where(np.isin(compared, values[counts < FEWEST_OF_A_GROUP]), "others", compared)
     rows = []
@@ -177,5 +205,5 @@ def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:
 
 
 def summary(values: Sequence) -> dict[str, float | None]:
-    """{"mean", "std"}: the sample standard deviation, None for a single value."""
+    """Return {"mean", "std"}: the sample standard deviation, None for a single value."""
     return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else None}

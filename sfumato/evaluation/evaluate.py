@@ -1,4 +1,4 @@
-"""A release in a folder, judged by the real images behind it: its numbers and the pictures for its owner, all local."""
+"""Evaluate a release in a folder on the real images behind it: numbers and pictures, all local."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,14 +41,14 @@ def evaluate_folder(
     out: Path,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any] | None:
-    """Measure the release in a folder on the real images of `card`, which this opens, as the journal then says.
+    """Measure the release in a folder on the real images of `card`, which it opens and journals.
 
-    A collective call, which ends the group. teacher: its folder, if any; out: takes the pictures; progress: told each
-    step. Returns what metrics.json holds, None in processes but the first.
+    A collective call, which ends the group. teacher: its folder, if any; out: for pictures. Returns
+    the content of metrics.json, None in all processes but the first.
     """
     synthetic = released_sets(release, plan)
     taught = teacher.exists() and read_artifact(teacher, "teacher").enabled
-    extractor = build_extractor(plan.settings, plan.shape, progress)  # before anything slow: a file may be missing
+    extractor = build_extractor(plan.settings, plan.shape, progress)  # a file may be missing
     limits: list[str] = []
     public = public_extractor(plan.settings, limits)
     train, holdout = open_local(state, card, "evaluate", everywhere=True)
@@ -61,7 +61,7 @@ def evaluate_folder(
     metrics["warnings"] = copied + limits + metrics["warnings"]
     key = secret_key(state, plan.dataset_id)
     metrics["identity"] = identity(plan, key, card.version, train, holdout, extractor, release)
-    measured = bool(accuracies(metrics[RELEASE]))  # else the hold-out cannot judge
+    measured = bool(accuracies(metrics[RELEASE]))  # False if the hold-out cannot judge
     chosen = chosen_metrics(plan.settings) if measured else ()
     if taught and measured:
         progress("teacher")
@@ -83,7 +83,7 @@ def evaluate_folder(
         metrics["mixture"] = mixture
     metrics["verdict"] = verdict(metrics, holdout.labels, len(plan.classes))
     keep_private(out)
-    for picture in ("accuracy.png", "detected.png"):  # of an earlier release
+    for picture in ("accuracy.png", "detected.png"):  # pictures of an earlier release
         (out / picture).unlink(missing_ok=True)
     if "detector" in chosen:
         progress("detector")
@@ -95,7 +95,7 @@ def evaluate_folder(
 
 
 def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSet]:
-    """The images of the release, and beside them its plain ones if it holds others too."""
+    """Return the images of the release, and beside them its plain ones if it has others too."""
     read_artifact(release, "synthesize")
     released = load_images(release, plan.classes, shape=plan.shape)
     plain = plain_images(released, release)
@@ -107,7 +107,7 @@ def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSe
 def detect(
     metrics: dict[str, Any], synthetic: Mapping[str, ImageSet], train: ImageSet, holdout: ImageSet, picture: Path
 ) -> None:
-    """Add a detector's accuracy to the fidelity of each set in `metrics`, and draw what it goes by in the release."""
+    """Add a detector's accuracy to each set's fidelity, and draw its clearest images."""
     for name, detected in detections(looked_at(synthetic), train, holdout).items():
         metrics[name]["fidelity"]["detector"] = detected.accuracy
         if name in (RELEASE, PLAIN):

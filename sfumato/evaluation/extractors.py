@@ -1,4 +1,4 @@
-"""Feature spaces for comparing image sets: images in, features out. `embedded` and `pixels` need no download."""
+"""Feature spaces for comparing image sets. `embedded` and `pixels` need no download."""
 
 import hashlib
 from collections.abc import Callable
@@ -23,17 +23,20 @@ from sfumato.settings.queries import OwnNetwork
 from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.training.supervised import apply
 
-INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"  # of pytorch-fid's weights
-EPOCHS = 4  # over the drawn images; at least downstream.MIN_STEPS steps
-DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}  # what the embedded feature network is trained on
+# Digest of pytorch-fid's weights
+INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
+EPOCHS = 4  # Passes over the drawn images; at least downstream.MIN_STEPS steps
+# Training images of the embedded feature network
+DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extractor:
-    """A feature space.
+    """A feature space. Only in Inception's are distances called FID and KID.
 
-    embed: (B, C, H, W) float32 in [0, 1] on `device` -> (B, D); digest: sha256 of the weights and of how images are fed
-    to them; head: of Inception, (classes, D) weights. Only in its space are distances called FID and KID.
+    embed: (B, C, H, W) float32 in [0, 1] on `device` -> (B, D);
+    digest: sha256 of the weights and of the preprocessing of images;
+    head: (classes, D) weights, of Inception only.
     """
 
     name: str
@@ -42,12 +45,14 @@ class Extractor:
     device: str = "cpu"
     batch: int = 32
     head: np.ndarray | None = None
-    known: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)  # by digest of the images
+    # features by digest of the images
+    known: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        """(N, H, W, C) uint8, C 1 or 3 -> (N, D) float32, computed once in a process, and never written to disk.
+        """Compute features, (N, H, W, C) uint8, C 1 or 3 -> (N, D) float32.
 
-        Raises DataError for features that are not finite.
+        They are computed once per process, and never written to disk. Raises DataError for features
+        that are not finite.
         """
         digest = hashlib.sha256(f"{images.dtype} {images.shape} ".encode())
         digest.update(np.ascontiguousarray(images).data)
@@ -60,12 +65,15 @@ class Extractor:
 
 
 def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) -> Extractor | None:
-    """What `config` names; None without fidelity. log: told of training. Raises DataError for wrong weights."""
+    """Build the extractor that `config` names; None without fidelity.
+
+    log: called when a network is trained. Raises DataError for wrong weights.
+    """
     if config.fidelity == ():
         return None
     if config.extractor == "inception":
         return inception_extractor(Path(config.weights) if config.weights else None)
-    if config.extractor == "pixels":  # where copies are near, and content is not seen
+    if config.extractor == "pixels":  # a space where copies are near, and content is ignored
         rows, columns = (min(side, 16) for side in shape[1:])
         name = f"pixels-{rows}x{columns}"
         pool = nn.Sequential(nn.AdaptiveAvgPool2d((rows, columns)), nn.Flatten())
@@ -78,7 +86,7 @@ def build_extractor(config: Evaluate, shape: Shape, log: Callable[[str], None]) 
 
 
 def embedded_extractor(public: ImageSet, name: str) -> Extractor:
-    """`cnn-<name>-128`: the input of the last layer of a CNN that has learned the classes of `public` images."""
+    """Build `cnn-<name>-128`: the last layer's input in a CNN trained on `public` images."""
     schedule = schedule_of("cnn", len(public), EPOCHS)
     network = fit("cnn", public.images, public.labels, len(public.classes), schedule, seed=0)
     digest = hashlib.sha256(b"embedded")
@@ -97,13 +105,16 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
 
 
 def own_extractor(settings: OwnNetwork) -> Extractor:
-    """`own-<sha256>`: the features of a network of one's own."""
+    """Build `own-<sha256>`: the features of a network of one's own."""
     digest = digest_of({**settings.arguments(), "path": ""})
     return Extractor(name=f"own-{settings.sha256[:8]}", digest=digest, embed=OwnFeatures(settings))
 
 
 def inception_extractor(path: Path | None = None) -> Extractor:
-    """The pooled features of pytorch-fid's Inception. path: its weights, or else torch.hub's. Raises DataError."""
+    """Build the pooled features of pytorch-fid's Inception.
+
+    path: path of its weights, or else torch.hub's. Raises DataError.
+    """
     from pytorch_fid import inception
 
     if path is None:
@@ -121,7 +132,7 @@ def inception_extractor(path: Path | None = None) -> Extractor:
         expected = f"expected {INCEPTION_SHA256}, the weights at {inception.FID_WEIGHTS_URL}"
         raise DataError(f"{path} has sha256 {digest}, {expected}: it is another file, or damaged.")
     state = torch.load(path, map_location="cpu", weights_only=True)
-    # pytorch-fid loads weights only through its own download
+    # pytorch-fid loads weights only through its own download.
     with mock.patch.object(inception, "load_state_dict_from_url", lambda *_, **__: state):
         network = inception.InceptionV3([inception.InceptionV3.BLOCK_INDEX_BY_DIM[2048]]).eval()
     device = compute.device().type
@@ -129,7 +140,8 @@ def inception_extractor(path: Path | None = None) -> Extractor:
     return Extractor(
         name="inception-2015-12-05",
         digest=hashlib.sha256(f"{digest} inception pool3, bilinear 299".encode()).hexdigest(),
-        embed=lambda images: network(images.expand(-1, 3, -1, -1))[0].flatten(1),  # grey is repeated
+        # grey is repeated
+        embed=lambda images: network(images.expand(-1, 3, -1, -1))[0].flatten(1),
         device=device,
         head=state["fc.weight"].double().numpy(),
     )

@@ -1,4 +1,7 @@
-"""What of a hold-out may judge a release: pictures that are not in training too, and differ. All of it is local."""
+"""Choose the hold-out images that may judge a release: distinct, and not in training.
+
+All of it is local.
+"""
 
 from dataclasses import replace
 
@@ -14,7 +17,10 @@ LOOK_ALIKES = 0.01
 
 
 def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[str]]:
-    """The hold-out without `copies` of training images, and a warning with their number. A collective call."""
+    """Return the hold-out without `copies` of training images, and a warning with their number.
+
+    A collective call.
+    """
     copied = distributed.broadcast_object(copies(holdout, train))
     if not copied.any():
         return holdout, []
@@ -26,19 +32,23 @@ def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[s
 
 
 def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
-    """Which hold-out images are training images, (n,) bool: of equal bytes; or alike, if more than LOOK_ALIKES are."""
+    """Return which hold-out images are training images, (n,) bool.
+
+    They have equal bytes; or look alike, if more than LOOK_ALIKES do.
+    """
     of_training = {*digests(train.images)}
     copied = np.array([value in of_training for value in digests(holdout.images)], dtype=bool)
     alike = copied.copy()
     sought = small(holdout.images)
     for start in range(0, len(train), 4096):
-        # nearly all resized copies correlate by more; of other pictures, three in a thousand at most
+        # Nearly all resized copies correlate by more; of other pictures, three in a thousand at
+        # most.
         alike |= (sought @ small(train.images[start : start + 4096]).T).max(axis=1) > 0.9975
     return alike if (alike & ~copied).sum() > LOOK_ALIKES * len(holdout) else copied
 
 
 def small(images: np.ndarray) -> np.ndarray:
-    """Small grey versions of (N, H, W, C) uint8, (N, 256) float32, centred, of norm 1; 0 of blank ones."""
+    """Shrink (N, H, W, C) uint8 to grey (N, 256) float32, centred, of norm 1; 0 for blank ones."""
     if not len(images):
         return np.zeros((0, 256))
     grey = apply(lambda part: F.adaptive_avg_pool2d(part.mean(dim=1), 16).flatten(1), images, "cpu")
@@ -47,7 +57,7 @@ def small(images: np.ndarray) -> np.ndarray:
 
 
 def unusable(holdout: ImageSet) -> str | None:
-    """Why nothing can be measured with this hold-out; None if it can."""
+    """Return why nothing can be measured with this hold-out; None if it can."""
     seen = zip(digests(holdout.images), holdout.images, strict=True)
     different = {value for value, image in seen if (image != image[0, 0]).any()}
     if len(different) < 2:

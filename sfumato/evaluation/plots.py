@@ -1,4 +1,7 @@
-"""Pictures of an evaluation. All of them show real images or are computed from them: local, never part of a release."""
+"""Pictures of an evaluation.
+
+All show real images or numbers from them: local, never part of a release.
+"""
 
 import io
 from collections.abc import Mapping
@@ -17,19 +20,20 @@ from sfumato.storage.files import write_local
 from sfumato.storage.png import to_grid
 
 CAPTION = "local: not for release"
-PAIRS = 6  # of a class
+PAIRS = 6  # Pairs per class
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
 
 
 def accuracies(values: Mapping) -> dict[str, dict]:
-    """The entries of the classifiers among the metrics of one set."""
+    """Return the entries of the classifiers among the metrics of one set."""
     return {name: row for name, row in values.items() if isinstance(row, dict) and "mean" in row}
 
 
 def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
-    """Accuracy of one classifier against ε, one line per recipe; runs that are not comparable hollow, and apart.
+    """Plot one classifier's accuracy against ε, one line per recipe.
 
-    A point is the mean of the runs at one target, ± their standard deviation; for a single run, that over its seeds.
+    A point is the mean of the runs at one target, ± their standard deviation; for a single run,
+    over its seeds. Runs that are not comparable are hollow and not connected.
     """
     from matplotlib import colormaps
 
@@ -58,7 +62,7 @@ def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
 
 
 def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, path: Path) -> None:
-    """Of each class the released images that come nearest to a training image, beside it: copies are seen here."""
+    """Plot, by class, the released images nearest to a training image beside it: copies show."""
     synthetic = subsample(synthetic)
     train = subsample(train, SEARCHED)
     index, distance = nearest(extractor(synthetic.images), extractor(train.images))
@@ -93,7 +97,7 @@ def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, 
 
 
 def plot_detected(detected: Detected, path: Path) -> None:
-    """What the detector goes by, the clearest first: released images, those it takes for real, and real ones."""
+    """Plot the detector's clearest images: released, released but classified as real, and real."""
     drawn = np.flatnonzero(detected.drawn)
     real = np.flatnonzero(~detected.drawn)
     ranked = drawn[np.argsort(-detected.scores[drawn], kind="stable")]
@@ -115,7 +119,7 @@ def plot_detected(detected: Detected, path: Path) -> None:
 
 
 def framed(image: np.ndarray, scale: int, colour: tuple[int, int, int]) -> np.ndarray:
-    """(H, W, C) uint8 magnified, in RGB, in a frame two pixels wide."""
+    """Magnify (H, W, C) uint8, in RGB, in a frame two pixels wide."""
     larger = np.broadcast_to(image, (*image.shape[:2], 3)).repeat(scale, axis=0).repeat(scale, axis=1)
     tile = np.full((larger.shape[0] + 4, larger.shape[1] + 4, 3), colour, dtype=np.uint8)
     tile[2:-2, 2:-2] = larger
@@ -123,7 +127,7 @@ def framed(image: np.ndarray, scale: int, colour: tuple[int, int, int]) -> np.nd
 
 
 def new_figure(width: float, height: float):
-    from matplotlib.figure import Figure  # heavy: only when used
+    from matplotlib.figure import Figure  # imported only when used, because it is heavy
 
     return Figure(figsize=(width, height), layout="constrained")
 
@@ -135,7 +139,7 @@ def log_ticks(axes, ticks: Mapping[float, str]) -> None:
 
 
 def on_a_grid(axes, lines: str) -> None:
-    """Pale grid lines, "y" or "both", behind what is drawn."""
+    """Draw pale grid lines, "y" or "both", behind the plot."""
     axes.grid(axis=lines, color="#e8e8e8", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,7 @@
-"""A second student, linear on a public network: to compare with itself on another set, not with one from scratch."""
+"""A second student, linear on a public network.
+
+Compare it with itself on another set, not with a student from scratch.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +20,10 @@ from sfumato.training.supervised import Schedule, train_supervised
 
 
 def public_extractor(settings: Evaluate, warnings: list[str]) -> Extractor | None:
-    """The features of `evaluate.public_student`; None if it names none, or with a warning if they are not installed."""
+    """Return the features of `evaluate.public_student`; None if it names none.
+
+    If they are not installed, it returns None and adds a warning.
+    """
     network = settings.public_student
     if network is None:
         return None
@@ -33,7 +39,10 @@ def public_extractor(settings: Evaluate, warnings: list[str]) -> Extractor | Non
 def score_students(
     extractor: Extractor, trained_on: Mapping[str, ImageSet], holdout: ImageSet, seeds: Sequence[int]
 ) -> dict:
-    """{"network", "trained_on": {set: what `aggregate` returns}}. Of a set, `scores.COMPARED` images are learned."""
+    """Score the student on each set, of which it learns `scores.COMPARED` images.
+
+    Returns {"network", "trained_on": {set: result of `aggregate`}}.
+    """
     rows = {}
     for name, image_set in trained_on.items():
         scored = [score_student(extractor, subsample(image_set), holdout, seed) for seed in seeds]
@@ -42,7 +51,10 @@ def score_students(
 
 
 def score_student(extractor: Extractor, train: ImageSet, holdout: ImageSet, seed: int) -> Scored:
-    """Train a linear classifier on features, in units of their spread over `train`. seed: fixes its start and order."""
+    """Train a linear classifier on features, in units of their spread over `train`.
+
+    seed: fixes its start and order.
+    """
     learned, scored = (torch.from_numpy(extractor(part.images)) for part in (train, holdout))
     mean = learned.mean(dim=0)
     spread = learned.std(dim=0) + 1e-6

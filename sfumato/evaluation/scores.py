@@ -1,4 +1,7 @@
-"""The evaluation of a release against real images. Everything here is outside the guarantee: `scope` says "local"."""
+"""Evaluate a release against real images.
+
+Everything here is outside the guarantee: `scope` is "local".
+"""
 
 import functools
 import itertools
@@ -19,8 +22,8 @@ from sfumato.runtime import distributed
 from sfumato.settings.evaluate import Evaluate
 from sfumato.training.supervised import logits
 
-COMPARED = 10_000  # at most this many images on each side of a distance
-SEARCHED = 30_000  # at most this many training images are searched for copies
+COMPARED = 10_000  # Largest number of images on each side of a distance
+SEARCHED = 30_000  # Largest number of training images searched for copies
 RELEASE = "release"
 
 
@@ -32,15 +35,21 @@ def evaluate_release(
     extractor: Extractor | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict:
-    """Downstream accuracy and fidelity of each synthetic set, and of the real one as the bound.
+    """Measure downstream accuracy and fidelity of each synthetic set, and of the real one.
 
-    A collective call: each process trains a part of the classifiers, and only the first goes on to fidelity. "real"
-    compares real images with other real images: the values to aim for; "blurred" compares blurred real ones.
-    synthetic: sets by name ("release", "plain"), of the classes and shape of `train`; fidelity is that of PLAIN, if it
-    is there; extractor: None only if `config` asks for no fidelity. Raises DataError for an empty set or another shape.
-    Returns {"scope": "local", "warnings": […], name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}:
-    accuracies on `holdout` in [0, 1], fidelity to it. Of several labels, "measure" is "AUROC", which then stands for
-    accuracy. With a hold-out that is `unusable`, all entries by name are empty, and the last warning says why.
+    The real one is the bound. A collective call: each process trains a part of the classifiers, and
+    only the first continues with fidelity. "real" compares real images with other real images: the
+    values to aim for; "blurred" compares blurred real ones.
+
+    synthetic: sets by name ("release", "plain"), with the classes and shape of `train`; fidelity is
+    measured on PLAIN, if it is there;
+    extractor: None only if `config` requests no fidelity.
+
+    Raises DataError for an empty set or another shape. Returns {"scope": "local", "warnings": […],
+    name: {"lr": {"mean", "std", "per_seed", …}, …, "fidelity": {…}}}: accuracies on `holdout` in
+    [0, 1], fidelity to it. With several labels, "measure" is "AUROC", which then replaces accuracy.
+    With a hold-out that is `unusable`, all entries by name are empty, and the last warning gives
+    the reason.
     """
     for name, image_set in {**synthetic, "real training": train}.items():
         check_fits(name, image_set, train)
@@ -67,7 +76,7 @@ def evaluate_release(
         names = ", ".join(repr(train.classes[label]) for label in absent[:5])
         others = " and others" if len(absent) > 5 else ""
         warnings.append(f"the hold-out has no image of {names}{others}: nothing is measured for these classes")
-    assert extractor is not None  # `build_extractor` gives one if metrics ask for it
+    assert extractor is not None  # `build_extractor` gives one if metrics need it
     add_fidelity(metrics, looked_at(synthetic), train, holdout, chosen, extractor, progress)
     return metrics
 
@@ -81,7 +90,7 @@ def add_fidelity(
     extractor: Extractor,
     progress: Callable[[str], None],
 ) -> None:
-    """Add the fidelity of each synthetic set to `metrics`, and of the yardsticks "real" and "blurred"."""
+    """Add to `metrics` the fidelity of each synthetic set, and of "real" and "blurred"."""
     progress(f"real: features in {extractor.name}")
     searched = extractor(subsample(train, SEARCHED).images)
     fresh = extractor(subsample(holdout).images)
@@ -94,7 +103,7 @@ def add_fidelity(
     progress("real: fidelity")
     order = np.random.default_rng(0).permutation(len(searched))
     compared = searched[subsample_indices(len(searched), COMPARED)]
-    # one half of the training images against the other: a set without copies
+    # One half of the training images is compared with the other: a set without copies.
     novel = searched[order[::2]], searched[order[1::2]], fresh
     metrics.setdefault("real", {})["fidelity"] = compare("real", compared, novel=novel)
     features = extractor(shifted("blurred", subsample(train).images))
@@ -103,14 +112,17 @@ def add_fidelity(
 
 
 def looked_at(synthetic: Mapping[str, ImageSet]) -> dict[str, ImageSet]:
-    """The sets whose likeness to real images is measured: of a release, its plain images only."""
+    """Return the sets to compare with real images: of a release, its plain images only."""
     return {name: image_set for name, image_set in synthetic.items() if name != RELEASE or PLAIN not in synthetic}
 
 
 def accuracies(
     trained_on: Mapping[str, ImageSet], holdout: ImageSet, config: Evaluate, progress: Callable[[str], None]
 ) -> Iterator[tuple[str, str, dict]]:
-    """(set, classifier, accuracies over the seeds) of each. A collective call: the processes share the trainings."""
+    """Yield (set, classifier, accuracies over the seeds) of each.
+
+    A collective call: the processes share the trainings.
+    """
     schedules = {
         (name, classifier): schedule_of(classifier, len(image_set), config.epochs, config.steps)
         for name, image_set in trained_on.items()
@@ -133,21 +145,24 @@ def accuracies(
 
 
 def shifted_sets(holdout: ImageSet) -> dict[str, ImageSet]:
-    """The hold-out, 5000 images of it at most, under each of SHIFTS; none with several labels."""
+    """Return the hold-out, at most 5000 images, under each of SHIFTS; none with several labels."""
     some = subsample(holdout, 5000)
     names = SHIFTS if holdout.labels.ndim == 1 else ()
     return {name: ImageSet(shifted(name, some.images), some.labels, some.classes) for name in names}
 
 
 def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict:
-    """What `aggregate` returns of the teacher, with "accuracy" and "balanced_accuracy": AUROC of several labels."""
+    """Return the teacher's `aggregate`, with "accuracy" and "balanced_accuracy".
+
+    With several labels these are AUROC.
+    """
     scored = scored_by(lambda part: logits(teacher, part.images), holdout, shifted_sets(holdout))
     shares = {"accuracy": scored.accuracy, "balanced_accuracy": mean_of(scored.by_class)}
     return shares | aggregate([scored], holdout.classes, holdout.groups, holdout.compared)
 
 
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
-    """Raise DataError for a set of fewer than two images, or of other classes or another shape than `train`."""
+    """Raise DataError for fewer than two images, or other classes or shape than `train`."""
     if len(image_set) < 2:
         raise DataError(f"the {name} set holds {len(image_set)} images, evaluation needs two or more: add images.")
     same_labels = image_set.labels.shape[1:] == train.labels.shape[1:]
@@ -160,7 +175,7 @@ def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
 
 
 def absent_classes(name: str, image_set: ImageSet) -> Iterator[str]:
-    """A warning if a synthetic set has no image of some class: no classifier can learn it."""
+    """Yield a warning if a synthetic set has no image of a class: no classifier can learn it."""
     absent = absent_labels(image_set)
     if len(absent):
         more = f" and of {len(absent) - 1} others" if len(absent) > 1 else ""
@@ -175,12 +190,12 @@ def absent_labels(image_set: ImageSet) -> np.ndarray:
 
 
 def subsample_indices(count: int, most: int) -> np.ndarray:
-    """Indices of all, or of `most` drawn with a fixed seed, in rising order."""
+    """Return the indices of all, or of `most` drawn with a fixed seed, in rising order."""
     if count <= most:
         return np.arange(count)
     return np.sort(np.random.default_rng(0).choice(count, most, replace=False))
 
 
 def subsample(image_set: ImageSet, most: int = COMPARED) -> ImageSet:
-    """The set, or `most` of it drawn with a fixed seed; without groups."""
+    """Return the set, or `most` of it drawn with a fixed seed; without groups."""
     return image_set.take(subsample_indices(len(image_set), most))

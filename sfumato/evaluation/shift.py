@@ -1,4 +1,4 @@
-"""Fixed public distortions, by which a hold-out shifts: the same for every data set, and not fitted to any result."""
+"""Fixed public distortions of a hold-out, equal for all data sets and fitted to no result."""
 
 import math
 from collections.abc import Callable
@@ -12,13 +12,16 @@ from sfumato.training.supervised import apply
 
 
 def blurred(images: Tensor) -> Tensor:
-    """The mean of 3×3 pixels of images below 56 a side, 5×5 below 84 and so on, edges repeated: (B, C, H, W)."""
+    """Average 3×3 pixels of images below 56 per side, 5×5 below 84 and so on: (B, C, H, W).
+
+    Edges are repeated.
+    """
     reach = max(1, min(images.shape[2:]) // 28)
     return F.avg_pool2d(F.pad(images, (reach,) * 4, mode="replicate"), 2 * reach + 1, stride=1)
 
 
 def displaced(images: Tensor, angle: float, part: float) -> Tensor:
-    """Turned by so many degrees about the middle, and moved by that part of the side, edges repeated."""
+    """Rotate by `angle` degrees about the middle, and move by `part` of the side; repeat edges."""
     sine = math.sin(math.radians(angle))
     cosine = math.cos(math.radians(angle))
     back = -2 * part
@@ -37,6 +40,6 @@ SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def shifted(name: str, images: np.ndarray) -> np.ndarray:
-    """(N, H, W, C) uint8 images under one of SHIFTS, of the same shape and type."""
+    """Apply one of SHIFTS to (N, H, W, C) uint8 images; shape and type stay."""
     rows = apply(lambda part: SHIFTS[name](part).clamp(0, 1).mul(255).round().permute(0, 2, 3, 1), images, "cpu")
     return rows.astype(np.uint8)

@@ -1,4 +1,7 @@
-"""The numbers of an evaluation as tables: CSV files, the screen and the owner's report. All of it is local."""
+"""The numbers of an evaluation as tables: CSV files, the screen and the owner's report.
+
+All of it is local.
+"""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,19 +21,19 @@ from sfumato.storage.files import csv_text
 
 
 def csv_of(table: pd.DataFrame, numbers: str = ".4f") -> str:
-    """CSV with a header; a missing value stays empty. numbers: format of floats."""
+    """Format CSV with a header; a missing value stays empty. numbers: format of floats."""
     forms = {str(name): numbers if pd.api.types.is_float_dtype(kind) else "" for name, kind in table.dtypes.items()}
     cells = table.astype(object).where(table.notna(), None)
     return csv_text((dict(zip(forms, row, strict=True)) for row in cells.itertuples(index=False)), forms)
 
 
 def tables_of(metrics: Mapping) -> Iterator[Table]:
-    """What terminal and page show of metrics.json: accuracy by training set and class, fidelity, verdict."""
+    """Yield the tables of metrics.json for terminal and page."""
     by_set = {name: accuracies(values) for name, values in metrics.items() if isinstance(values, dict)}
     sets = {name: rows for name, rows in by_set.items() if rows}
-    if not sets:  # the hold-out could not judge
+    if not sets:  # the hold-out cannot judge
         return
-    measure = metrics.get("measure", "accuracy")  # or AUROC, of several labels
+    measure = metrics.get("measure", "accuracy")  # AUROC with several labels
     names = list(next(iter(sets.values())))
     moved = {name: rows[names[-1]]["shifted"] for name, rows in sets.items()}
     judged = {f"{name}: {model}": row for name, rows in sets.items() for model, row in rows.items()}
@@ -72,7 +75,7 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
         keys = [key for key in map(str, first.index) if isinstance(first[key], float) and not key.endswith("_std")]
         spreads = compared.reindex([f"{key}_std" for key in keys])
         rows = ([key.replace("_", " "), *map(number, compared.loc[key], spreads.loc[f"{key}_std"])] for key in keys)
-        if keys:  # else only the test for copies was asked for
+        if keys:  # else only the test for copies was requested
             yield table_of(title, ["metric", *compared.columns], rows)
     if "public_student" in metrics:
         title = f"A second student, linear on the public network {metrics['public_student']['network']}, % (local)"
@@ -102,7 +105,7 @@ def comparison_table(runs: pd.DataFrame, classifiers: list[str]) -> Table:
 
 
 def short_names(names: list[str]) -> list[str]:
-    """The names without the folder that all of them are in."""
+    """Return the names without the folder that all of them share."""
     if len(names) < 2 or len({Path(name).is_absolute() for name in names}) > 1:
         return names
     folder = Path(os.path.commonpath(names))
@@ -110,7 +113,10 @@ def short_names(names: list[str]) -> list[str]:
 
 
 def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
-    """What `stage evaluate` and noisy pictures add for the owner, if they exist. Raises DataError if unreadable."""
+    """Read what `stage evaluate` and noisy pictures add for the owner, if they exist.
+
+    Raises DataError if unreadable.
+    """
     numbers = Local()
     again = "run `stage evaluate` again"
     causes = (*UNREADABLE, LookupError, RuntimeError)
@@ -126,7 +132,7 @@ def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
             files = sorted((artifacts / stage).glob("*.png"))
             if files:
                 read_artifact(artifacts / stage, stage)
-        except SfumatoError:  # not whole, so do not trust its pictures
+        except SfumatoError:  # incomplete, so its pictures are not trusted
             continue
         pictures += [picture(path, f"{stage}, {path.stem}", what) for path in files]
     return numbers._replace(plots=plots, pictures=tuple(pictures))
@@ -139,7 +145,10 @@ def number(value: float | None, spread: float | None = None) -> str:
 
 
 def reliability(row: Mapping) -> Iterator[str]:
-    """Of a classifier, in per cent: interval, worst class, its mean, the gap to the mean of all, calibration error."""
+    """Yield interval, worst class, its mean, the gap to the mean of all, and calibration error.
+
+    All are in per cent.
+    """
     means = {one["class"]: one["mean"] for one in row["per_class"]}
     worst = min(means, key=lambda name: means[name])
     yield interval(row)
@@ -158,7 +167,7 @@ def per_cent(share: float) -> str:
 
 
 def percent(row: Mapping) -> str:
-    """Mean ± standard deviation in per cent; only the mean of a single seed."""
+    """Format mean ± standard deviation in per cent; only the mean of a single seed."""
     if pd.isna(row["mean"]):
         return "–"
     return per_cent(row["mean"]) if pd.isna(row["std"]) else f"{per_cent(row['mean'])} ± {per_cent(row['std'])}"

@@ -1,6 +1,8 @@
-"""The verdict on a release: what a classifier learns from it, by balanced accuracy. All of it is local.
+"""The verdict on a release: how much a classifier learns from it, by balanced accuracy.
 
-The scale is the part of what there is to learn, with the best classifier on each side:
+All of it is local.
+
+The scale is the learned part of what can be learned, with the best classifier on each side:
     learned = (release - chance) / (real - chance)
 """
 
@@ -13,7 +15,8 @@ import numpy as np
 from sfumato.data.images import per_class
 from sfumato.evaluation.plots import accuracies
 
-# level -> the least part of what there is to learn, a convention, and what to say; the first that is met holds
+# Each level has the least learned part, a convention, and its sentence; the first level that is met
+# applies.
 VERDICT_LEVELS = {
     "good": (0.9, "a classifier learns nearly as much from this release as from the real images"),
     "fair": (0.5, "a classifier learns much of what the real images teach from this release, and not all"),
@@ -21,17 +24,17 @@ VERDICT_LEVELS = {
     "useless": (-math.inf, "a classifier learns almost nothing from this release: do not rely on it"),
 }
 UNJUDGED = "cannot be judged"
-FEWEST_OF_A_CLASS = 10  # hold-out images of each class, below which nothing is judged
+FEWEST_OF_A_CLASS = 10  # Hold-out images of each class, below which nothing is judged
 
 
 def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
-    """The verdict on the release of an evaluation, which is "unknown" or UNJUDGED if the numbers allow none.
+    """Judge the release of an evaluation; "unknown" or UNJUDGED if the numbers allow no verdict.
 
-    metrics: what `evaluate_release` returns, perhaps with "teacher", and the "mixture" of its card; labels: of the
-    hold-out, (N,), or (N, classes): then AUROC stands for both accuracies. Without "real", perfect accuracy stands for
-    it.
-    Returns {"level": of VERDICT_LEVELS, "sentence", "learned": the part, None if unknown, "accuracy" and
-    "balanced_accuracy": {"chance", "majority class", "release", "teacher", "real"}, shares in [0, 1]}.
+    metrics: result of `evaluate_release`, perhaps with "teacher", and the "mixture" of its card;
+    labels: hold-out labels, (N,), or (N, classes): then AUROC replaces both accuracies. Without
+    "real", perfect accuracy replaces it. Returns {"level": of VERDICT_LEVELS, "sentence",
+    "learned": the part, None if unknown, "accuracy" and "balanced_accuracy": {"chance", "majority
+    class", "release", "teacher", "real"}, shares in [0, 1]}.
     """
     if not accuracies(metrics["release"]):
         empty: dict[str, Any] = {"level": UNJUDGED, "learned": None, "accuracy": {}, "balanced_accuracy": {}}
@@ -49,7 +52,7 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
     error = math.sqrt(chance * (1 - chance) / len(labels))
     if labels.ndim == 2:
         error = auroc_error(present, len(labels))
-    clear = 3.0 * error  # what so many images can tell from chance
+    clear = 3.0 * error  # margin that so many images distinguish from chance
     learned = None
     if present.min() < FEWEST_OF_A_CLASS:
         level = UNJUDGED
@@ -76,7 +79,7 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
 
 
 def guesses(present: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, float]]:
-    """What classifiers have that look at no image, by the number of images of each class."""
+    """Return the accuracies of classifiers without images, by the number of images per class."""
     if labels.ndim == 2:
         return {"chance": {"accuracy": 0.5, "balanced_accuracy": 0.5}}
     chance = 1 / max(int((present > 0).sum()), 1)
@@ -91,13 +94,16 @@ def level_of(learned: float) -> str:
 
 
 def auroc_error(having: np.ndarray, count: int) -> float:
-    """Standard error of a mean AUROC by chance, at most. having: images of each label. Source: rank sums."""
+    """Bound the standard error of a mean AUROC by chance.
+
+    having: images of each label. Source: rank sums.
+    """
     both = having[(having > 0) & (having < count)].astype(float)
     return float(np.sqrt((count + 1) / (12 * both * (count - both))).mean()) if len(both) else math.inf
 
 
 def best(values: Mapping[str, Any]) -> dict[str, float]:
-    """The highest accuracy and the highest balanced accuracy of the classifiers trained on one set."""
+    """Return the highest accuracy and balanced accuracy of classifiers trained on one set."""
     rows = accuracies(values).values()
     return {
         "accuracy": max(row["mean"] for row in rows),

@@ -1,6 +1,7 @@
-"""Public feature maps. FEATURES lists them by the name used in params.yaml.
+"""Public feature maps. FEATURES lists them by their name in params.yaml.
 
-A map takes (B, C, H, W) float32 in [0, 1] to (B, d), differentiably, and was made from public data only.
+A map takes (B, C, H, W) float32 in [0, 1] to (B, d), differentiably, and was made from public data
+only.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from sfumato.features.patches import Patches
 from sfumato.features.scattering import DeepScattering, Moduli, Pixels, Scattering
 from sfumato.features.tangent import Tangent
 
-FEATURES: dict[str, Callable[[Shape], nn.Module]] = {  # name -> what makes the map for images of a shape (C, H, W)
+# name -> constructor of the map for images of a shape (C, H, W)
+FEATURES: dict[str, Callable[[Shape], nn.Module]] = {
     "pixels": Pixels,
     "scattering": Scattering,
     "deep-scattering": DeepScattering,
@@ -34,9 +36,13 @@ FEATURES: dict[str, Callable[[Shape], nn.Module]] = {  # name -> what makes the 
 class FeatureMeans:
     """A release: noisy class means of bounded features φ of images.
 
-    table: (K, classes) float32, sums of φ over N̄; of several labels, with the columns of `label_rows`, one more than
-    classes; features: φ; deviation: standard deviation of the noise in each entry of the table, None if the release
-    does not state it; weight: in the loss of a generator that is fitted to several releases.
+    Args:
+        table: (K, classes) float32, sums of φ over N̄; with several labels, the columns of
+            `label_rows`, one more than classes.
+        features: φ.
+        deviation: Standard deviation of the noise in each entry of the table, None if the release
+            does not state it.
+        weight: Weight in the loss of a generator that is fitted to several releases.
     """
 
     table: Tensor

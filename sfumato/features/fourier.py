@@ -1,8 +1,11 @@
-"""Random Fourier features of public maps of an image (FETA-Pro Algorithm 1, DP-MERF), or the maps as they are.
+"""Random Fourier features of public maps of an image, or the plain maps.
 
-Each image is taken through public maps (its pixels, its wavelet-scattering coefficients), and each map through random
-Fourier features at several length-scales. The whole vector has norm 1. The frequencies come from a public seed: they
-are rebuilt, never stored. The same features make the release and later fit the generator, for they are differentiable.
+Source: FETA-Pro Algorithm 1; DP-MERF.
+
+Public maps are applied to each image (its pixels, its wavelet-scattering coefficients), and random
+Fourier features at several length-scales to each map. The full vector has norm 1. The frequencies
+come from a public seed: they are rebuilt, never stored. The same features make the release and
+later fit the generator, because they are differentiable.
 """
 
 import math
@@ -19,11 +22,11 @@ from sfumato.features.scattering import averaged
 from sfumato.runtime.compute import device_of
 from sfumato.settings.queries import FeatureMap
 
-EXPLICIT_KERNELS = ("linear", "squared")  # their features are the map itself
+EXPLICIT_KERNELS = ("linear", "squared")  # Kernels whose features are the map itself
 
 
 class OfBlocks(nn.Module):
-    """A map of the means of blocks of pixels: of whole images, (B, C, H, W), or of means of smaller blocks of them."""
+    """A map of block means, from full images, (B, C, H, W), or means of smaller blocks."""
 
     def __init__(self, build: Callable[[Shape], nn.Module], shape: Shape, block: int) -> None:
         super().__init__()
@@ -38,12 +41,18 @@ class OfBlocks(nn.Module):
 class FourierFeatures(nn.Module):
     """φ: (B, C, H, W) images in [0, 1] -> (B, K) rows of norm 1, differentiable.
 
-    shape: (C, H, W); features: the public maps; size: K, even; seed: public; maps: what makes each map, by its name.
-    The K/2 frequencies are dealt equally to every (map, length-scale); a map's share of the squared norm is its weight,
-    split evenly over its length-scales. ω ~ N(0, I/ℓ²), where ℓ is in units of √d and d is the dimension of the map's
-    output; of the kernel "rational-quadratic", 1/(1 + r²/(2ℓ²)), each ω is longer by the root of an exponential number.
-    A map of the kernel "linear" or "squared" has no frequencies: its output, or the squares of it, are brought to norm
-    1 and stand behind the others, so that K is larger by d, and is d if all maps are such.
+    shape: (C, H, W);
+    features: public maps;
+    size: K, even;
+    seed: public seed;
+    maps: constructor of each map, by its name.
+
+    The K/2 frequencies are split equally between all (map, length-scale) pairs; a map's share of
+    the squared norm is its weight, split evenly over its length-scales. ω ~ N(0, I/ℓ²), where ℓ is
+    in units of √d and d is the dimension of the map's output; for the kernel "rational-quadratic",
+    1/(1 + r²/(2ℓ²)), each ω is scaled by the root of an exponential number. A map of the kernel
+    "linear" or "squared" has no frequencies: its output, or its squared output, is scaled to norm 1
+    and follows the others, so that K is larger by d, and is d if all maps are such.
     """
 
     def __init__(
@@ -82,18 +91,22 @@ class FourierFeatures(nn.Module):
                 part = feature.weight / self.weights / len(feature.length_scales)
                 amplitudes.append(torch.full((number,), math.sqrt(part / number)))
             self.register_buffer(f"omega_{index}", torch.cat(columns, dim=1), persistent=False)
-        self.amplitude = nn.Buffer(torch.cat(amplitudes), persistent=False)  # squares summing to 1 at most
+        # squares summing to 1 at most
+        self.amplitude = nn.Buffer(torch.cat(amplitudes), persistent=False)
         self.plain = [index for index, feature in enumerate(features) if feature.kernel in EXPLICIT_KERNELS]
         self.size = 2 * self.frequencies + sum(self.widths[index] for index in self.plain)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What rebuilds φ from public maps, as JSON."""
+        """JSON arguments that rebuild φ from public maps."""
         maps = [feature.model_dump(mode="json") for feature in self.features]
         return {"shape": self.shape, "size": 2 * self.frequencies or 2, "seed": self.seed, "features": maps}
 
     def vectors(self, images: Tensor) -> Tensor:
-        """What the maps make of the images, side by side: (B, Σ d); zeros of those that block means do not show."""
+        """Apply the maps to the images, side by side: (B, Σ d).
+
+        Maps that block means do not determine give zeros.
+        """
         block = self.block_of(images)
         vectors = []
         for image_map, feature, width in zip(self.maps, self.features, self.widths, strict=True):
@@ -104,11 +117,11 @@ class FourierFeatures(nn.Module):
         return torch.cat(vectors, dim=1)
 
     def block_of(self, images: Tensor) -> int:
-        """The side of the blocks whose means the images are; 1 of whole images."""
+        """Return the side of the blocks that the images are means of; 1 for full images."""
         return max(-(-whole // side) for whole, side in zip(self.shape[1:], images.shape[2:], strict=True))
 
     def active(self, block: int) -> Tensor:
-        """Which cells block means determine: (K,) bool, those of maps that see blocks as large, or larger ones."""
+        """Return which cells block means determine, (K,) bool: maps of such or larger blocks."""
         seen = [feature.block >= block for feature in self.features]
         waves = [torch.full((omega.shape[1],), seen[i]) for i, omega in self.omegas.items()]
         plain = [torch.full((self.widths[i],), seen[i]) for i in self.plain]
@@ -116,13 +129,14 @@ class FourierFeatures(nn.Module):
 
     @property
     def omegas(self) -> dict[int, Tensor]:
-        """The frequencies of each map that has some, by its place."""
+        """Frequencies of each map that has some, by its place."""
         return {i: getattr(self, f"omega_{i}") for i in range(len(self.maps)) if i not in self.plain}
 
     def phases(self, vectors: Tensor, block: int = 1) -> Tensor:
-        """ωᵀ map(x) for every frequency of every map: (B, Σ d) -> (B, number of frequencies).
+        """Compute ωᵀ map(x) for all frequencies of all maps: (B, Σ d) -> (B, frequencies).
 
-        block: of the block means that the vectors are of; zeros of cells that are not `active` for these.
+        block: side of the blocks that the vectors were computed from; cells that are not `active`
+        for it are zero.
         """
         parts = vectors.split(self.widths, dim=1)
         phases = [vectors[:, :0]]
@@ -134,7 +148,7 @@ class FourierFeatures(nn.Module):
         return torch.cat(phases, dim=1)
 
     def raw_maps(self, vectors: Tensor) -> Tensor:
-        """The maps that have no frequencies: (B, Σ d) -> (B, Σ of their d), each of the norm of its share."""
+        """Scale maps without frequencies to their share of the norm: (B, Σ d) -> (B, their Σ d)."""
         parts = vectors.split(self.widths, dim=1)
         rows = [vectors[:, :0]]
         for index in self.plain:
@@ -146,7 +160,7 @@ class FourierFeatures(nn.Module):
         return torch.cat(rows, dim=1)
 
     def from_maps(self, vectors: Tensor) -> Tensor:
-        """φ of images whose `vectors` are known, in their precision: (B, Σ d) -> (B, K)."""
+        """Compute φ from an image's `vectors`, in their precision: (B, Σ d) -> (B, K)."""
         phase = self.phases(vectors)
         amplitude = self.amplitude.to(phase)
         return torch.cat([phase.cos() * amplitude, phase.sin() * amplitude, self.raw_maps(vectors)], dim=1)
@@ -155,9 +169,10 @@ class FourierFeatures(nn.Module):
         return self.from_maps(self.vectors(images))
 
     def embed(self, images: Tensor, weights: Tensor) -> Tensor:
-        """Σ_i φ(x_i) ⊗ weights_i, (B, M) weights -> (K, M): the joint embedding, without the (B, K) matrix of rows.
+        """Compute the joint embedding Σ_i φ(x_i) ⊗ weights_i, (B, M) weights -> (K, M).
 
-        images: whole ones, or their block means, which determine the `active` cells only.
+        It needs no (B, K) matrix of rows. images: full images, or their block means, which
+        determine the `active` cells only.
         """
         vectors = self.vectors(images)
         phase = self.phases(vectors, self.block_of(images))

@@ -1,7 +1,8 @@
-"""A network of one's own as a public map: an architecture of torchvision by name, with weights in safetensors.
+"""A network of one's own as a public map.
 
-Its file holds numbers, and nothing of it is run. TorchScript is a program, which could keep images or write files, and
-a pickle runs one as it is read: both are refused unread.
+It is a torchvision architecture, by name, with weights in safetensors. The file contains numbers,
+and no part of it is run. TorchScript is a program, which could keep images or write files, and a
+pickle runs a program as it is read: both are refused unread.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,15 +21,20 @@ from sfumato.settings.queries import CONVERT, OwnNetwork
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.weights import load_tensors
 
-OWN = "own"  # the name of this map in the parameters
+OWN = "own"  # Name of this map in the parameters
 
 
 class OwnFeatures(nn.Module):
-    """(B, C, H, W) float32 in [0, 1] -> (B, d) float32: what the network makes of images, resized and normalised.
+    """(B, C, H, W) float32 in [0, 1] -> (B, d) float32: features of a network.
 
-    layers: whose outputs are the features, by their names in torchvision, or () for the last one before the logits.
-    The network is no part of the module's state: its file and sha256 are. Gradients reach the images.
-    Raises DataError for a missing or another file, or one without such weights; ConfigError for the architecture.
+    Images are resized and normalised first.
+
+    layers: layers whose outputs are the features, by their names in torchvision, or () for the last
+    one before the logits.
+
+    The network is not in the module's state: its file and sha256 identify it. Gradients reach the
+    images. Raises DataError for a missing or changed file, or one without such weights; ConfigError
+    for the architecture.
     """
 
     def __init__(self, settings: OwnNetwork, layers: Sequence[str] = ()) -> None:
@@ -46,7 +52,8 @@ class OwnFeatures(nn.Module):
         self.std = nn.Buffer(torch.tensor(settings.std)[:, None, None], persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([self.rows(part) for part in images.split(4)])  # images at a time: tensors that fit the caches
+        # small batches, whose tensors fit the caches
+        return torch.cat([self.rows(part) for part in images.split(4)])
 
     def rows(self, images: Tensor) -> Tensor:
         shown = images.expand(-1, self.settings.channels, -1, -1)
@@ -56,11 +63,11 @@ class OwnFeatures(nn.Module):
 
 
 def of_architecture(settings: OwnNetwork, file: Path, layers: Sequence[str]) -> Callable[[Tensor], Tensor]:
-    """The network of that name with the weights of a safetensors file, less its last linear layer, if it has one.
+    """Build the named network with weights from safetensors, without its last linear layer.
 
-    With layers: what each of these gives, averaged over places and of norm 1, side by side; none after them is run.
-    The one pickle that is read has a known sha256, and is read as tensors.
-    It stays in evaluation mode whatever becomes of the module that calls it, which does not hold it as a part.
+    With layers, it gives the outputs of each, averaged over places and of norm 1, side by side; no
+    later layer is run. The only pickle that is read has a known sha256, and is read as tensors. The
+    network always stays in evaluation mode: the module that calls it does not contain it as a part.
     """
     from torchvision import models
     from torchvision.models.feature_extraction import create_feature_extractor
@@ -86,7 +93,7 @@ def of_architecture(settings: OwnNetwork, file: Path, layers: Sequence[str]) -> 
 
 
 def check_rows(features: OwnFeatures, shape: Shape, where: torch.device) -> None:
-    """Raise DataError unless noise images have the same rows, to the last bit, in another order after a fresh load."""
+    """Raise DataError unless noise images, reordered, have the same rows after a fresh load."""
     images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0)).to(where)
     again = rows_alone(OwnFeatures(features.settings, features.layers).to(where), images.flip(0)).flip(0)
     if not torch.equal(rows_alone(features, images), again):

@@ -1,4 +1,4 @@
-"""Patches of procedural textures as filters: a public map of an image that was drawn, not trained."""
+"""Patches of procedural textures as filters: a public map that was drawn, not trained."""
 
 from functools import cache
 
@@ -13,22 +13,23 @@ from sfumato.features.scattering import averaged, block_of
 from sfumato.runtime.compute import fast_bfloat16
 
 FILTERS = 256
-SIDE = 6  # pixels of a filter a side, at most
-POOLED_CELLS = 3  # per side, in which their responses are averaged
+SIDE = 6  # Largest side of a filter, in pixels
+POOLED_CELLS = 3  # Cells per side in which responses are averaged
 
 
 class Patches(nn.Module):
-    """How far the places of an image are like each of FILTERS patches of procedural textures, or like its negative.
+    """Similarity of places in an image to FILTERS texture patches, or to their negatives.
 
-    (B, C, H, W) -> (B, 2·FILTERS·POOLED_CELLS²): means over cells of the cosines of whitened patches, above a
-    threshold, of either sign and with their signs.
-    Images above LARGEST are first averaged over blocks.
+    (B, C, H, W) -> (B, 2·FILTERS·POOLED_CELLS²): means over cells of the cosines of whitened
+    patches, above a threshold, once as magnitudes and once with their signs. Images above LARGEST
+    are first averaged over blocks.
+
     Source: Thiry et al. 2021; Coates and Ng 2011 for the threshold.
     """
 
-    places = 32  # that are looked at, per side, about
-    threshold = 0.5  # of a response, in standard deviations of one of white noise
-    half_norm = 1.0  # of a whitened patch at which its responses have half of their size
+    places = 32  # places examined per side, about
+    threshold = 0.5  # threshold of responses, in their standard deviation under white noise
+    half_norm = 1.0  # norm of a whitened patch that halves its responses
     batch = 16  # images at a time: tensors that fit the caches, nearly twice as fast on a CPU
 
     def __init__(self, shape: Shape) -> None:
@@ -43,22 +44,24 @@ class Patches(nn.Module):
         return torch.cat([self.cells(part) for part in averaged(images, self.block).split(self.batch)])
 
     def cells(self, images: Tensor) -> Tensor:
-        """The row of each image, of the size that is looked at."""
+        """Compute the row of each image, after averaging."""
         kind = images.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=fast_bfloat16(kind)):
             whitened = F.conv2d(images, self.whiten, stride=self.stride).float()
             responses = F.conv2d(images, self.filters, stride=self.stride)
         size = torch.linalg.vector_norm(whitened, dim=1, keepdim=True) + self.half_norm
         responses = F.softshrink(responses * (whitened.shape[1] ** 0.5 / size).to(responses), self.threshold)
-        # the sum and the difference of what is like a patch and what is like its negative
+        # Magnitudes and signed responses are the sum and the difference of likeness to a patch and
+        # likeness to its negative.
         return F.adaptive_avg_pool2d(torch.cat([responses.abs(), responses], dim=1), POOLED_CELLS).flatten(1).float()
 
 
 @cache
 def whitened_patches(channels: int, side: int) -> tuple[Tensor, Tensor]:
-    """FILTERS whitened patches of 120 textures, of norm 1, as filters of plain ones; and the whitening itself.
+    """Return FILTERS whitened patches of 120 textures, and the whitening.
 
-    side: of a patch, in pixels. Both are (n, channels, side, side) float32: FILTERS of them, and channels·side².
+    The patches have norm 1 and are filters for plain patches. side: side of a patch, in pixels.
+    Both are (n, channels, side, side) float32: FILTERS of them, and channels·side².
     """
     random = np.random.default_rng(0)
     draw = procedural_drawer((channels, 32, 32))
@@ -68,9 +71,10 @@ def whitened_patches(channels: int, side: int) -> tuple[Tensor, Tensor]:
     patches = unfolded[:, :, places].transpose(1, 2).flatten(0, 1)
     patches = patches - patches.mean(1, keepdim=True)
     values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
-    whiten = (vectors * (values + 1e-3).rsqrt()) @ vectors.T  # no direction is blown up
-    whiten = whiten - whiten.mean(1, keepdim=True)  # of patches whose mean is not taken off
-    chosen = patches[patches.std(1) > 0.05]  # not flat
+    # the floor keeps flat directions from being amplified
+    whiten = (vectors * (values + 1e-3).rsqrt()) @ vectors.T
+    whiten = whiten - whiten.mean(1, keepdim=True)  # makes it ignore the mean of a patch
+    chosen = patches[patches.std(1) > 0.05]  # leaves out flat patches
     chosen = chosen[torch.from_numpy(random.choice(len(chosen), FILTERS, replace=False))]
     filters = F.normalize(chosen @ whiten.T, dim=1) @ whiten
     both = (part.float().view(-1, channels, side, side) for part in (filters, whiten))

@@ -1,4 +1,4 @@
-"""A public map of an image, brought to few dimensions and unit norm by what public or released images look like."""
+"""A public map projected to few dimensions and unit norm, fitted to public or released images."""
 
 import math
 from collections.abc import Sequence
@@ -15,10 +15,11 @@ from sfumato.features.public_network import PublicNetwork, arguments_of, build_n
 from sfumato.runtime.compute import device_of, fast_bfloat16
 from sfumato.settings.queries import OwnNetwork, TeacherMap
 
-# the maps of a trained network: the input of its head, and its last feature map; all others are in FEATURES
+# Maps of a trained network: the input of its head, and its last feature map. All others are in
+# FEATURES.
 CLASSIFIER = "classifier"
 CELLS = "cells"
-FEATURE_BATCH = 250  # public or released images at a time
+FEATURE_BATCH = 250  # Public or released images at a time
 
 
 class ClassifierFeatures(nn.Module):
@@ -36,7 +37,11 @@ class ClassifierFeatures(nn.Module):
 
 
 def map_of(feature: str, shape: Shape, network: Any) -> nn.Module:
-    """An entry of FEATURES; or CLASSIFIER or CELLS of a network, or of the arguments that rebuild it; or OWN of its."""
+    """Build an entry of FEATURES, or CLASSIFIER, CELLS or OWN.
+
+    network: a network or the arguments that rebuild it, for CLASSIFIER and CELLS; settings of the
+    network, for OWN.
+    """
     if feature == OWN:
         return OwnFeatures(OwnNetwork.model_validate(network))
     if feature not in (CLASSIFIER, CELLS):
@@ -47,9 +52,12 @@ def map_of(feature: str, shape: Shape, network: Any) -> nn.Module:
 
 
 class SideBySide(nn.Module):
-    """Several maps, each less its centre and of the norm √weight: (B, C, H, W) -> (B, Σ d), rows of norm 1 at most.
+    """Several maps, each centred and scaled to √weight: (B, C, H, W) -> (B, Σ d).
 
-    parts: their weights count relative to their sum; network: that of the map CLASSIFIER.
+    Rows have norm 1 at most.
+
+    parts: maps, with weights relative to their sum;
+    network: network of the map CLASSIFIER.
     """
 
     def __init__(self, parts: Sequence[TeacherMap], shape: Shape, network: Any) -> None:
@@ -72,12 +80,16 @@ class SideBySide(nn.Module):
 
 
 class ProjectedFeatures(nn.Module):
-    """ψ: (B, C, H, W) images in [0, 1] -> (B, d) rows of norm 1, differentiable; d = dimension, or what the map has.
+    """ψ: (B, C, H, W) images in [0, 1] -> (B, d) rows of norm 1, differentiable.
 
-    feature: a name that `map_of` takes with `network`; or maps side by side, with the network of CLASSIFIER.
+    feature: a name that `map_of` takes with `network`; or maps side by side, with the network of
+    CLASSIFIER;
+    dimension: largest d; a narrower map keeps its own;
     flip: an image and its mirror image have the same row.
-    The map's output is centred, projected on its principal directions, each scaled by a power of its variance, and
-    brought to norm 1. `fit` finds them. Rows of one image do not depend on the others'.
+
+    The map's output is centred, projected on its principal directions, each scaled by a power of
+    its variance, and scaled to norm 1. `fit` finds the directions. An image's row does not depend
+    on other images.
     """
 
     def __init__(
@@ -104,14 +116,14 @@ class ProjectedFeatures(nn.Module):
         self.to(device_of(self.map))
 
     def mapped(self, images: Tensor) -> Tensor:
-        """The map's output, or the mean of it and of that of the mirror images."""
+        """Return the map's output, or its mean over the images and their mirror images."""
         rows = self.map(images)
         if self.flip:
             rows = (rows + self.map(images.flip(3))) / 2
         return rows  # type: ignore[no-any-return]
 
     def projected(self, rows: Tensor) -> Tensor:
-        """ψ of what `mapped` makes of images."""
+        """Compute ψ from the output of `mapped`."""
         return nn.functional.normalize((rows - self.mean) @ self.directions, dim=1)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -119,9 +131,12 @@ class ProjectedFeatures(nn.Module):
 
     @torch.no_grad()
     def fit(self, images: Tensor, power: float, seed: int) -> Tensor:
-        """Find centre and directions from public or released images, (n, C, H, W) uint8, or float32 in [0, 1].
+        """Find centre and directions from public or released images.
 
-        power: p; a direction of variance λ is scaled by λ^(−p/2), so that 0 keeps the variances and 1 makes them equal.
+        images: (n, C, H, W) uint8, or float32 in [0, 1];
+        power: p; a direction of variance λ is scaled by λ^(−p/2), so that 0 keeps the variances and
+        1 makes them equal.
+
         Returns ψ of the images, (n, d).
         """
         device = self.mean.device
@@ -138,7 +153,7 @@ class ProjectedFeatures(nn.Module):
             torch.manual_seed(seed)
             _, singular, vectors = torch.svd_lowrank(rows, q=min(self.dimension + 16, *rows.shape), niter=4)
         variances = singular.square()[: self.dimension] / len(rows)
-        # added to each variance, so that flat directions are not blown up
+        # A floor on each variance keeps flat directions from being amplified.
         floor = 1e-3 * rows.square().sum() / rows.numel()
         self.mean.copy_(mean)
         scaled = vectors[:, : self.dimension] * (variances + floor) ** (-power / 2) / spread[:, None]
@@ -146,7 +161,7 @@ class ProjectedFeatures(nn.Module):
         return torch.cat([self.projected(part.to(device)) for part in seen.split(FEATURE_BATCH)])
 
     def config(self) -> dict:
-        """The arguments that rebuild this map."""
+        """Return the arguments that rebuild this map."""
         about = {"feature": self.feature, "shape": [*self.shape], "dimension": self.dimension}
         about["network"] = self.arguments
         if self.flip:
@@ -155,7 +170,7 @@ class ProjectedFeatures(nn.Module):
 
 
 class ScaleToSqrtD(nn.Module):
-    """Rows of norm 1 scaled to norm √d, in whose units length-scales are given: (B, C, H, W) -> (B, d)."""
+    """Rows of norm 1 scaled to norm √d, the unit of length-scales: (B, C, H, W) -> (B, d)."""
 
     def __init__(self, features: ProjectedFeatures) -> None:
         super().__init__()

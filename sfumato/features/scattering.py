@@ -1,4 +1,4 @@
-"""Wavelet scattering: a public map of an image whose filters are fixed, so that nothing of it was learned."""
+"""Wavelet scattering: a public map with fixed filters, without learned parts."""
 
 import math
 from typing import Any
@@ -9,14 +9,15 @@ from torch import Tensor, nn
 
 from sfumato.data.images import Shape
 
-LARGEST = 64  # pixels a side; of larger images, block means are looked at
+LARGEST = 64  # Pixels per side; larger images are replaced by block means
 
 
 class Filtered(torch.autograd.Function):
-    """Planes through fixed filters of odd size: (N, 1, H, W), (F, 1, size, size) -> (N, F, H, W), edges of zeros.
+    """Planes filtered by fixed filters of odd size, with edges of zeros.
 
-    The gradient goes to the planes only. PyTorch's own, towards a single channel, takes four times as long on a CPU as
-    this: `size` sums along the rows, one for each row of the filters, which are then shifted and added.
+    (N, 1, H, W), (F, 1, size, size) -> (N, F, H, W). The gradient flows to the planes only.
+    PyTorch's own, towards a single channel, takes four times as long on a CPU as this: `size` sums
+    along the rows, one per row of the filters, which are then shifted and added.
     """
 
     @staticmethod
@@ -39,11 +40,11 @@ class Filtered(torch.autograd.Function):
 
 
 class Scattering(nn.Module):
-    """Wavelet-scattering coefficients with fixed Morlet filters, each image's vector scaled to norm √d.
+    """Wavelet-scattering coefficients with fixed Morlet filters, scaled to norm √d.
 
-    (B, C, H, W) -> (B, d). At each of `scales` octaves, |image * ψ_θ| for 8 angles θ, averaged over cells of
-    2^scales pixels, beside the average image: the zeroth and first order, as a cascade. Images above LARGEST are first
-    averaged over blocks. Source: Bruna and Mallat 2013.
+    (B, C, H, W) -> (B, d). At each of `scales` octaves, |image * ψ_θ| for 8 angles θ, averaged over
+    cells of 2^scales pixels, beside the average image: the zeroth and first order, as a cascade.
+    Images above LARGEST are first averaged over blocks. Source: Bruna and Mallat 2013.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -59,13 +60,13 @@ class Scattering(nn.Module):
         return F.conv2d(planes, self.blur.to(planes), stride=2, padding=2)
 
     def moduli(self, planes: Tensor) -> Tensor:
-        """|plane * ψ_θ| for each of N planes: (N, 1, H, W) -> (N, 8, H, W)."""
+        """Compute |plane * ψ_θ| for each of N planes: (N, 1, H, W) -> (N, 8, H, W)."""
         real, imaginary = Filtered.apply(planes, self.filters.to(planes)).chunk(2, dim=1)
-        # smooth at zero, where a gradient would be undefined
+        # Smoothing makes the gradient exist at zero.
         return (real.square() + imaginary.square() + 1e-6).sqrt() - 1e-3
 
     def orders(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The average image, the averaged moduli of all octaves, (B, d) each; the moduli of the finest octave."""
+        """Return the average image, averaged moduli of all octaves, (B, d) each, and the finest."""
         plane = averaged(images, self.block).flatten(0, 1)[:, None]  # (B·C, 1, H, W)
         zeroth = averaged(plane, 2**self.scales).reshape(len(images), -1)
         first = []
@@ -83,14 +84,17 @@ class Scattering(nn.Module):
 
 
 class DeepScattering(Scattering):
-    """Wavelet scattering up to the second order, in three blocks that are weighed against each other.
+    """Wavelet scattering up to the second order, in three weighted blocks.
 
-    (B, C, H, W) -> (B, d), each image's vector of norm √d. Beside the two blocks of `Scattering`, the moduli of the
-    moduli of the finest octave, for every pair of angles, at half resolution. Blocks lose their mean and get norm 1.
-    Source: Bruna and Mallat 2013; Tramèr and Boneh 2021 for learning on it under differential privacy.
+    (B, C, H, W) -> (B, d), each image's vector of norm √d. Beside the two blocks of `Scattering`,
+    it has the moduli of the finest octave's moduli, for every pair of angles, at half resolution.
+    Each block is centred and scaled to norm 1.
+
+    Source: Bruna and Mallat 2013; Tramèr and Boneh 2021 for learning on it under differential
+    privacy.
     """
 
-    WEIGHTS = (0.35, 0.65, 0.675)  # of the three orders
+    WEIGHTS = (0.35, 0.65, 0.675)  # weights of the three orders
 
     def forward(self, images: Tensor) -> Tensor:
         zeroth, first, finest = self.orders(images)
@@ -102,10 +106,11 @@ class DeepScattering(Scattering):
 
 
 class Moduli(Scattering):
-    """Local energies of an image: |image * ψ_θ| at the finest octave, averaged over cells of 2×2 pixels.
+    """Local energies of an image: |image * ψ_θ| at the finest octave, in cells of 2×2 pixels.
 
-    (B, C, H, W) -> (B, d), d = 8·C·H/2·W/2, of norm below √d: a row r stands as √d · r / (‖r‖ + 1), so that
-    faint images stay faint. Finer in place than `Scattering`. Large images have 16×16 cells.
+    (B, C, H, W) -> (B, d), d = 8·C·H/2·W/2, of norm below √d: a row r becomes √d · r / (‖r‖ + 1),
+    so that faint images stay faint. It has finer cells than `Scattering`. Large images have 16×16
+    cells.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -118,7 +123,7 @@ class Moduli(Scattering):
 
 
 class Pixels(nn.Module):
-    """The pixels of an image; of one above LARGEST, its block means. (B, C, H, W) -> (B, d)."""
+    """The pixels of an image, or block means of one above LARGEST. (B, C, H, W) -> (B, d)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -129,16 +134,17 @@ class Pixels(nn.Module):
 
 
 def block_of(shape: Shape) -> int:
-    """The side of the blocks whose means bring images of (C, H, W) to LARGEST pixels a side, a power of two."""
+    """Return the block side, a power of two, that brings the shorter side to LARGEST or less."""
     return 2 ** max(0, math.ceil(math.log2(min(shape[1:]) / LARGEST)))
 
 
 def averaged(planes: Tensor, size: int, across: int = 0) -> Tensor:
-    """The mean of every size×size pixels; at an edge, of fewer. (N, C, H, W) to (N, C, ceil(H/size), ceil(W/size)).
+    """Average every size×size pixels, or fewer at an edge.
 
-    across: columns of a block, if it has another number of them than rows. Where a gradient is asked for and cells are
-    whole, as a product with a small matrix, `size` rows at a time: many times faster on a CPU, there and back. Without,
-    an image's place in a batch changes no bit of its row.
+    (N, C, H, W) to (N, C, ceil(H/size), ceil(W/size)). across: columns of a block, if not `size`.
+    If a gradient is needed and all cells are full, it uses a product with a small matrix, `size`
+    rows at a time: many times faster on a CPU, forward and back. Otherwise, an image's place in a
+    batch changes no bit of its row.
     """
     across = across or size
     if size == across == 1:
@@ -147,24 +153,24 @@ def averaged(planes: Tensor, size: int, across: int = 0) -> Tensor:
     if height % size or width % across or not planes.requires_grad:
         return F.avg_pool2d(planes, (size, across), ceil_mode=True)
     cells = torch.eye(width // across, dtype=planes.dtype, device=planes.device) / (size * across)
-    with torch.autocast(planes.device.type, enabled=False):  # in the precision that the planes have
+    with torch.autocast(planes.device.type, enabled=False):  # keeps the precision of the planes
         rows = planes.reshape(-1, size * width) @ cells.repeat_interleave(across, 0).repeat(size, 1)
     return rows.view(*planes.shape[:2], height // size, width // across)
 
 
 def to_root_norm(rows: Tensor, faint: float) -> Tensor:
-    """Rows r as √d · r / (‖r‖ + faint), (B, d): of norm √d about, unless they are faint."""
+    """Scale rows r to √d · r / (‖r‖ + faint), (B, d): norm √d about, unless they are faint."""
     return rows * (math.sqrt(rows.shape[1]) / (torch.linalg.vector_norm(rows, dim=1, keepdim=True) + faint))
 
 
 def unit(rows: Tensor) -> Tensor:
-    """Rows less their own mean, brought to norm 1; a constant row becomes zero."""
+    """Center each row and scale it to norm 1; a constant row becomes zero."""
     rows = rows - rows.mean(dim=1, keepdim=True)
     return rows / (torch.linalg.vector_norm(rows, dim=1, keepdim=True) + 1e-3)
 
 
 def morlet(orientations: int) -> Tensor:
-    """Morlet wavelets of zero mean: (2·orientations, 1, 7, 7), the real parts first, then the imaginary ones."""
+    """Return zero-mean Morlet wavelets, (2·orientations, 1, 7, 7): real, then imaginary parts."""
     sigma = 0.8
     slant = 0.5
     frequency = 0.75 * math.pi

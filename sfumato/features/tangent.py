@@ -1,4 +1,4 @@
-"""The gradient of a random network: a public map of an image whose inner products are a neural tangent kernel."""
+"""The gradient of a random network: a public map whose kernel is a neural tangent kernel."""
 
 import math
 
@@ -10,9 +10,11 @@ from sfumato.features.scattering import to_root_norm
 
 
 class Tangent(nn.Module):
-    """What a network with one hidden layer, as initialised, answers to a change of each weight, of norm √d.
+    """The gradient of a network with one hidden layer, as initialised, by its weights; of norm √d.
 
-    (B, C, H, W) -> (B, d), d = width · (pixels + 1): the gradient of f(x) = Σ a_j · silu(w_j · x) by all w_j and a_j.
+    (B, C, H, W) -> (B, d), d = width · (pixels + 1): the gradient of f(x) = Σ a_j · silu(w_j · x)
+    by all w_j and a_j.
+
     Source: DP-NTK (Yang et al. 2023), with SiLU instead of ReLU, whose gradient has no gradient.
     """
 

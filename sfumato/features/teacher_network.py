@@ -1,6 +1,7 @@
-"""The teacher as a model: a linear classifier on public features, and what its answers are used for.
+"""The teacher as a model: a linear classifier on public features, and the uses of its predictions.
 
-Everything here is post-processing of a release: it labels public and synthetic images, and guides a sampler.
+Everything here is post-processing of a release: it labels public and synthetic images, and guides a
+sampler.
 """
 
 import shutil
@@ -21,13 +22,14 @@ from sfumato.features.public_network import PublicNetwork
 from sfumato.settings.queries import Teacher
 from sfumato.storage.weights import load_network, save_network
 
-FITTED = 10_000  # images that span the features, at most
+FITTED = 10_000  # Largest number of images that features are fitted to
 
 
 class TeacherNetwork(nn.Module):
-    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits: public features ψ of norm 1, and a linear layer on them.
+    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits: a linear layer on features ψ.
 
-    several: with offsets, under sigmoids; features: the arguments of `ProjectedFeatures`.
+    The features are public and have norm 1. several: several labels per image, with offsets, under
+    sigmoids; features: arguments of `ProjectedFeatures`.
     """
 
     def __init__(self, classes: int, several: bool = False, **features: Any) -> None:
@@ -41,7 +43,10 @@ class TeacherNetwork(nn.Module):
 
     @classmethod
     def of(cls, features: ProjectedFeatures, weights: Tensor, offsets: Tensor | None = None) -> Self:
-        """The teacher of these features and released weights, (d, M); of several labels with offsets, (M,)."""
+        """Build the teacher from features and released weights, (d, M).
+
+        With several labels, offsets are (M,).
+        """
         teacher = cls(weights.shape[1], **features.config(), several=offsets is not None)
         if offsets is not None:
             teacher.offsets.copy_(offsets)
@@ -60,9 +65,10 @@ class TeacherNetwork(nn.Module):
 def fit_features(
     settings: Teacher, shape: Shape, network: PublicNetwork | None, images: ImageSet, seed: int
 ) -> tuple[ProjectedFeatures, Tensor]:
-    """The features ψ, spanned by public or released images, and their (d, d) covariance on the same images.
+    """Fit the features ψ to public or released images; also return their (d, d) covariance on them.
 
-    network: of the feature "classifier"; images: at most FITTED of them are used, chosen by `seed`.
+    network: network of the feature "classifier"; images: at most FITTED of them are used, chosen by
+    `seed`.
     """
     through = settings.network and settings.network.arguments()
     about = settings.features or settings.feature, shape, settings.dimension
@@ -72,30 +78,34 @@ def fit_features(
 
 
 def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:
-    """Class probabilities of public or released images, possibly memory-mapped: (N, classes) float32."""
+    """Compute class probabilities of public or released images, (N, classes) float32."""
     parts = torch.arange(len(images)).split(FEATURE_BATCH)
     return torch.cat([probabilities_of(teacher, images.batch(part.numpy())[0]) for part in parts])
 
 
 @torch.no_grad()
 def probabilities_of(teacher: TeacherNetwork, images: Tensor) -> Tensor:
-    """The same of (N, C, H, W) uint8, or float32 in [0, 1]. Of several labels, the probability of each."""
+    """Compute class probabilities of (N, C, H, W) uint8, or float32 in [0, 1].
+
+    With several labels, the probability of each.
+    """
     shares = torch.sigmoid if teacher.several else partial(torch.softmax, dim=1)
     parts = (as_floats(part).to(teacher.weights.device) for part in images.split(FEATURE_BATCH) if len(part))
     return torch.cat([torch.zeros(0, teacher.classes), *(shares(teacher(part)).cpu() for part in parts)])
 
 
 def relabelled(teacher: TeacherNetwork, images: ImageSet) -> ImageSet:
-    """Public or released images with the teacher's labels, of which each class keeps its share."""
+    """Relabel public or released images by the teacher, keeping the share of each class."""
     seen = classify(teacher, images)
     offsets = share_offsets(seen, torch.from_numpy(np.bincount(images.labels, minlength=len(images.classes))))
     return ImageSet(images.images, at_shares(seen, offsets).argmax(dim=1).numpy(), images.classes)
 
 
 def guide_by(teacher: TeacherNetwork, strength: float) -> Guide:
-    """What moves a denoised image towards its label: strength · variance · ∇ log p(label | image), by the teacher.
+    """Build a guide that moves a denoised image towards its label, by the teacher.
 
-    1 is Bayes' rule, as far as the teacher is right and the noise left in an image is the same in all directions.
+    The shift is strength · variance · ∇ log p(label | image). Strength 1 is Bayes' rule, if the
+    teacher is right and the remaining noise of an image is the same in all directions.
     """
 
     def guide(denoised: Tensor, labels: Tensor, variance: float) -> Tensor:
@@ -109,20 +119,22 @@ def guide_by(teacher: TeacherNetwork, strength: float) -> Guide:
 
 
 def at_shares(probabilities: Tensor, offsets: Tensor) -> Tensor:
-    """Probabilities with the offsets, (M,), of `share_offsets` added to their logarithms: (N, M), rows of sum 1."""
+    """Add the offsets, (M,), of `share_offsets` to log probabilities: (N, M), rows of sum 1."""
     return (probabilities.double().clamp(min=1e-30).log() + offsets).softmax(dim=1)
 
 
 def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:
-    """Offsets of log p under which each class is the likeliest one as often as wanted: (M,) float64.
+    """Find offsets of log p, (M,) float64, that make each class likeliest `wanted` times.
 
-    A noisy teacher predicts some classes too often or hardly ever. Its ranking of images within a class is reliable.
-    probabilities: (N, M); wanted: (M,) numbers of images. Steps become shorter, since numbers of hard labels jump.
-    Source: posteriors at known shares (Saerens et al. 2002).
+    A noisy teacher predicts some classes too often or hardly ever. Its ranking of images within a
+    class is reliable. Steps become shorter, because numbers of hard labels jump.
+
+    probabilities: (N, M); wanted: (M,) numbers of images. Source: posteriors at known shares
+    (Saerens et al. 2002).
     """
     offsets = torch.zeros(probabilities.shape[1], dtype=torch.float64)
     first, second = probabilities.double().clamp(min=1e-30).log().topk(2, dim=1).values.unbind(dim=1)
-    unit = (first - second).mean()  # how far apart this teacher holds two classes
+    unit = (first - second).mean()  # typical distance between this teacher's two likeliest classes
     steps = 200
     for step in range(steps):
         counts = at_shares(probabilities, offsets).argmax(dim=1).bincount(minlength=len(offsets))
@@ -134,14 +146,14 @@ def save_teacher(teacher: TeacherNetwork, directory: Path) -> None:
     config = {"classes": teacher.classes, **deepcopy(teacher.features.config())}
     for name, network in own_networks(config).items():
         shutil.copyfile(Path(network["path"]).expanduser(), directory / name)
-        del network["path"]  # the owner's, which is nobody's business
+        del network["path"]  # private: the owner's path
     if teacher.several:
         config["several"] = True
     save_network(teacher, config, directory)
 
 
 def own_networks(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Those of the maps OWN in a teacher's config, by the names of their files beside its weights."""
+    """Return a teacher's networks of maps OWN, by the file names beside its weights."""
     parts = config["feature"]
     if isinstance(parts, str):
         parts = [{"map": parts, "network": config["network"]}]
@@ -151,7 +163,10 @@ def own_networks(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def load_teacher(directory: Path) -> TeacherNetwork:
-    """The teacher that `save_teacher` wrote, in eval mode. Raises DataError when files are missing or damaged."""
+    """Load the teacher that `save_teacher` wrote, in eval mode.
+
+    Raises DataError when files are missing or damaged.
+    """
 
     def build(**arguments: Any) -> TeacherNetwork:
         for name, network in own_networks(arguments).items():

@@ -1,6 +1,8 @@
-"""One Gaussian per class as a generator: low frequencies of a release, finer ones by a law or of public images.
+"""One Gaussian per class as a generator.
 
-Nothing here reads a sensitive image: the release was charged, and the fit is post-processing.
+Low frequencies come from a release, finer ones from a fitted law or public images.
+
+No function here reads a sensitive image: the release was charged, and the fit is post-processing.
 """
 
 import itertools
@@ -13,14 +15,15 @@ from torch import Tensor, nn
 from sfumato.features import FeatureMeans
 from sfumato.features.cosine import CosineMoments
 
-RECOLOURED = 6  # random numbers that recolour a public image
+RECOLOURED = 6  # Random numbers that recolour a public image
 
 
 class GaussianGenerator(nn.Module):
-    """G(z, y): low coefficients of the cosine transform by the Gaussian of class y, and the others beside them.
+    """G(z, y): low cosine coefficients from the Gaussian of class y, and finer ones.
 
-    features: the arguments of the release's `CosineMoments`; details: number of public images. The finer coefficients
-    are those of a random public image, recoloured; without any, they are independent, with the variances `fine`.
+    features: arguments of the release's `CosineMoments`;
+    details: number of public images. Finer coefficients come from a random public image,
+    recoloured; without any, they are independent, with the variances `fine`.
     latent: size of z, one number for each coefficient and one that chooses the public image.
     """
 
@@ -38,7 +41,10 @@ class GaussianGenerator(nn.Module):
         self.details = nn.Buffer(torch.zeros(details, *self.shape, dtype=torch.uint8))
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """z: (B, latent); labels: (B,) int64 below `classes`. Returns (B, C, H, W) in [0, 1]."""
+        """Draw images, (B, C, H, W) in [0, 1].
+
+        z: (B, latent); labels: (B,) int64 below `classes`.
+        """
         choice = z[:, -1]
         z = z[:, :-1]
         chosen = self.features.chosen
@@ -61,18 +67,20 @@ class GaussianGenerator(nn.Module):
 def fit_gaussians(release: FeatureMeans, priors: Tensor, details: Tensor | None = None) -> GaussianGenerator:
     """Fit one Gaussian per class to a release of `CosineMoments`, in closed form.
 
-    priors: (classes,) public label shares, summing to 1; details: (n, C, H, W) uint8 public images.
+    priors: (classes,) public label shares, summing to 1;
+    details: (n, C, H, W) uint8 public images.
 
-    A covariance is the sum of the fitted law's diagonal, of what the pooled covariance has beside it, and of
-    half of what the class has beside that. Of the latter two, every eigenvalue is shrunk by the largest of
-    pure noise, 2·√d times its deviation.
+    A covariance is the sum of the fitted law's diagonal, of the pooled covariance's deviation from
+    it, and of half of the class's deviation from that. In both deviations, every eigenvalue is
+    shrunk by the largest of pure noise, 2·√d times its deviation.
     """
     features = release.features
     deviation = release.deviation
     if deviation is None:
         raise ValueError("the release does not state the deviation of its noise")
     generator = GaussianGenerator(features.arguments, len(priors), 0 if details is None else len(details))
-    shares = priors.double().clamp(min=0.1 / len(priors))[:, None]  # a rare class is taken for a larger one
+    # floor: a rare class is treated as a larger one
+    shares = priors.double().clamp(min=0.1 / len(priors))[:, None]
     means, seconds = features.moments(release.table.double().T / shares)
     noise = features.radius * deviation / math.sqrt(1 - features.products) / shares
     means = shrunk(means, noise.square() * len(features.even), shares)
@@ -80,7 +88,8 @@ def fit_gaussians(release: FeatureMeans, priors: Tensor, details: Tensor | None 
     pooled = (shares[:, :, None] * covariances).sum(0)
     law = law_of(pooled.diagonal(), features)
     expected = law[features.chosen]
-    unit = features.radius**2 * deviation / math.sqrt(2 * features.products)  # off the diagonal of a sum
+    # off-diagonal noise of a sum
+    unit = features.radius**2 * deviation / math.sqrt(2 * features.products)
     largest = 2 * math.sqrt(len(pooled) / (2 if features.arguments["flip"] else 1)) * unit
     pooled = expected.diag() + beyond(pooled - expected.diag(), largest * math.sqrt(len(priors)))
     for label, share in enumerate(shares.flatten().tolist()):
@@ -94,9 +103,13 @@ def fit_gaussians(release: FeatureMeans, priors: Tensor, details: Tensor | None 
 
 
 def shrunk(means: Tensor, noise: Tensor, shares: Tensor) -> Tensor:
-    """Class means moved towards their mean by the part that noise explains (James and Stein 1961, the positive part).
+    """Shrink class means to their mean by the part that noise explains.
 
-    means: (M, d); noise: (M, 1), its expected squared length in each; shares: (M, 1).
+    Source: James and Stein 1961, positive part.
+
+    means: (M, d);
+    noise: (M, 1), expected squared length of the noise in each mean;
+    shares: (M, 1).
     """
     middle = (shares * means).sum(0) / shares.sum()
     apart = means - middle
@@ -104,7 +117,7 @@ def shrunk(means: Tensor, noise: Tensor, shares: Tensor) -> Tensor:
 
 
 def recoloured(images: Tensor, random: Tensor) -> Tensor:
-    """Each image with its channels reordered, mirrored, inverted, less saturated, under other light, at random.
+    """Reorder channels, mirror, invert, desaturate and relight each image, at random.
 
     images: (B, C, H, W) in [0, 1]; random: (B, RECOLOURED), uniform in [0, 1].
     """
@@ -121,9 +134,10 @@ def recoloured(images: Tensor, random: Tensor) -> Tensor:
 
 
 def law_of(variances: Tensor, features: CosineMoments) -> Tensor:
-    """The variance of every coefficient, a·(1 + f)^-decay at f half waves an image: (d,) -> (C·H·W,) float64.
+    """Fit every coefficient's variance, a·(1 + f)^-decay at f half waves per image.
 
-    One law for brightness and one for the contrasts, each by the likelihood of the released variances (Whittle 1953).
+    (d,) -> (C·H·W,) float64. There is one law for brightness and one for the contrasts, each by the
+    likelihood of the released variances (Whittle 1953).
     """
     frequency = features.radius_of.double() * max(features.shape[1:])
     laws = []
@@ -140,13 +154,16 @@ def law_of(variances: Tensor, features: CosineMoments) -> Tensor:
 
 
 def beyond(matrix: Tensor, noise: float) -> Tensor:
-    """A symmetric matrix with its eigenvalues shrunk towards zero by `noise`."""
+    """Shrink the eigenvalues of a symmetric matrix towards zero by `noise`."""
     values, vectors = torch.linalg.eigh(matrix)
     return vectors * (values.sign() * (values.abs() - noise).clamp(min=0)) @ vectors.T
 
 
 def factor_of(covariance: Tensor, expected: Tensor) -> Tensor:
-    """F with F Fᵀ = the covariance, of which no direction has less than half of `expected`: (d, d), (d,)."""
+    """Return F with F Fᵀ = the covariance, at least half of `expected` in every direction.
+
+    covariance: (d, d); expected: (d,).
+    """
     scale = expected.sqrt()
     values, vectors = torch.linalg.eigh(covariance / scale / scale[:, None])
     return scale[:, None] * vectors * values.clamp(min=0.5).sqrt()

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from sfumato.data.images import Shape
 from sfumato.settings.fields import Size, both_sides, size_of
 
-# sides of squares; of other proportions, the root of the number of pixels
-COARSE = 32  # side that is drawn first, at most; each level beyond doubles it
+# Sides are for squares; other proportions use the root of the number of pixels.
+COARSE = 32  # Largest side of the coarse image; each further level doubles it
 
 
 class NormConv(nn.Module):
-    """BN, ReLU, conv3, of which each kind makes its own step."""
+    """The layers BN, ReLU, conv3, which each subclass combines in its own way."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -23,7 +23,10 @@ class NormConv(nn.Module):
 
 
 class Widen(NormConv):
-    """Twice the sides: BN, ReLU, conv3, pixel shuffle. No transposed convolution, whose overlaps show as a grid."""
+    """Doubles the sides: BN, ReLU, conv3, pixel shuffle.
+
+    There is no transposed convolution, whose overlaps appear as a grid.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return F.pixel_shuffle(self.conv(F.relu(self.norm(x))), 2)
@@ -37,14 +40,20 @@ class Residual(NormConv):
 
 
 class Enlarge(NormConv):
-    """Twice the sides: BN, ReLU, bilinear, conv3. A pixel shuffle would draw the texture of large images as a grid."""
+    """Doubles the sides: BN, ReLU, bilinear, conv3.
+
+    A pixel shuffle would draw the texture of large images as a grid.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(enlarged(F.relu(self.norm(x))))  # type: ignore[no-any-return]
 
 
 class Level(nn.Module):
-    """Twice the side: the image, (B, channels, H, W), enlarged, and what its hidden cells, (B, inputs, H, W), add."""
+    """Doubles the side of an image, and adds details from its hidden cells.
+
+    The image is (B, channels, H, W), the hidden cells are (B, inputs, H, W).
+    """
 
     def __init__(self, inputs: int, outputs: int, channels: int) -> None:
         super().__init__()
@@ -66,22 +75,26 @@ def cut(planes: Tensor, sides: tuple[int, int]) -> Tensor:
 
 
 def half(sides: tuple[int, int]) -> tuple[int, int]:
-    """Half of both sides, rounded up."""
+    """Halve both sides, rounding up."""
     return (sides[0] + 1) // 2, (sides[1] + 1) // 2
 
 
 def enlarged(planes: Tensor) -> Tensor:
-    """Twice the sides, bilinear."""
+    """Double the sides, bilinear."""
     return F.interpolate(planes, scale_factor=2, mode="bilinear", align_corners=False)
 
 
 class Generator(nn.Module):
     """Class-conditional convolutional generator G(z, y).
 
-    resolution: as of `Denoiser`, sides of 4 or more; channels: 1 or 3; latent: size of z ~ N(0, I); width: channels at
-    half resolution of the coarse image, twice as many below; several: labels are 0/1 vectors. The coarse image, of
-    COARSE pixels a side at most, is the sum of a smooth one, at half resolution, and its details. Each level doubles
-    the image before it and adds finer details.
+    resolution: see `Denoiser`, sides of 4 or more;
+    channels: 1 or 3;
+    latent: size of z ~ N(0, I);
+    width: channels at half resolution of the coarse image, twice as many below;
+    several: labels are 0/1 vectors.
+
+    The coarse image, of COARSE pixels per side at most, is the sum of a smooth image, at half
+    resolution, and its details. Each level doubles the image before it and adds finer details.
     """
 
     def __init__(
@@ -95,12 +108,12 @@ class Generator(nn.Module):
         self.shape: Shape = (channels, *both_sides(resolution))
         self.latent = latent
         self.width = width
-        self.sides = [self.shape[1:]]  # of the images of each level, the finest first
+        self.sides = [self.shape[1:]]  # sides of each level's images, the finest first
         while math.prod(self.sides[-1]) > COARSE**2:
             self.sides.append(half(self.sides[-1]))
         self.start = half(self.sides[-1])
-        doublings = 0  # by the body
-        while math.prod(self.start) > 8**2:  # side of the coarsest cells, at most
+        doublings = 0  # number of doublings by the body
+        while math.prod(self.start) > 8**2:  # 8 coarsest cells per side, or fewer
             self.start = half(self.start)
             doublings += 1
         wide = 2 * width if doublings else width
@@ -118,7 +131,7 @@ class Generator(nn.Module):
         self.norm = nn.BatchNorm2d(last)
         self.details = nn.Conv2d(last, channels, 5, padding=2)
         self.smooth = nn.Conv2d(width, channels, 1)
-        for last_layer in (self.details, self.smooth):  # it starts at grey
+        for last_layer in (self.details, self.smooth):  # the image starts grey
             nn.init.zeros_(last_layer.bias)  # type: ignore[arg-type]
             with torch.no_grad():
                 last_layer.weight.mul_(0.1)
@@ -131,8 +144,9 @@ class Generator(nn.Module):
     def forward(self, z: Tensor, labels: Tensor, block: int = 1) -> Tensor:
         """Draw images, (B, C, H, W) in [0, 1].
 
-        z: (B, latent); labels: (B,) int64 below `classes`, or (B, classes); block: 2, 4, … draws the image of fewer
-        levels, at the resolution divided by it.
+        z: (B, latent);
+        labels: (B,) int64 below `classes`, or (B, classes);
+        block: 2, 4, … draws the image of fewer levels, at the resolution divided by it.
         """
         if not self.several:
             labels = F.one_hot(labels, self.classes)
@@ -149,11 +163,11 @@ class Generator(nn.Module):
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """The sides of the blocks of pixels that the images of its levels stand for, the coarse image first."""
+        """Sides of the pixel blocks that each level's images represent, the coarse image first."""
         return tuple(2**level for level in range(len(self.levels), -1, -1))
 
     def config(self) -> dict[str, int]:
-        """The arguments that rebuild this generator."""
+        """Return the arguments that rebuild this generator."""
         names = ["resolution", "channels", "classes", "latent", "width"]
         if self.several:
             names.append("several")

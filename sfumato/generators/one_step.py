@@ -1,6 +1,8 @@
-"""The generator of auxiliary images: fit it to noisy releases, and draw images from it (FETA-Pro §3.3).
+"""The generator of auxiliary images: fit it to noisy releases, and draw images from it.
 
-Nothing here reads a sensitive image: the releases were charged, and the fit is post-processing.
+Source: FETA-Pro §3.3.
+
+No function here reads a sensitive image: the releases were charged, and the fit is post-processing.
 """
 
 import copy
@@ -27,10 +29,10 @@ from sfumato.settings.training import Fit
 from sfumato.storage.png import save_png, to_grid
 from sfumato.storage.weights import load_network, save_network
 
-GENERATOR_WEIGHTS = "generator.safetensors"  # beside config.json
+GENERATOR_WEIGHTS = "generator.safetensors"  # Beside config.json
 OneStep = Generator | GaussianGenerator  # (z, labels) -> images
-DRAWING_BATCH = 1000  # images of COARSE pixels a side at a time
-PATIENCE = 100  # steps without progress on these
+DRAWING_BATCH = 1000  # Images of COARSE pixels per side at a time
+PATIENCE = 100  # Steps without progress on the held-out cells
 
 
 def new_generator(shape: Shape, classes: int, latent: int, width: int, seed: int, several: bool = False) -> Generator:
@@ -51,15 +53,17 @@ def fit_generator(
     agreement: float = 0.0,
     row_means: Tensor | None = None,
 ) -> Any:
-    """Train G so that its joint embeddings match the released ones: Adam on Σ weight · ‖μ̃ − μ(G)‖², + cross-entropy.
+    """Fit G so that its joint embeddings match the released ones.
 
-    Coarse to fine: large images are first fitted as block means, to the features that see no finer ones.
-    Each class ends where it would begin to learn the noise (EarlyStopping): more steps make no worse images.
-    releases: under Fourier features; priors: (classes,) public label shares, summing to 1; teacher: (B, C, H, W) ->
-    (B, classes) logits, whose cross-entropy with the labels asked for has the weight `agreement`; progress: called with
-    (steps done, steps).
-    row_means: of several labels, whose priors are the share of images that have each; see `PublicCounts`.
-    Returns `generator` with the moving average of its weights and recomputed batch-norm statistics, in eval mode.
+    Adam minimises Σ weight · ‖μ̃ − μ(G)‖², plus a cross-entropy. The fit goes from coarse to fine:
+    large images are first fitted as block means, to features that need nothing finer. Each class
+    stops when it would begin to fit the noise (EarlyStopping): more steps make no worse images.
+
+    releases: under Fourier features; priors: (classes,) public label shares, summing to 1; teacher:
+    (B, C, H, W) -> (B, classes) logits, whose cross-entropy with the requested labels has the
+    weight `agreement`; progress: called with (steps done, steps); row_means: see `PublicCounts`,
+    with several labels (priors are then the share of images with each label). Returns `generator`
+    with the moving average of its weights and recomputed batch-norm statistics, in eval mode.
     """
     device = compute.device()
     several = row_means is not None
@@ -78,7 +82,8 @@ def fit_generator(
             stopping = EarlyStopping(matches, seed, block)
         labels, weights = (part.to(device) for part in labels_to_fit(config.batch, priors, several, random))
         z = torch.randn(config.batch, generator.latent, generator=random).to(device)
-        # if the device has bfloat16: inside the network and the phases, not for the embedding and the loss
+        # bfloat16, if the device has it, covers the network and the phases, not the embedding and
+        # the loss.
         with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
             images = generator(z, labels, block)
             embeddings = [embedding_of(match, images, weights, columns) for match in matches]
@@ -99,84 +104,97 @@ def fit_generator(
 
 
 def block_of_steps(blocks: Sequence[int], steps: int) -> list[int]:
-    """The level that each step fits, by its block: half of the steps the first, the others equally many."""
+    """Return the level that each step fits, by its block.
+
+    Half of the steps fit the first level, and the others are split equally.
+    """
     coarse = steps if len(blocks) == 1 else round(0.5 * steps)
     finer = range(steps - coarse)
     return [blocks[0]] * coarse + [blocks[1 + step * (len(blocks) - 1) // len(finer)] for step in finer]
 
 
 def pace(done: float) -> float:
-    """Part of the learning rate after the part `done` of the steps: a short rise, then half a cosine to zero.
+    """Return the part of the learning rate after the part `done` of the steps.
 
-    Without the rise, the first steps may drive all pixels to black, without a gradient.
+    It rises briefly, then falls to zero by half a cosine. Without the rise, the first steps may
+    drive all pixels to black, without a gradient.
     """
     return min(1.0, (done + 0.01) / 0.1) * (1 + math.cos(math.pi * done)) / 2
 
 
 def embedding_of(match: FeatureMeans, images: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
-    """μ(G), (K, classes): column m is priors_m times the mean of φ over the images, (B, C, H, W), by weights.
+    """Compute μ(G), (K, classes): column m is priors_m times a weighted mean of φ.
 
-    weights: (B, classes), those of `labels_to_fit`.
+    images: (B, C, H, W); weights: (B, classes), from `labels_to_fit`.
     """
     counts = weights.sum(0)
     return match.features.embed(images, weights * (priors / torch.where(counts > 0, counts, 1)))
 
 
 def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
-    """‖μ̃ − μ(G)‖² without the constant ‖μ̃‖², unbiased: a scalar. (K, classes) both; weights: as in `embedding_of`.
+    """Compute ‖μ̃ − μ(G)‖² without the constant ‖μ̃‖², unbiased: a scalar.
 
-    Because ‖φ‖ = 1, the bias of the squared norm of a batch mean is known. It is removed: otherwise small batches
-    reward images that are all alike. Each column's error is divided by its prior: otherwise a rare class would weigh
-    only priors_m².
+    Because ‖φ‖ = 1, the bias of the squared norm of a batch mean is known. It is removed: otherwise
+    small batches reward images that are all alike. Each column's error is divided by its prior:
+    otherwise a rare class would weigh only priors_m².
+
+    embedding, target: (K, classes); weights: see `embedding_of`.
     """
     shown = (weights.sum(0) > 0).to(priors)  # a class without images in the batch has no gradient
-    # as many images of equal weight would have a mean of the same variance
+    # Effective number: so many images of equal weight would have a mean of the same variance.
     counts = weights.sum(0).square() / weights.square().sum(0).clamp(min=1e-12)
-    # E‖mean of n unit vectors‖² = ‖μ‖² + (1 − ‖μ‖²)/n, so (n‖mean‖² − 1)/(n − 1) estimates ‖μ‖²; drop the constant
+    # E‖mean of n unit vectors‖² = ‖μ‖² + (1 − ‖μ‖²)/n, so (n‖mean‖² − 1)/(n − 1) estimates ‖μ‖²;
+    # the constant is dropped.
     unbiased = torch.where(counts > 1, counts / (counts - 1).clamp(min=1), 1.0)
-    balance = shown / priors.clamp(min=0.1 / len(priors))  # the column of a rarer class is mostly noise
+    # the column of a rarer class is mostly noise
+    balance = shown / priors.clamp(min=0.1 / len(priors))
     return (balance * (unbiased * embedding.square().sum(0) - 2 * (embedding * target).sum(0))).sum()
 
 
 class EarlyStopping:
-    """Ends the fit of each class where it begins to learn the noise of the release.
+    """Stops the fit of each class when it begins to fit the noise of the release.
 
-    The noise is independent from cell to cell, so the distance to the cells of `held_out`, which the loss leaves out,
-    estimates that to the release without noise, but for a constant and without bias. It falls while the fit learns the
-    class and rises when it learns the noise of the other cells. A class that has come no nearer for PATIENCE steps is
-    held: its target becomes the generator's own embedding, averaged over steps, where that was nearest.
+    The noise is independent from cell to cell, so the distance to the cells of `held_out`, which
+    the loss leaves out, estimates the distance to the release without noise, up to a constant and
+    without bias. It falls while the fit learns the class and rises when it learns the noise of the
+    other cells. A class that has come no nearer for PATIENCE steps is frozen: its target becomes
+    the generator's own embedding, averaged over steps, at its nearest.
     """
 
-    smooth = 0.98  # of the average over steps that is compared with the cells that are left out
+    smooth = 0.98  # decay of the average over steps that is compared with the held-out cells
 
     def __init__(self, matches: Sequence[FeatureMeans], seed: int, block: int = 1) -> None:
         random = torch.Generator().manual_seed(seed)
         self.matches = matches
         self.targets = [match.table.clone() for match in matches]
-        self.seen = []  # by the loss, of the cells that the level determines
+        self.seen = []  # cells in the loss, among the cells that the level determines
         self.unseen = []
         for match in matches:
             out = held_out(match.features, random)
             active = match.features.active(block)
             self.seen.append((active & ~out).to(match.table)[:, None])
             self.unseen.append((active & out).to(match.table)[:, None])
-        self.means = [torch.zeros_like(match.table) for match in matches]  # μ(G), averaged over steps
+        # μ(G), averaged over steps
+        self.means = [torch.zeros_like(match.table) for match in matches]
         self.nearest = [torch.zeros_like(match.table) for match in matches]
         classes = matches[0].table.shape[1]
         self.least = torch.full((classes,), math.inf)
         self.waited = torch.zeros(classes)
-        self.batches = torch.zeros(classes)  # in which each was shown
+        self.batches = torch.zeros(classes)  # number of batches with each class
         self.held = torch.zeros(classes, dtype=torch.bool)
 
     def loss(self, embeddings: Sequence[Tensor], weights: Tensor, priors: Tensor) -> Tensor:
-        """Σ weight · ‖target − μ(G)‖² over the cells that are seen. embeddings: (K, classes) of each match."""
+        """Compute Σ weight · ‖target − μ(G)‖² over the cells in the loss.
+
+        embeddings: (K, classes) of each match.
+        """
         parts = zip(self.matches, embeddings, self.targets, self.seen, strict=True)
         errors = (m.weight * mismatch(s * mean, s * t, weights, priors) for m, mean, t, s in parts)
         return sum(errors, torch.zeros(()))
 
     @torch.no_grad()
     def observe(self, embeddings: Sequence[Tensor], weights: Tensor) -> None:
-        """Take in the embeddings of a batch, and hold the classes that come no nearer."""
+        """Record the embeddings of a batch, and freeze the classes that come no nearer."""
         shown = weights.sum(0).cpu() > 0
         self.batches += shown
         part = torch.where(shown, (9 / (self.batches + 9)).clamp(min=1 - self.smooth), 0.0)
@@ -195,14 +213,17 @@ class EarlyStopping:
 
 
 def held_out(features: FourierFeatures, random: torch.Generator) -> Tensor:
-    """Which cells the loss leaves out: (K,) bool, a fifth of all, and of a frequency both cosine and sine."""
+    """Choose the cells that the loss leaves out: (K,) bool, a fifth of all.
+
+    Cosine and sine of a frequency are left out together.
+    """
     waves = torch.rand(features.frequencies, generator=random) < 0.2
     return torch.cat([waves, waves, torch.rand(features.size - 2 * len(waves), generator=random) < 0.2])
 
 
 @torch.no_grad()
 def recompute_batch_norm(generator: Generator, batch: int, priors: Tensor | None, random: torch.Generator) -> None:
-    """Recompute the statistics of the batch normalisations for the current weights: means over 40 batches."""
+    """Recompute batch-norm statistics for the current weights: means over 40 batches."""
     device = device_of(generator)
     for norm in generator.modules():
         if isinstance(norm, nn.BatchNorm2d):
@@ -218,9 +239,10 @@ def recompute_batch_norm(generator: Generator, batch: int, priors: Tensor | None
 
 
 def balanced_labels(count: int, priors: Tensor | None, classes: int, random: torch.Generator) -> Tensor:
-    """`count` labels with each class as near to its share as whole numbers allow, in random order: (count,) int64.
+    """Draw `count` labels in random order, each class near its share: (count,) int64.
 
-    priors: (classes,) shares, or None for equal ones. Systematic sampling with one uniform offset.
+    Numbers are as near to the shares as whole numbers allow. priors: (classes,) shares, or None for
+    equal ones. Systematic sampling with one uniform offset.
     """
     shares = torch.full((classes,), 1 / classes, dtype=torch.float64) if priors is None else priors.double()
     edges = (shares.cumsum(0) / shares.sum())[:-1].contiguous()
@@ -229,28 +251,33 @@ def balanced_labels(count: int, priors: Tensor | None, classes: int, random: tor
 
 
 def several_labels(count: int, priors: Tensor, random: torch.Generator) -> Tensor:
-    """Label sets of `count` images, drawn label by label, independently: (count, classes) uint8 of 0 and 1.
+    """Draw label sets of `count` images, independently by label: (count, classes) uint8 of 0 and 1.
 
-    priors: (classes,) the share of images that each label has; its number is as near to it as whole numbers allow.
+    priors: (classes,) share of images with each label; its number is as near to it as whole numbers
+    allow.
     """
     shares = torch.stack([1 - priors, priors], dim=1)
     return torch.stack([balanced_labels(count, share, 2, random) for share in shares], dim=1).to(torch.uint8)
 
 
 def labels_to_draw(model: Any, count: int, priors: Tensor | None, random: torch.Generator) -> Tensor:
-    """By `several_labels` if there are priors and the model takes several labels an image, else `balanced_labels`."""
+    """Draw by `several_labels` if the model takes several labels, else by `balanced_labels`.
+
+    Without priors, it always draws by `balanced_labels`.
+    """
     if priors is not None and getattr(model, "several", False):
         return several_labels(count, priors, random)
     return balanced_labels(count, priors, model.classes, random)
 
 
 def labels_to_fit(count: int, priors: Tensor, several: bool, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Labels, equally many of each, so that rare ones are fitted too, and the weight of each image by column.
+    """Draw equally many labels of each, so that rare ones are fitted, and weights by column.
 
-    Of one label an image: (count,) int64, and one-hot rows. Of several, each image has a stratum, a label or none, and
-    its other labels by `several_labels`: since they are independent, the images of a stratum are those of all that have
-    its label. Then they are (count, classes) uint8 and (count, classes + 1) float32: in the column of its stratum, what
-    `label_rows` has there; zeros elsewhere. priors: as of `fit_generator`.
+    With one label per image: (count,) int64, and one-hot rows. With several, each image has a
+    stratum, a label or none, and its other labels by `several_labels`: since these are independent,
+    the images of a stratum represent all images with its label. Labels are then (count, classes)
+    uint8, and weights (count, classes + 1) float32: in the column of the image's stratum, its entry
+    of `label_rows`; zeros elsewhere. priors: see `fit_generator`.
     """
     classes = len(priors)
     strata = balanced_labels(count, None, classes + several, random)
@@ -265,9 +292,10 @@ def labels_to_fit(count: int, priors: Tensor, several: bool, random: torch.Gener
 def drawing(
     generator: OneStep, count: int, priors: Tensor | None = None, seed: int = 0
 ) -> tuple[Iterator[Tensor], Tensor]:
-    """`count` images, parts of (N, C, H, W) float32 in [0, 1], and labels, (N,) int64. priors: shares, None: uniform.
+    """Draw `count` images, in parts of (N, C, H, W) float32 in [0, 1], and labels, (N,) int64.
 
-    A generator of several labels needs priors, and gives labels as `several_labels`.
+    A generator of several labels needs priors, and gives labels as `several_labels` does. priors:
+    shares, or None for uniform ones.
     """
     device = device_of(generator)
     random = torch.Generator().manual_seed(seed)
@@ -292,7 +320,7 @@ def save_drawing(
     directory: Path,
     label: Callable[[ImageSet], ImageSet] = lambda drawn: drawn,
 ) -> None:
-    """Write the generator, `count` images of it as an image set, relabelled by `label`, and a grid of them."""
+    """Write the generator, `count` of its images, relabelled by `label`, and a grid of them."""
     parts, labels = drawing(generator, count, priors, seed)
     channels, height, width = generator.shape
     images = room(count, (height, width, channels), directory)
@@ -316,5 +344,8 @@ def built(**arguments: Any) -> OneStep:
 
 
 def load_generator(directory: Path) -> OneStep:
-    """The generator that `save_generator` wrote, in eval mode. Raises DataError if files are missing or damaged."""
+    """Load the generator that `save_generator` wrote, in eval mode.
+
+    Raises DataError if files are missing or damaged.
+    """
     return load_network(directory, built, "auxiliary", GENERATOR_WEIGHTS).to(memory_format=torch.channels_last).eval()

@@ -1,7 +1,9 @@
-"""The cost of mechanisms: RDP with the tight and the papers' conversion, PLD, and calibration of noise to a budget.
+"""Compute the cost of mechanisms, and calibrate noise to a budget.
 
-The Rényi curves, the privacy-loss distributions and the closed form of a Gaussian are dp-accounting's. Ours are the
-conversion, which drops an order whose value is not a number (it never counts as free), and the solver of budget shares.
+Costs are bounded by RDP (with the tight conversion and with the classic one of the papers) and by
+PLD. dp-accounting provides the Rényi curves, the privacy-loss distributions and the closed form of
+a Gaussian. This module adds the conversion, which drops an order whose value is not a number (it
+never counts as free), and the solver for shares of the budget.
 """
 
 import math
@@ -21,8 +23,10 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
 from sfumato.settings.fields import is_positive
 from sfumato.settings.privacy import FEWEST_UNITS, MOST_UNITS
 
-LARGEST_DELTA = 1e-3  # with probability δ there is no guarantee: a larger one is refused
-# Fine near 1, where expensive mechanisms have their best order; up to 4096, because cheap ones have it far out.
+# Upper limit of δ: with probability δ there is no guarantee, so a larger one is refused
+LARGEST_DELTA = 1e-3
+# The grid is fine near 1, where expensive mechanisms have their best order, and reaches 4096,
+# because cheap ones have theirs far out.
 ORDERS: tuple[float, ...] = (
     *(1 + x / 20 for x in range(1, 60)),
     *(4 + x / 4 for x in range(24)),
@@ -36,16 +40,19 @@ RELATIONS = {
     ADD_OR_REMOVE_ONE: NeighboringRelation.ADD_OR_REMOVE_ONE,
     ZERO_OUT_ONE: NeighboringRelation.REPLACE_SPECIAL,
 }
-LARGEST_PLD = 100.0  # epsilon above which no privacy-loss distribution is computed
-ROOT_ERROR = 1e-11  # of epsilon: ten times what dp-accounting's search for it leaves open
-MOST_NOISE = 1e7  # no multiplier is sought above it
+LARGEST_PLD = 100.0  # Largest ε for which a privacy-loss distribution is computed
+ROOT_ERROR = 1e-11  # Error of ε: ten times the tolerance of dp-accounting's search for it
+MOST_NOISE = 1e7  # Upper end of the search for a noise multiplier
 EXACT = "exact"
-BOUNDS = ("rdp", "rdp_classic", "pld")  # listed in every ledger
-ACCOUNTANTS = (*BOUNDS, EXACT)  # the most cautious first
+BOUNDS = ("rdp", "rdp_classic", "pld")  # Listed in every ledger
+ACCOUNTANTS = (*BOUNDS, EXACT)  # Most cautious first
 
 
 def rdp_curve(events: Iterable[DpEvent], orders: tuple[float, ...] = ORDERS) -> np.ndarray:
-    """Rényi divergence of all events together at each order: (len(orders),), infinite where it cannot be computed."""
+    """Return the Rényi divergence of all events together at each order.
+
+    Returns (len(orders),), infinite at orders where it cannot be computed.
+    """
     return sum((_computed_curve(event, orders) for event in events), np.zeros(len(orders)))
 
 
@@ -53,14 +60,14 @@ def rdp_curve(events: Iterable[DpEvent], orders: tuple[float, ...] = ORDERS) -> 
 def _computed_curve(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
     accountant = RdpAccountant(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)
     verbosity = logging.get_verbosity()
-    # dp-accounting warns of each order that does not converge; such orders are infinite here
+    # dp-accounting warns about each order that does not converge; here such an order is infinite.
     logging.set_verbosity(logging.ERROR)
     try:
         with np.errstate(all="ignore"):
             accountant.compose(event)
     finally:
         logging.set_verbosity(verbosity)
-    curve = np.array(accountant._rdp, dtype=float)  # which has no public name
+    curve = np.array(accountant._rdp, dtype=float)  # no public name gives it
     return np.where(np.isfinite(curve) & (curve >= 0), curve, np.inf)
 
 
@@ -69,14 +76,15 @@ def _mechanism_rdp(mechanism: Mechanism, order: float) -> float:
 
 
 def default_delta(size_hint: int) -> float:
-    """1 / (size_hint · ln size_hint), at most LARGEST_DELTA."""
+    """Return 1 / (size_hint · ln size_hint), at most LARGEST_DELTA."""
     return min(1 / (size_hint * math.log(size_hint)), LARGEST_DELTA)
 
 
 def checked_delta(delta: float | None, size_hint: int, section: str = "") -> float:
-    """δ of a release of so many units: `delta`, or the default. section: of the two, for errors.
+    """Return δ for a release over `size_hint` units: `delta`, or the default.
 
-    Raises ConfigError for a δ or a size that gives no guarantee.
+    section: settings section of both, for errors. Raises ConfigError for a δ or a size that gives
+    no guarantee.
     """
     if type(size_hint) is not int or not FEWEST_UNITS <= size_hint <= MOST_UNITS:
         limits = f"{FEWEST_UNITS} to {MOST_UNITS:g}"
@@ -95,7 +103,7 @@ def checked_delta(delta: float | None, size_hint: int, section: str = "") -> flo
 
 
 def conversion(order: float, delta: float, classic: bool = False) -> float:
-    """The term that turns the RDP at an order into epsilon.
+    """Return the term that turns the RDP at an order into epsilon.
 
     Source: Canonne, Kamath & Steinke, Prop. 12; classic: the papers' ln(1/δ)/(α−1).
     """
@@ -105,7 +113,7 @@ def conversion(order: float, delta: float, classic: bool = False) -> float:
 
 
 def epsilon_and_order(curve: np.ndarray, delta: float, classic: bool = False) -> tuple[float, float]:
-    """The smallest epsilon over ORDERS, of which `curve` has the RDP, and its order."""
+    """Return the smallest epsilon over ORDERS and its order. curve: RDP at each of ORDERS."""
     values = curve + np.array([conversion(a, delta, classic) for a in ORDERS])
     best = int(np.argmin(values))
     return max(0.0, float(values[best])), float(ORDERS[best])
@@ -114,17 +122,26 @@ def epsilon_and_order(curve: np.ndarray, delta: float, classic: bool = False) ->
 def epsilon(
     events: Iterable[DpEvent], delta: float, accountant: str = "rdp", adjacency: str = ADD_OR_REMOVE_ONE
 ) -> float:
-    """Epsilon of the composition of all events at `delta`. Infinite if no finite bound is known; without events 0.
+    """Compute epsilon of the composition of all events at `delta`.
 
-    events: such as `Mechanism.event`; delta: in (0, 1); accountant: `rdp`, `rdp_classic`, `pld` or `exact`; adjacency:
-    the neighbours, `add-or-remove-one` or `zero-out-one`.
+    `exact` uses the closed form if every event is a Gaussian over all images, and `pld` otherwise.
+    `pld` rounds privacy losses up to a grid of 1e-4. All accountants take the events as fixed in
+    advance; `docs/concepts.md` describes what is proven if events were chosen by earlier releases.
 
-    `exact` is the closed form if every event is a Gaussian over all images, and `pld` else, which rounds privacy losses
-    up to a grid of 1e-4.
-    All take the events as fixed in advance; `docs/concepts.md` says what is proven where earlier releases decided.
-    Source of the closed form: Balle & Wang 2018, theorem 8; Dong, Roth & Su 2022, corollary 2.
+    Args:
+        events: dp-accounting events, such as `Mechanism.event`.
+        delta: In (0, 1).
+        accountant: `rdp`, `rdp_classic`, `pld` or `exact`.
+        adjacency: Neighbour relation, `add-or-remove-one` or `zero-out-one`.
+
+    Returns:
+        Epsilon; infinite if no finite bound is known, and 0 without events.
+
+    Source:
+        Balle & Wang 2018, theorem 8, and Dong, Roth & Su 2022, corollary 2, for the closed form.
     """
-    events = sorted(events, key=repr)  # the order in which they were opened changes no bit of the result
+    # sorted, so that the order of opening changes no bit of the result
+    events = sorted(events, key=repr)
     if not events:
         return 0.0
     if adjacency not in RELATIONS:
@@ -132,40 +149,48 @@ def epsilon(
     if not 0 < delta < 1:
         raise BudgetError(f"delta={delta} must lie in (0, 1)")
     if accountant in ("pld", EXACT):
-        # beyond all use the distribution takes gigabytes and minutes; Rényi's bound holds as well
+        # Above LARGEST_PLD, the distribution takes gigabytes and minutes. Rényi's bound is valid.
         if (bound := epsilon(events, delta, "rdp", adjacency)) > LARGEST_PLD:
             return bound
         if accountant == EXACT and math.isfinite(square := math.fsum(map(squared_mu, events))):
-            with np.errstate(divide="ignore"):  # of a mu so small that it costs nothing
+            # a mu so small that it costs nothing divides by zero
+            with np.errstate(divide="ignore"):
                 return float(get_epsilon_gaussian(1 / math.sqrt(square), delta)) + ROOT_ERROR
         return float(loss_distribution(tuple(events), adjacency).get_epsilon(delta))
     if accountant not in ACCOUNTANTS:
         raise BudgetError(f"accountant={accountant!r} is unknown: one of {', '.join(ACCOUNTANTS)}")
-    # One image set to zero and one image removed give the same pair of Gaussians, hence the same curve.
+    # Setting one image to zero and removing one image give the same pair of Gaussians, hence the
+    # same curve.
     return epsilon_and_order(rdp_curve(events), delta, accountant == "rdp_classic")[0]
 
 
 def squared_mu(event: DpEvent) -> float:
-    """μ² of an event that is μ-GDP and no better: Gaussians over all images, whose μ² add up. Infinite of any other."""
+    """Return μ² of an event that is exactly μ-GDP: a Gaussian over all images, or several.
+
+    Their μ² add up. Returns infinity for any other event.
+    """
     uses, one = (event.count, event.event) if isinstance(event, SelfComposedDpEvent) else (1, event)
     return uses / one.noise_multiplier**2 if isinstance(one, GaussianDpEvent) else math.inf
 
 
-@lru_cache(maxsize=8)  # of some 10 MB each
+@lru_cache(maxsize=8)  # entries of about 10 MB each
 def loss_distribution(events: tuple[DpEvent, ...], adjacency: str) -> PLDAccountant:
-    """The privacy-loss distribution of the composition of all events: a second or more of work, done once."""
+    """Compute the privacy-loss distribution of the composition of all events.
+
+    The result is cached, because it takes a second or more.
+    """
     return PLDAccountant(RELATIONS[adjacency]).compose(ComposedDpEvent(list(events)))
 
 
 def round_up(value: float, digits: int = 4) -> float:
-    """`value` rounded up to `digits` significant digits."""
+    """Round `value` up to `digits` significant digits."""
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
     rounded = math.ceil(value * scale * (1 - 1e-12)) / scale
     return float(f"{rounded:.{digits}g}")
 
 
 def smallest_noise(fits, low: float = 0.05, high: float = MOST_NOISE, tolerance: float = 1e-5) -> float:
-    """The smallest noise multiplier for which `fits(sigma)` holds (monotone), or infinity."""
+    """Find the smallest noise multiplier for which the monotone `fits(sigma)` is true, or inf."""
     if not fits(high):
         return math.inf
     while high / low > 1 + tolerance:
@@ -176,10 +201,15 @@ def smallest_noise(fits, low: float = 0.05, high: float = MOST_NOISE, tolerance:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseRequest:
-    """What a stage asks of the budget: its sample rate, its uses, and its noise.
+    """A stage's request for budget: its sample rate, its number of uses, and its noise.
 
-    sample_rate, uses: as those of `Mechanism`; noise_multiplier, share: one of them, a share in (0, 1) of the budget;
-    or neither, for the rest.
+    Without a noise multiplier and a share, the stage takes the rest.
+
+    Args:
+        sample_rate: Probability of each unit to enter a draw.
+        uses: Number of releases, each of a draw of its own.
+        noise_multiplier: Noise multiplier of the stage, if it is fixed.
+        share: Share of the budget, in (0, 1), if the noise is given as a share.
     """
 
     sample_rate: float = 1.0
@@ -192,9 +222,10 @@ class NoiseRequest:
 
 
 def reference_order(ask: NoiseRequest, target: float, delta: float) -> float:
-    """The order at which one Gaussian that took the whole budget would be accounted, of those finite for `ask`.
+    """Return the order at which one Gaussian with the whole budget would be accounted.
 
-    Its RDP is α·ρ, so it is the order with the largest allowed RDP per order. Raises BudgetError where there is none.
+    Its RDP is α·ρ, so this is the order with the largest allowed RDP per order, among those where
+    the RDP of `ask` is finite. Raises BudgetError if there is none.
     """
     known = [
         order
@@ -214,18 +245,24 @@ def calibrate(
     adjacency: str = ADD_OR_REMOVE_ONE,
     before: Sequence[DpEvent] = (),
 ) -> dict[str, Mechanism]:
-    """The mechanisms whose composition with `before` costs at most `target` at `delta`.
+    """Compute mechanisms whose composition with `before` costs at most `target` at `delta`.
 
-    asks: of each stage, by its name; one of them has neither a multiplier nor a share; target, delta: ε and δ of all
-    together; accountant, adjacency: as `epsilon` takes them; before: events that were spent already.
+    At each order, the allowed RDP is `target` less the conversion and the RDP of `before`. A share
+    is a part of `target` less the conversion at `reference_order`, which depends only on the
+    stage's sampling, the target and delta. The stage with neither takes the rest, at the order of
+    least noise. Multipliers are rounded up to 4 digits. With `exact`, a share is a part of the RDP
+    (μ² over all images) of one Gaussian with the whole budget, and the rest is exact.
 
-    At each order, the allowed RDP is `target` less the conversion and what `before` took. A share is a part of `target`
-    less the conversion at `reference_order`, which the stage's own sampling, the target and delta fix: no other stage
-    moves its noise. The one stage with neither a multiplier nor a share takes what all the others leave, at the order
-    that gives it the least noise, so that the whole meets the target. Multipliers are rounded up to 4 digits.
-    With `exact`, a share is a part of the RDP of one Gaussian that takes the whole budget, so of μ² where a stage reads
-    all images; and the rest is what the exact composition leaves.
-    Raises BudgetError if the budget cannot be met, and names the stage that costs most.
+    Args:
+        asks: Request of each stage, by its name; exactly one has neither a multiplier nor a share.
+        target: ε of all together.
+        delta: δ of all together.
+        accountant: Accountant of `epsilon`.
+        adjacency: Neighbour relation of `epsilon`.
+        before: Events that were spent already.
+
+    Raises:
+        BudgetError: The budget cannot be met. The message names the stage that costs most.
     """
     given = {name: ask.noise_multiplier for name, ask in asks.items() if ask.noise_multiplier is not None}
     fixed = {name: asks[name].with_noise(noise) for name, noise in given.items()}
@@ -253,7 +290,7 @@ def calibrate(
         return epsilon([*others, asks[rest].with_noise(noise).event], delta, accountant, adjacency)
 
     if accountant == EXACT:
-        enough = min(1.1 * best_noise, MOST_NOISE)  # Rényi's bound is the larger
+        enough = min(1.1 * best_noise, MOST_NOISE)  # Rényi's bound is the larger one
         best_noise = smallest_noise(lambda noise: total(round_up(noise)) <= target, high=enough, tolerance=1e-4)
     solved[rest] = with_found(rest, best_noise)
     if accountant == "pld":
@@ -263,10 +300,10 @@ def calibrate(
 
 
 def noise_of_share(ask: NoiseRequest, share: float, target: float, delta: float, accountant: str) -> float:
-    """The noise multiplier with which a stage takes a share of the whole budget."""
+    """Return the noise multiplier with which a stage uses a share of the whole budget."""
     order = reference_order(ask, target, delta)
     whole = target - conversion(order, delta)
-    if accountant == EXACT:  # the RDP, at this order, of the one Gaussian that meets the target
+    if accountant == EXACT:  # RDP, at this order, of the one Gaussian that meets the target
         whole = order / 2 / get_sigma_gaussian(target, delta) ** 2
     return smallest_noise(partial(_fits, ask, order, share * whole))
 
@@ -274,7 +311,7 @@ def noise_of_share(ask: NoiseRequest, share: float, target: float, delta: float,
 def noise_of_rest(
     ask: NoiseRequest, solved: Mapping[str, Mechanism], before: Sequence[DpEvent], target: float, delta: float
 ) -> float:
-    """The least noise multiplier, over all orders, with which the RDP of a stage and of all others meets the target."""
+    """Return the least noise multiplier, over all orders, that meets the target with all stages."""
     taken = dict(zip(ORDERS, rdp_curve(before), strict=True))
     best_noise = math.inf
     for order in ORDERS:
@@ -287,7 +324,7 @@ def noise_of_rest(
 
 
 def _fits(ask: NoiseRequest, order: float, most: float, noise: float) -> bool:
-    """Whether the RDP of a request with this noise is at most `most`."""
+    """Return whether the RDP of a request with this noise is at most `most`."""
     return _mechanism_rdp(ask.with_noise(noise), order) <= most
 
 
@@ -310,7 +347,7 @@ def _infeasible(fixed: Mapping[str, Mechanism], rest: str, target: float, delta:
 
 
 def shares_of_rdp(mechanisms: Mapping[str, Sequence[DpEvent]], delta: float) -> dict[str, float]:
-    """Each stage's share of the RDP, at the best order for the total; the shares add up to 1."""
+    """Return each stage's share of the RDP, at the best order for the total; shares add up to 1."""
     curves = {name: rdp_curve(events) for name, events in mechanisms.items()}
     total = sum(curves.values(), np.zeros(len(ORDERS)))
     order = ORDERS.index(epsilon_and_order(total, delta)[1])

@@ -1,4 +1,7 @@
-"""Open a charge: refuse it, or journal the whole of it and hand it out. Open the images for local work."""
+"""Open a charge: refuse it, or journal it completely and return it.
+
+Open the images for local work.
+"""
 
 import math
 import secrets
@@ -47,15 +50,19 @@ from sfumato.storage.files import make_folder
 from sfumato.storage.in_use import in_use, use_until_the_end
 from sfumato.storage.locks import file_lock, holding
 
-DAY = 86_400  # seconds: two exact times would tell how long a query took, and so how many images it saw
+# seconds: two exact times would reveal how long a query took, and so how many images it read
+DAY = 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpendingPolicy(Exact):
-    """What the owner allows or declares beyond the plan of a stage. A change of it re-runs nothing."""
+    """Permissions and declarations of the owner beyond the plan of a stage.
+
+    Changing them re-runs nothing.
+    """
 
     delta: Annotated[float, Field(gt=0, lt=1)]
-    lifetime_epsilon: float | str  # of everything ever opened on the dataset, or "unlimited"
+    lifetime_epsilon: float | str  # limit for everything ever opened on the dataset, or "unlimited"
     accountant: Literal["rdp", "pld", "exact"] = "rdp"
     declared_size: bool = False
     one_image_each: bool = False
@@ -74,12 +81,17 @@ class SpendingPolicy(Exact):
 
 @dataclass(frozen=True, kw_only=True)
 class ChargeRequest(Work):
-    """What a charge is opened for: one query, by its settings, on its inputs.
+    """One query to be charged: its settings, its inputs and its mechanism.
 
-    max_norm: L2 bound of what one image contributes; released, sensitivity: in words, for the record; revision: of the
-    stage; latents: the key of the latents that `sfumato.data.store` keeps of the same images. Latents are sampled
-    instead of images; the charge is the same. seen: heads and record ids that ledgers and inputs name; the journal must
-    hold all of them. unit: "image" or "group"; group_cap: as a `Charge` takes it.
+    max_norm: L2 bound of one image's contribution;
+    released: description of the release, for the record;
+    sensitivity: description of the bound, for the record;
+    revision: revision of the stage;
+    latents: key of the latents of the same images in `sfumato.data.store`, which are sampled
+    instead of the images at the same charge;
+    seen: heads and record ids that ledgers and inputs name; the journal must contain all of them;
+    unit: "image" or "group";
+    group_cap: see `Charge`.
     """
 
     mechanism: Mechanism
@@ -99,13 +111,15 @@ class ChargeRequest(Work):
 class AlreadyReleasedError(BudgetError):
     """The same work was released before, by the run `run_id`, under the record `record_id`.
 
-    digest: of the `privacy.json` of the release, if it is known; problem: why its copy cannot be put back, or empty;
-    pay: how to pay again; note: a private sentence if the images are no longer the same, or empty.
+    digest: digest of the release's `privacy.json`, if it is recorded;
+    problem: reason why its copy cannot be restored, or empty;
+    pay: setting that pays again;
+    note: private sentence if the images have changed since, or empty.
     """
 
     def __init__(self, run: Run, work: ChargeRequest, digest: str | None, problem: str = "", note: str = "") -> None:
         self.run_id = run.id
-        self.record_id = run.record["id"]  # its id in the ledger
+        self.record_id = run.record["id"]  # id in the ledger
         self.digest = digest
         self.problem = problem
         self.pay = work.pay
@@ -118,15 +132,16 @@ class AlreadyReleasedError(BudgetError):
 
 
 class RefusedElsewhereError(BudgetError):
-    """The first of many processes opened no charge; its own error gives the reason."""
+    """Raised in the other processes if the first opened no charge; its error gives the reason."""
 
 
 def open_charge(
     state: Path, card: Card, work: ChargeRequest, permission: SpendingPolicy, noise: NoiseSource | None = None
 ) -> Charge:
-    """Open a charge for `work`, as `open_alone`: in the first process, when it is journalled; the others get a share.
+    """Open a charge for `work` in the first process, by `open_alone`; the others get a share.
 
-    With many processes it is a collective call. Raises RefusedElsewhereError in the others if the first raises.
+    They get it once the charge is journalled. With many processes this is a collective call. Raises
+    RefusedElsewhereError in the others if the first raises.
     """
     if work.stage in STAGES and STAGES[work.stage].one_process and distributed.world_size() > 1:
         raise ConfigError(f"{work.stage} runs in one process, not in {distributed.world_size()}")
@@ -136,7 +151,7 @@ def open_charge(
             return open_share(state, card, work, share)
     share = None
     try:
-        with in_use(state, card.dataset_id):  # then the lock of the run keeps `stage forget` out
+        with in_use(state, card.dataset_id):  # the run's lock then excludes `stage forget`
             charge = open_alone(state, card, work, permission, noise)
         share = {"record": charge.record, "used": charge.used, "run": str(charge.run)}
         return charge
@@ -145,7 +160,10 @@ def open_charge(
 
 
 def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None) -> WorkerCharge:
-    """This process's part of the first one's charge. Raises RefusedElsewhereError; BudgetError: not journalled here."""
+    """Return this process's part of the first process's charge.
+
+    Raises RefusedElsewhereError if there is no charge; BudgetError if it is not journalled here.
+    """
     if share is None:
         raise RefusedElsewhereError(f"{work.stage}: the first process opened no charge")
     record = share["record"]
@@ -159,7 +177,10 @@ def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None)
 
 
 def images_of(state: Path, card: Card, work: ChargeRequest) -> ImageSet | LatentSet:
-    """What the charge draws. Raises BudgetError if it was prepared for another unit than the charge protects."""
+    """Return the images or latents that the charge draws.
+
+    Raises BudgetError if they were prepared for another unit than the one the charge protects.
+    """
     if card.unit != work.unit or work.unit not in UNITS or not (work.group_cap == 1 or work.unit == GROUP):
         raise BudgetError(
             f"{work.stage}: the plan protects one {work.unit} (privacy.unit), and dataset {card.dataset_id!r} was "
@@ -171,15 +192,18 @@ def images_of(state: Path, card: Card, work: ChargeRequest) -> ImageSet | Latent
 def open_alone(
     state: Path, card: Card, work: ChargeRequest, permission: SpendingPolicy, noise: NoiseSource | None = None
 ) -> Charge:
-    """Open a charge for `work` on the images of `card`: refuse it, or journal the whole of it and hand it out.
+    """Open a charge for `work` on the images of `card`, or refuse it.
 
-    The same work on the same images is refused once it was released. A charge of it that a kill left open has released
-    nothing: it resumes after its last durable use, with fresh noise and at no further cost, under a new record id that
-    replaces the old one in the journal. So two continuations of one copied state directory leave two records. One of
-    the same plan on other inputs never goes on, and no second one is opened beside it: two clones whose free stages
-    gave other bytes would pay twice. noise: only for tests.
-    Raises BudgetError: already released, over the lifetime budget, in use by another process, a journal that does not
-    hold or differs from the one of `work.seen`; DataError: no images.
+    The whole charge is journalled before it is returned. The same work on the same images is
+    refused once it was released. If a kill left a charge for it open, that charge has released
+    nothing: it resumes after its last durable use, with fresh noise and at no further cost, under a
+    new record id, so two continuations of one copied state directory leave two records. An open
+    charge of the same plan on other inputs never resumes, and no second one is opened beside it:
+    two clones whose free stages gave other bytes would pay twice. noise: only for tests.
+
+    Raises BudgetError if the work was already released, the lifetime budget would be exceeded,
+    another process uses the run, or the journal is invalid or lacks entries of `work.seen`;
+    DataError if there are no images.
     """
     noise = noise or NoiseSource()
     images = images_of(state, card, work)
@@ -189,7 +213,7 @@ def open_alone(
         check_known(odometer, card, work.seen, permission.lifetime_epsilon != UNLIMITED)
         runs = odometer.charges(card.version)
         record = new_record(card, work, permission, noise.label)
-        # a run that goes on keeps these
+        # Terms that a resumed run keeps.
         terms = {key: record.get(key) for key in ("event", "max_norm", "adjacency", "unit", "group_weight")}
         decision = decide(state, work, runs, prepared, terms, noise.label)
         refuse_released(decision, work, prepared)
@@ -204,7 +228,8 @@ def open_alone(
         if left_open is None:
             odometer.append(OPEN, plan=work.plan, work=work.digest, images=prepared, record=record)
         elif decision.problem:
-            withheld = left_open.drew_others(prepared)  # that the images have changed is private
+            # private: it reveals that the images have changed
+            withheld = left_open.drew_others(prepared)
             raise (DataError if withheld else BudgetError)(decision.problem)
         else:
             refuse_kept(odometer, run / RELEASED, left_open, work)
@@ -248,12 +273,13 @@ def refuse_kept(odometer: Odometer, kept: Path, run: Run, work: ChargeRequest) -
 
 
 def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = False) -> tuple[ImageSet, ImageSet]:
-    """The sensitive and the hold-out images, for work outside the guarantee. What is made with them must be local.
+    """Open the sensitive and the hold-out images for work outside the guarantee.
 
-    `stage forget` refuses from here to the end of the process, which may write what it made with them until then.
-    everywhere: in all processes; the first journals it before another reads the images: a collective call.
+    Its results must be local. `stage forget` refuses from here until the process ends, because
+    until then the process may write results. everywhere: open them in all processes, as a
+    collective call: the first one journals it before another reads the images.
     """
-    use_until_the_end(state, card.dataset_id)  # first: the images may be forgotten until it returns
+    use_until_the_end(state, card.dataset_id)  # first: until it returns, images may be forgotten
     sensitive = load_prepared(state, card, SENSITIVE)
     holdout = load_prepared(state, card, "holdout")
     if not everywhere or distributed.is_main():
@@ -271,10 +297,13 @@ def ensure_latents(
     load: Callable[[], Encode],
     progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]],
 ) -> str:
-    """The key of the latents of the images, encoded now if they do not exist: local work, journalled, kept private.
+    """Return the key of the images' latents, and encode them first if they do not exist.
 
-    It shows only how many parts of 100 are done. encoder: a digest of all that decides a latent; load: gives what
-    encodes.
+    Encoding is local work: journalled, and its results stay private. It reports only how many parts
+    of 100 are done.
+
+    encoder: digest of everything that decides a latent;
+    load: function that loads the encoder.
     """
     key = latents_key(card, encoder)
     if distributed.is_main() and not have_latents(state, card, key):
@@ -282,7 +311,7 @@ def ensure_latents(
         open_local(state, card, purpose)
         with progress() as report:
             write_latents(state, card, key, encode, report)
-    return distributed.broadcast_object(key)  # the others wait until the latents are there
+    return distributed.broadcast_object(key)  # the other processes wait until the latents exist
 
 
 def new_record(card: Card, work: ChargeRequest, permission: SpendingPolicy, noise_source: str) -> dict:
@@ -324,7 +353,10 @@ def installed_version(name: str) -> str:
 
 
 def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: bool) -> None:
-    """Raise BudgetError if the journal lacks some of `seen`. bounded: whether a lifetime budget is kept."""
+    """Raise BudgetError if the journal lacks some of `seen`.
+
+    bounded: whether there is a lifetime budget.
+    """
     missing = {*seen} - odometer.known()
     if missing and (card.source in OF_THE_OWNER or bounded):
         raise BudgetError(
@@ -336,7 +368,7 @@ def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: 
 
 
 def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy, unit: str) -> None:
-    """Raise BudgetError if all that was opened and `coming`, by stage, exceed the lifetime of one `unit`."""
+    """Raise BudgetError if all charges and `coming`, by stage, exceed the budget of one `unit`."""
     limit = permission.lifetime_epsilon
     dataset = odometer.dataset_id
     if isinstance(limit, str):
@@ -360,7 +392,7 @@ def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permissi
     for record, event in zip(odometer.opened(), spent, strict=True):
         by_stage.setdefault(record["stage"], []).append(event)
     lower = ""
-    if cost(spent) < 0.99 * limit:  # something is left
+    if cost(spent) < 0.99 * limit:  # some budget is left
         written = f"privacy.lifetime_epsilon: {limit:g} written beside it"
         lower = f"; or lower this plan: a smaller privacy.epsilon, with {written}"
     past = ", ".join(f"{name} {cost(events):.3g} ({len(events)} ×)" for name, events in by_stage.items())

@@ -1,7 +1,8 @@
-"""The door to sensitive images: no charge, no data.
+"""The only access to sensitive images: without a charge, no data.
 
-A `Charge` is the only object that draws sensitive batches and adds noise. `sfumato.privacy.authorize` makes it, after
-the budget was checked and the whole of it was written into the odometer.
+A `Charge` is the only object that draws sensitive batches and adds noise.
+`sfumato.privacy.authorize` creates it after it has checked the budget and written the whole charge
+into the odometer.
 """
 
 import os
@@ -24,14 +25,15 @@ from sfumato.privacy.rows import Rows, bounded_sum, form_of, in_form
 from sfumato.privacy.sampling import group_picks, group_weights, poisson_blocks
 from sfumato.settings.fields import is_positive
 
-Drawn = tuple[np.ndarray, np.ndarray | None]  # indices of images, and their weights where all of a group are drawn
-PROBES = 4  # images of public noise by which processes are compared
-SMALLEST_NORM = 1e-20  # far from the ends of the float32 that have all their bits
+# Indices of images, and their weights if all images of a group are drawn
+Drawn = tuple[np.ndarray, np.ndarray | None]
+PROBES = 4  # Number of images of public noise that processes are compared by
+SMALLEST_NORM = 1e-20  # Far from the ends of the range of float32 numbers with full precision
 LARGEST_NORM = 1e20
 
 
 def check_norm(stage: str, max_norm: float) -> None:
-    """Raise BudgetError for a bound with which no noise could be added."""
+    """Raise BudgetError for a bound for which no noise could be added."""
     if not is_positive(max_norm) or not SMALLEST_NORM <= max_norm <= LARGEST_NORM:
         raise BudgetError(
             f"{stage}: max_norm={max_norm!r} must be a number from {SMALLEST_NORM:g} to {LARGEST_NORM:g}: "
@@ -40,11 +42,13 @@ def check_norm(stage: str, max_norm: float) -> None:
 
 
 class Charge:
-    """One mechanism's uses, each a draw and then a release; the (uses + 1)-th is refused.
+    """The uses of one mechanism, each a draw and then a release; the (uses + 1)-th is refused.
 
-    With groups, the unit of sampling is the group. Its contribution is the mean of its images' rows (in DP-SGD, of K
-    sampled images). group_cap: m, if a group of n < m images counts n/m; 1 if all groups count alike.
-    Only `sfumato.privacy.authorize.open_charge` makes it. Not thread-safe. It refuses copies, and forked processes.
+    With groups, the unit of sampling is the group. It contributes the mean of its images' rows (in
+    DP-SGD, of K sampled images). Only `sfumato.privacy.authorize.open_charge` creates it. It is not
+    thread-safe, and refuses to be copied or used in a forked process.
+
+    group_cap: m, if a group of n < m images counts n/m; 1 if all groups count alike.
     """
 
     def __init__(
@@ -61,7 +65,7 @@ class Charge:
         group_cap: int = 1,
     ) -> None:
         self.record = record
-        self.used = used  # uses completed, those of an earlier process included
+        self.used = used  # completed uses, including an earlier process's
         self.checkpoint = checkpoint  # sha256 of the state that an earlier process left after them
         self.run = run
         self._mechanism = Mechanism.from_json(record["event"])
@@ -81,32 +85,41 @@ class Charge:
 
     @property
     def noise_multiplier(self) -> float:
-        """Public, as the record is."""
+        """Noise multiplier; public, like the record."""
         return self._mechanism.noise_multiplier
 
     @property
     def sample_rate(self) -> float:
-        """The public rate of the draws, for a public denominator."""
+        """Public sample rate of the draws, for a public denominator."""
         return self._mechanism.sample_rate
 
     @property
     def drawing(self) -> bool:
-        """Whether images were drawn for a use that is not over."""
+        """True if images were drawn for a use that is not completed."""
         return self._drawn
 
     def batches(
         self, size: int, draws: int | None = None, *, labels_only: bool = False
     ) -> Iterator[tuple[Tensor, ...]]:
-        """One Poisson draw with the mechanism's rate, in pieces of at most `size`.
+        """Draw one Poisson sample with the mechanism's rate, in pieces of at most `size`.
 
-        size: B at most; draws: K, for rows that are a mean over K draws of a unit. Of each group it then yields K of
-        its images, picked at random: ((B, K, C, H, W), (B, K)). It reads as many of a small group as of a large one. An
-        image without a group comes once, whatever K; labels_only: no pixel is read, and images come as (B, 0).
-        Yields ((B, C, H, W) float32, (B,) int64), images in [0, 1] or their latents; an empty draw yields nothing and
-        is a draw all the same. Where images have groups, groups are drawn, and it yields the images of all of them,
-        with a third, (B,) float64: the weight of each image in its group, which `sum` takes.
-        Memory grows with `size`, not with the set or the draw; but groups are found by an index of all images.
-        Raises BudgetError when all uses are spent or the last draw was not released.
+        An empty draw yields nothing and still counts as a draw. Memory grows with `size`, not with
+        the set or the draw; but groups are found by an index of all images.
+
+        Args:
+            size: Largest B.
+            draws: K, for rows that are a mean over K draws of a unit. K images of each group are
+                then picked at random, ((B, K, C, H, W), (B, K)), as many of a small group as of a
+                large one. An image without a group comes once, for any K.
+            labels_only: Read no pixels; images are (B, 0).
+
+        Yields:
+            ((B, C, H, W) float32, (B,) int64): images in [0, 1] or their latents, and labels. If
+            images have groups, groups are drawn, and it yields all images of each, with a third
+            tensor, (B,) float64: the weight of each image in its group, for `sum`.
+
+        Raises:
+            BudgetError: All uses are spent, or the last draw was not released.
         """
         self._check_owner()
         if self._closed or self.used >= self.uses:
@@ -120,7 +133,10 @@ class Charge:
         return self._pieces(self.used, size, draws, labels_only)
 
     def _pieces(self, use: int, size: int, draws: int | None, labels_only: bool) -> Iterator[tuple[Tensor, ...]]:
-        """This process's part of the draw for one use, read piece by piece: nothing of it after its release."""
+        """Read this process's part of the draw for one use, piece by piece.
+
+        Nothing of it can be read after its release.
+        """
         for chosen, weights in self._draw(draws):
             for piece in (slice(start, start + size) for start in range(0, len(chosen), size)):
                 if not self._drawn or self.used != use:
@@ -128,9 +144,10 @@ class Charge:
                 yield self._read(chosen[piece], None if weights is None else weights[piece], labels_only)
 
     def _draw(self, draws: int | None) -> Iterator[Drawn]:
-        """One draw in blocks: the indices of its images, (n,); of groups those of all images, with weights.
+        """Draw one sample in blocks of image indices, (n,).
 
-        With `draws`: indices (groups, draws). A group of n < m images is sampled at n/m times the charged rate.
+        With groups, yields the indices of all their images, and weights. With `draws`, indices are
+        (groups, draws). A group of n < m images is sampled at n/m times the charged rate.
         """
         generator = self._noise.generator
         groups = self._groups
@@ -167,14 +184,22 @@ class Charge:
         integer: bool = False,
         labels_only: bool = False,
     ) -> Tensor:
-        """One use: the noisy sum of the rows of one draw, float64.
+        """Release the noisy sum of the rows of one draw, float64: one use.
 
-        rows_of: images and labels of a batch of at most `size` -> a row for each image, of that image alone. Rows that
-        are not finite are left out, longer ones than `max_norm` scaled to it; the rest as in `release`. The row of a
-        group is the mean of those of its images, so queries ignore groups; max_norm, integer: as `release` takes them;
-        size, labels_only: as `batches` does.
-        Raises ConfigError, with no use lost, if images of public noise do not get a row each; a batch of the draw whose
-        rows have another form than theirs adds nothing.
+        The row of a group is the mean of its images' rows, so queries ignore groups. A batch of the
+        draw whose rows have another form than rows of public noise adds nothing.
+
+        Args:
+            rows_of: Function from images and labels of a batch of at most `size` to one row per
+                image, each of that image only. Rows that are not finite are left out, and rows
+                longer than `max_norm` are scaled to it.
+            max_norm: See `release`.
+            size: See `batches`.
+            integer: See `release`.
+            labels_only: See `batches`.
+
+        Raises:
+            ConfigError: Images of public noise do not get one row each. No use is lost.
         """
         images, labels = self.probe()
         alone = rows_of(images[:1], labels[:1])
@@ -191,20 +216,30 @@ class Charge:
         return self.release(total.cpu(), max_norm, integer=integer)
 
     def probe(self) -> tuple[Tensor, Tensor]:
-        """Images of public noise, and labels: their rows have the shape of a sum, and are alike in all processes."""
+        """Return images of public noise, and labels.
+
+        Their rows have the shape of a sum, and are alike in all processes.
+        """
         images, none = self._images.batch(np.zeros(0, dtype=np.int64))
         labels = torch.arange(PROBES) if none.ndim == 1 else none.new_ones(PROBES, *none.shape[1:])
         return torch.rand(PROBES, *images.shape[1:], generator=torch.Generator().manual_seed(0)), labels
 
     def release(self, total: Tensor, max_norm: float, *, integer: bool = False) -> Tensor:
-        """`total` + N(0, (noise_multiplier · max_norm)² I), rounded to a public grid: completes the use.
+        """Return `total` + N(0, (noise_multiplier · max_norm)² I), rounded to a public grid.
 
-        total: any shape, a sum over the units of the draw in which each moves it by at most `max_norm` in L2; with
-        many processes, over those of this one. Added up and rounded in float64; the result has the type of `total`;
-        max_norm: that of the charge; integer: `total` counts images, and the result is whole; otherwise, and with
-        groups, the grid is `public_grid`.
-        Guarantee: the rounding is post-processing, so the cost is that of the Gaussian; no release shows the last bits
-        of a float, which depend on what was summed up.
+        This completes the use. The sum and the rounding are done in float64; the result has the
+        type of `total`.
+
+        Args:
+            total: Tensor of any shape, a sum over the units of the draw in which each unit changes
+                it by at most `max_norm` in L2; with many processes, over the units of this process.
+            max_norm: Bound of the charge.
+            integer: `total` counts images, and the result consists of whole numbers; otherwise, and
+                with groups, the grid is `public_grid`.
+
+        Guarantee:
+            The rounding is post-processing, so the cost equals the cost of the Gaussian; no release
+            shows the last bits of a float, which depend on what was summed up.
         """
         self._check_owner()
         if self._closed:
@@ -217,7 +252,7 @@ class Charge:
         return self._noised(total, self._mechanism.noise_multiplier * max_norm, integer)
 
     def check_norm(self, max_norm: float) -> None:
-        """Raise BudgetError unless a sum of this bound is what the charge covers."""
+        """Raise BudgetError unless the charge covers a sum of this bound."""
         check_norm(self.record["stage"], max_norm)
         if max_norm != self.record["max_norm"]:
             raise BudgetError(
@@ -226,48 +261,62 @@ class Charge:
             )
 
     def end_use(self) -> None:
-        """Spend the use of a draw, released or given up: nothing more of it can be seen. The next one may go on."""
+        """Spend the use of a draw, released or abandoned.
+
+        No more of it can be read; the next use may start.
+        """
         if self._drawn:
             self._drawn = False
             self.used += 1
 
     def _noised(self, total: Tensor, std: float, integer: bool) -> Tensor:
-        """The one place where noise is added."""
-        # the noise first: a GPU may still be at work on the sum
+        """Add the noise: the only place that does."""
+        # The noise comes first: a GPU may still be computing the sum.
         noisy = self._noise.gaussian(tuple(total.shape), std) + total.cpu().double()
         on_integers = integer and self._groups is None
         return rounded(noisy, 1.0 if on_integers else public_grid(std)).to(total)
 
     def agree(self, tensors: Iterable[Tensor], *plain: object) -> None:
-        """Give `tensors`, on which rows depend, and `plain` to all processes of the charge alike: here is one."""
+        """Give all processes of the charge the same `tensors`, on which rows depend, and `plain`.
+
+        Here, one process.
+        """
 
     def check_alike(self, rows: Sequence[Tensor]) -> None:
-        """Raise ConfigError unless rows of public noise are alike in all processes of the charge: here is one."""
+        """Raise ConfigError unless rows of public noise are alike in all processes of the charge.
+
+        Here, one process.
+        """
 
     def _check_owner(self) -> None:
-        """Raise BudgetError in a process that a fork made: each would count its own uses of one charge."""
+        """Raise BudgetError in a forked process, which would count its own uses of one charge."""
         if os.getpid() != self._process:
             raise BudgetError(f"{self.record['stage']}: the charge was opened by another process: open one here")
 
-    def __reduce__(self):  # `copy` asks it too
+    def __reduce__(self):  # also called by `copy`
         raise TypeError("a charge cannot be saved, copied or sent: its uses are counted once")
 
     def durable(self, checkpoint: str | None = None) -> None:
-        """Journal that the uses so far are on disk: a later process may go on from here, and from nowhere else.
+        """Journal that the uses so far are on disk.
 
-        checkpoint: sha256 of the file that holds the state.
+        A later process may resume from here, and from nowhere else. checkpoint: sha256 of the file
+        that contains the state.
         """
         self._journal(PROGRESS, uses=self.used, checkpoint=checkpoint)
 
     def abandon(self) -> None:
-        """Give the charge up, its durable state being lost: it stays on the odometer and can never be resumed."""
+        """Abandon the charge, whose durable state is lost.
+
+        It stays on the odometer and can never be resumed.
+        """
         self._journal(ABANDON)
 
     def close(self, released: str | None = None) -> None:
-        """Journal that this work is released, and is refused from now on.
+        """Journal that this work is released, so that it is refused from now on.
 
-        released: sha256 of the `privacy.json` of the release. The release is on disk in `run` by now, and nowhere else
-        before: an open charge has released nothing, so it may draw again.
+        released: sha256 of the `privacy.json` of the release. By now the release is on disk in
+        `run`, and was nowhere else before: an open charge has released nothing, so it may draw
+        again.
         """
         self._journal(CLOSE, uses=self.used, released=released)
 

@@ -1,4 +1,7 @@
-"""The check of a ledger from git, without data. It trusts no stored number: it computes epsilon from the records."""
+"""Check a ledger from git, without data.
+
+Stored numbers are not trusted: epsilon is recomputed from the records.
+"""
 
 import hashlib
 import json
@@ -34,12 +37,13 @@ from sfumato.storage.artifacts import Artifact, as_text, declared_apart, empty_c
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_yaml, validated
 
-TOLERANCE = 1e-6  # relative, between stored and recomputed epsilon
-PROJECT_FILES = (str(LOCK), "dvc.yaml", "params.yaml", ".dvc")  # a ledger beside one of these belongs to a project
+TOLERANCE = 1e-6  # Relative tolerance between stored and recomputed epsilon
+# A ledger beside one of these belongs to a project
+PROJECT_FILES = (str(LOCK), "dvc.yaml", "params.yaml", ".dvc")
 
 
 class LedgerError(BudgetError):
-    """A ledger that does not hold. problems: every reason, one sentence each."""
+    """An invalid ledger. problems: every reason, one sentence each."""
 
     def __init__(self, path: Path, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -48,7 +52,10 @@ class LedgerError(BudgetError):
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """A ledger that holds. epsilon: at `delta`; apart: for a person in one data set only, if owners share no person."""
+    """A valid ledger.
+
+    epsilon: at `delta`; apart: for a person in one data set only, if owners share no person.
+    """
 
     ledger: dict
     epsilon: float
@@ -67,9 +74,10 @@ def verify(
     ledger_only: bool = False,
     state: Path | None = None,
 ) -> Verified:
-    """Verify the ledger beside `dvc.lock` without data, and its `artifacts`. Raises LedgerError with every reason.
+    """Verify the ledger beside `dvc.lock` without data, and its `artifacts`.
 
-    ledger_only: compare it with no run, for a ledger without its project. Raises ConfigError inside a project.
+    Raises LedgerError with every reason. ledger_only: compare it with no run, for a ledger without
+    its project. Raises ConfigError inside a project.
     """
     for flag, value in (("--epsilon", limit), ("--delta", delta)):
         if value is not None and not 0 < value < float("inf"):
@@ -95,7 +103,7 @@ def verify(
     apart = ledger.get("apart", ())
     parts = of_one_person(ledger["records"], apart)
     dearest = max(parts.values(), key=lambda part: compose(part, at)["epsilon"]["rdp"])
-    opinions = kept_opinions(dearest, at, by, state)  # takes seconds: of a ledger that holds
+    opinions = kept_opinions(dearest, at, by, state)  # takes seconds, so only for a valid ledger
     if problems := disagreements(opinions, by):
         raise LedgerError(path, problems)
     each = {name: compose(part, at, accountant=by)["epsilon"][by] for name, part in parts.items() if apart}
@@ -105,11 +113,16 @@ def verify(
 def check_ledger(
     ledger: Mapping, *, limit: float | None = None, delta: float | None = None, unit: str | None = None
 ) -> tuple[float, list[str]]:
-    """Compute epsilon again from the records, and list every reason why the ledger does not hold.
+    """Recompute epsilon from the records, and list every reason why the ledger is invalid.
 
-    ledger: as `read_ledger` gives it; limit: the largest epsilon allowed, beside the ledger's own target; delta: by
-    default the ledger's; unit: "image" or "group", if the ledger must be of that one. Returns (epsilon by the ledger's
-    accountant at `delta`, the reasons).
+    Args:
+        ledger: Content of a ledger, from `read_ledger`.
+        limit: Largest epsilon allowed, beside the ledger's own target.
+        delta: δ of the result, by default the ledger's.
+        unit: "image" or "group", if the ledger must be of that unit.
+
+    Returns:
+        (epsilon by the ledger's accountant at `delta`, the reasons).
     """
     if problems := malformed(ledger):
         return math.inf, problems
@@ -158,7 +171,10 @@ def check_ledger(
 
 
 def stated_problems(ledger: Mapping, computed: Mapping) -> list[str]:
-    """What a ledger states of its records that they do not come to. computed: as `compose` returns it."""
+    """List the statements of a ledger that contradict its records.
+
+    computed: result of `compose`.
+    """
     problems = []
     if ledger["adjacency"] != computed["adjacency"]:
         problems.append(f"its adjacency is {ledger['adjacency']!r}, its records come to {computed['adjacency']!r}")
@@ -171,7 +187,8 @@ def stated_problems(ledger: Mapping, computed: Mapping) -> list[str]:
     if listed(ledger["stages"]) != listed(computed["stages"]):
         problems.append("its table of stages does not list the records it holds: one was added or trimmed")
     for name, line in ledger["stages"].items():
-        of_records = computed["stages"].get(name, {"epsilon": 0.0, "share": 0.0})  # earlier versions had more stages
+        # earlier versions had more stages
+        of_records = computed["stages"].get(name, {"epsilon": 0.0, "share": 0.0})
         problems += [
             f"its {key} of {name} is {line[key]}, its records come to {of_records[key]:.6g}"
             for key in ("epsilon", "share")
@@ -181,12 +198,15 @@ def stated_problems(ledger: Mapping, computed: Mapping) -> list[str]:
 
 
 def differs(stated: float, computed: float) -> bool:
-    """Whether a stated number is not the computed one, up to rounding. NaN always differs."""
+    """Return whether a stated number differs from the computed one by more than rounding.
+
+    NaN always differs.
+    """
     return not abs(stated - computed) <= TOLERANCE * max(1.0, computed)
 
 
 def odometer_problems(ledger: Mapping) -> list[str]:
-    """What does not hold in the line of everything ever opened, which is computed again from what the ledger lists."""
+    """List what is wrong in the odometer's line, recomputed from what the ledger lists."""
     said = ledger["odometer"]
     try:
         others = [{"id": None, "event": event} for event in said["others"]]
@@ -210,7 +230,7 @@ def odometer_problems(ledger: Mapping) -> list[str]:
 
 
 def malformed(ledger: Mapping) -> list[str]:
-    """Nothing, or one sentence on why this does not have the form of a ledger."""
+    """Return one sentence on why this does not have the form of a ledger, or nothing."""
     try:
         validated(Ledger, ledger)
     except ValueError as error:
@@ -219,13 +239,19 @@ def malformed(ledger: Mapping) -> list[str]:
 
 
 def listed(stages: Mapping) -> dict[str, list[str]]:
-    """The record ids of each stage that has any. An older version's ledger may lack a stage that is switched off."""
+    """Return the record ids of each stage that has any.
+
+    An older ledger may lack a stage that is off.
+    """
     return {name: entry["records"] for name, entry in stages.items() if entry["records"]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LockedFile:
-    """A file or folder that `dvc.lock` lists. hash: the name of the algorithm, which DVC writes beside the value."""
+    """A file or folder that `dvc.lock` lists.
+
+    hash: name of the algorithm, as DVC writes it beside the value.
+    """
 
     path: str
     md5: str = ""
@@ -233,7 +259,7 @@ class LockedFile:
 
     @property
     def place(self) -> str:
-        """The path in one spelling: `./artifacts//count` is `artifacts/count`."""
+        """Path in one spelling: `./artifacts//count` becomes `artifacts/count`."""
         return posixpath.normpath(self.path)
 
 
@@ -252,7 +278,10 @@ class LockFile:
 
 
 def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
-    """What contradicts the ledger in `dvc.lock`: its md5, and query stages that ran but have no record in it."""
+    """List what contradicts the ledger in `dvc.lock`.
+
+    That is another md5, or a query stage that ran without a record in the ledger.
+    """
     for path in (ledger_path, lock):
         if path.is_symlink():
             return [f"{path} is a link: commit the file itself, which is what reviewers see"]
@@ -268,7 +297,7 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     inputs = [file for stage in stages if name in {out.place for out in stage.outs} for file in stage.deps]
     query_of = {str(ARTIFACTS / stage): stage for stage in QUERIES}
     problems = []
-    found: dict[str, set[str]] = defaultdict(set)  # the md5 values of each path
+    found: dict[str, set[str]] = defaultdict(set)  # all md5 values of each path
     for file in (*outs, *inputs):
         found[file.place].add(file.md5)
         if (file.place == name or file.place in query_of) and (file.hash != "md5" or not file.md5):
@@ -283,7 +312,8 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     for place in sorted({out.place for out in outs if len(found[out.place]) > 1}):
         stale = f"{name} was written before {place} changed (`dvc repro`), or an entry was edited"
         problems.append(f"{lock} has two md5 for {place}: {stale}")
-    recorded = {record.get("stage") for record in ledger["records"]}  # a damaged record may have none
+    # a damaged record may have none
+    recorded = {record.get("stage") for record in ledger["records"]}
     for place, stage in query_of.items():
         if stage not in recorded and found[place] - {empty_artifact_md5(stage)}:
             ran = f"stage {stage} ran (it is in {lock})"
@@ -292,14 +322,18 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
 
 
 def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
-    """What is wrong with artifacts on disk: bytes, names, records. Each holds its own and those of all its inputs."""
+    """List what is wrong with artifacts on disk: bytes, names, records.
+
+    Each artifact contains its own record and the records of all its inputs.
+    """
     folder = project / ARTIFACTS
     paths = {path.parent for path in folder.glob("*/privacy.json")}
     if not paths:
         return [f"{folder} holds no artifact to verify (`dvc checkout`, `dvc pull`)"]
-    with suppress(OSError, ValueError):  # there is no lock, or `lock_problems` says what is wrong with it
+    # there is no lock, or `lock_problems` reports what is wrong with it
+    with suppress(OSError, ValueError):
         outs = [Path(out.place) for stage in read_lock(project / LOCK) for out in stage.outs]
-        # DVC keeps the entries of stages that an earlier version had
+        # DVC keeps entries of stages that only an earlier version had.
         paths |= {project / path for path in outs if path.parent == ARTIFACTS and path.name in STAGES}
     if (project / PUBLIC / "privacy.json").is_file():
         paths.add(project / PUBLIC)  # an earlier release may be among the public images
@@ -334,12 +368,15 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
 
 
 def read_lock(lock: Path) -> list[LockedStage]:
-    """The stages that `dvc.lock` lists as run. Raises OSError or ValueError if it is not a lock."""
+    """Return the stages that `dvc.lock` lists as run.
+
+    Raises OSError or ValueError if it is not a lock file.
+    """
     return list(validated(LockFile, read_yaml(lock)).stages.values())
 
 
 def empty_artifact_md5(stage: str) -> str:
-    """DVC's hash of the artifact of a stage that is switched off."""
+    """Return DVC's hash of the artifact of a stage that is switched off."""
     return folder_md5({"privacy.json": md5_of(as_text(empty_content(stage)).encode())})
 
 
@@ -348,6 +385,6 @@ def md5_of(content: bytes) -> str:
 
 
 def folder_md5(files: Mapping[str, str]) -> str:
-    """DVC 3's hash of a folder: md5 over the path and the md5 of each file, and ".dir"."""
+    """Return DVC 3's hash of a folder: md5 over the path and the md5 of each file, and ".dir"."""
     entries = [{"md5": md5, "relpath": name} for name, md5 in sorted(files.items())]
     return md5_of(json.dumps(entries, sort_keys=True).encode()) + ".dir"

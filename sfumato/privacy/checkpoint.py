@@ -1,4 +1,7 @@
-"""Checkpoints of an iterative query such as DP-SGD: each is on disk before anything that follows from it is shown."""
+"""Checkpoints of an iterative query such as DP-SGD.
+
+Each is on disk before its consequences are shown.
+"""
 
 import json
 from collections.abc import Callable
@@ -20,7 +23,10 @@ def checkpoint_path(run: Path, uses: int) -> Path:
 
 
 def save_checkpoint(run: Path, uses: int, state: dict[str, Tensor], log: list[dict]) -> str:
-    """Write and flush the state after `uses` releases and its public log. Returns the sha256, for the journal."""
+    """Write and flush the state after `uses` releases and its public log.
+
+    Returns the sha256, for the journal.
+    """
     with replacing(checkpoint_path(run, uses)) as temporary:
         save_tensors(state, temporary, {"run": run.name, "uses": str(uses), "log": json.dumps(log)})
         digest = digest_of_file(temporary)
@@ -28,7 +34,10 @@ def save_checkpoint(run: Path, uses: int, state: dict[str, Tensor], log: list[di
 
 
 def load_checkpoint(run: Path, uses: int, digest: str | None) -> tuple[dict[str, Tensor], list[dict]] | None:
-    """State and log after `uses` releases of this run. None if missing, damaged, of another run, step or sha256."""
+    """Load state and log after `uses` releases of this run.
+
+    Returns None if they are missing, damaged, or of another run, step or sha256.
+    """
     path = checkpoint_path(run, uses)
     try:
         if digest is not None and digest_of_file(path) != digest:
@@ -40,7 +49,7 @@ def load_checkpoint(run: Path, uses: int, digest: str | None) -> tuple[dict[str,
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             return tensors, json.loads(metadata["log"])
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        if is_failure(error):  # it is not lost, and nothing is paid again
+        if is_failure(error):  # the checkpoint is not lost, so nothing is paid again
             raise
         return None
 
@@ -48,7 +57,10 @@ def load_checkpoint(run: Path, uses: int, digest: str | None) -> tuple[dict[str,
 def resume(
     open_charge: Callable[[], Charge], stage: str, say: Callable[[str], None], unit: str = "step"
 ) -> tuple[Charge, dict[str, Tensor] | None, list[dict]]:
-    """A charge, its last durable state, if any, and its public log. A run that lost its checkpoint stays spent."""
+    """Open a charge and load its last durable state, if any, and its public log.
+
+    A run that lost its checkpoint stays spent, and a new charge starts.
+    """
     while (charge := open_charge()).used > 0:
         short = charge.run.name[:8]
         saved = load_checkpoint(charge.run, charge.used, charge.checkpoint) if distributed.is_main() else None
@@ -62,7 +74,7 @@ def resume(
 
 
 def make_durable(charge: Charge, state: dict[str, Tensor], log: list[dict]) -> None:
-    """Write the state, then the journal, and only then remove the last checkpoint: in the first process."""
+    """Write the state, then the journal, then remove the last checkpoint: in the first process."""
     if not distributed.is_main():
         return
     digest = save_checkpoint(charge.run, charge.used, state, log)

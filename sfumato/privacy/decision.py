@@ -1,4 +1,7 @@
-"""What a query will do: restore its release, go on after a kill, or pay. Plan, doctor and charge all ask `decide`."""
+"""Decide what a query will do: restore its release, resume after a kill, or pay.
+
+Plan, doctor and charge use `decide`.
+"""
 
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +18,7 @@ from sfumato.storage.artifacts import own_record
 from sfumato.storage.digest import digest_of
 
 Outcome = Literal["restore", "go on", "pay"]
-RELEASED = "released"  # in a run's directory: its release, whole once it has this name
+RELEASED = "released"  # folder of the release in a run's directory; complete once it has this name
 OTHER_BYTES = (
     "a free stage before it was run again and gave other bytes. Restore them (`git checkout` dvc.lock, `dvc checkout`)"
 )
@@ -23,10 +26,12 @@ OTHER_BYTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Work(Lineage):
-    """What is paid for once: a query, by its settings, on its inputs.
+    """A query to be paid for once: its settings and its inputs.
 
-    settings: digest of its own; inputs: digests of the artifacts that it reads, None if one is still to be made: it
-    will be the same; rests_on: ids of the charges behind them.
+    settings: digest of its own settings;
+    inputs: digests of the artifacts that it reads, or None if one is still to be created and will
+    be the same;
+    rests_on: ids of the charges behind them.
     """
 
     stage: str
@@ -36,21 +41,22 @@ class Work(Lineage):
 
     @property
     def pay(self) -> str:
-        """How the owner asks to pay for it again."""
+        """Setting with which the owner requests to pay for it again."""
         return f"privacy.spend_again: {{{self.stage}: {self.again + 1}}}"
 
     @property
     def digest(self) -> str:
-        """Digest of the same settings on the same inputs, which are the same work."""
+        """Digest of the settings and inputs. The same digest means the same work."""
         return digest_of({"settings": self.settings, "again": self.again, "inputs": sorted(self.inputs or ())})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What becomes of a query.
+    """Decision about one query.
 
-    run: released, or open, to pay for without its checkpoint; problem: a refusal; cause: by a plan, the stage whose
-    change makes it run.
+    run: the released run, or the open one, which is paid for if its checkpoint is lost;
+    problem: refusal;
+    cause: in a plan, the stage whose change makes the query run.
     """
 
     stage: str
@@ -66,7 +72,7 @@ class Decision:
 
     @property
     def words(self) -> str:
-        """What becomes of it if it does not pay."""
+        """Description of what the query does if it does not pay."""
         if self.run is None or self.pays:
             return "is not paid for yet"
         if self.kind == "restore":
@@ -84,7 +90,10 @@ def decide(
     terms: Mapping[str, object],
     noise_source: str = SECRET,
 ) -> Decision:
-    """Decide by journal and kept copies. prepared: fingerprint of the images; terms: what a record would hold."""
+    """Decide by journal and kept copies.
+
+    prepared: fingerprint of the images; terms: fields of a new record.
+    """
     if last := last_for(work, [run for run in runs if run.end == CLOSE]):
         run, same_inputs = last
         problem = restoring_problem(state, work, run, same_inputs)
@@ -95,7 +104,7 @@ def decide(
     run = last[0]
     kind: Outcome = "go on"
     home = state / "runs" / run.id
-    if (home / RELEASED).exists():  # whole: a kill came before its entry
+    if (home / RELEASED).exists():  # complete: a kill came before its journal entry
         kind = "restore"
     elif run.uses and load_checkpoint(home, run.uses, run.checkpoint) is None:
         kind = "pay"
@@ -114,7 +123,10 @@ def last_for(work: Work, runs: Sequence[Run]) -> tuple[Run, bool] | None:
 
 
 def restoring_problem(state: Path, work: Work, run: Run, same_inputs: bool) -> str:
-    """Why a release cannot be put back, or nothing: free work before it may be repeated, but not what it trains on."""
+    """Return why a release cannot be restored, or nothing.
+
+    Free work before it may be repeated, but not if the query trains on its results.
+    """
     kept = state / "runs" / run.id / RELEASED
     if not os.path.lexists(kept):
         return f"Restore it (`dvc checkout`, `dvc pull`), or pay for it again by {work.pay}"
@@ -125,7 +137,10 @@ def restoring_problem(state: Path, work: Work, run: Run, same_inputs: bool) -> s
 
 
 def resuming_problem(work: Work, run: Run, same_inputs: bool, prepared: str | None, terms: Mapping[str, object]) -> str:
-    """Why an open run may not go on, or nothing: it does on the same inputs and images, by the same mechanism."""
+    """Return why an open run may not resume, or nothing.
+
+    It resumes only on the same inputs and images, with the same mechanism.
+    """
     other = [f"{key}={run.record.get(key)}" for key, value in terms.items() if run.record.get(key) != value]
     if not same_inputs:
         why, cure = "under this very plan on other inputs", OTHER_BYTES

@@ -1,6 +1,7 @@
 """Mechanisms: their dp-accounting events, and their closed JSON form.
 
-A record of the ledger holds a mechanism, not an epsilon, so a reader can apply any delta and any accountant later.
+A record of the ledger contains a mechanism, not an epsilon, so a reader can apply any delta and any
+accountant later.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.fields import is_positive
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent  # a second of imports, which a stage without a charge is spared
+    # imported for types only: it takes a second, which a stage without a charge saves
+    from dp_accounting import DpEvent
 
-SECRET = "os-entropy, AES counter"  # the noise source of a valid record
-SEEDED = "seeded: for tests only"  # no check accepts a record with this one
+SECRET = "os-entropy, AES counter"  # Noise source of a valid record
+SEEDED = "seeded: for tests only"  # No check accepts a record with this one
 ADD_OR_REMOVE_ONE = "add-or-remove-one"
 ZERO_OUT_ONE = "zero-out-one"
-MOST_USES = 10**9  # of one mechanism
-LOWEST, HIGHEST = 1e-100, 1e100  # of its numbers, and of norms: no square or product leaves float64's range
-UNITS = {IMAGE: "one (image, label)", GROUP: "all (image, label) of one group"}  # as records name them
+MOST_USES = 10**9  # Largest number of uses of one mechanism
+# Range of its numbers, and of norms: no square or product leaves float64's range
+LOWEST, HIGHEST = 1e-100, 1e100
+# As named in records
+UNITS = {IMAGE: "one (image, label)", GROUP: "all (image, label) of one group"}
 PROTECTED = {UNITS[IMAGE]: "one image with its label", UNITS[GROUP]: "all images of one person with their labels"}
 
 
@@ -30,8 +34,11 @@ PROTECTED = {UNITS[IMAGE]: "one image with its label", UNITS[GROUP]: "all images
 class Mechanism:
     """A sum with Gaussian noise, over Poisson draws of rate `sample_rate`, released `uses` times.
 
-    noise_multiplier: standard deviation of the noise, divided by the L2 bound of one image's contribution; sample_rate:
-    probability of each unit to enter a draw; uses: number of releases, each of a draw of its own.
+    Args:
+        noise_multiplier: Standard deviation of the noise, divided by the L2 bound of one image's
+            contribution.
+        sample_rate: Probability of each unit to enter a draw.
+        uses: Number of releases, each of a draw of its own.
     """
 
     noise_multiplier: float
@@ -46,9 +53,13 @@ class Mechanism:
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Read back what `to_json` wrote.
+        """Read a mechanism that `to_json` wrote.
 
-        data: as JSON gives it. Raises BudgetError for anything else: it guesses and skips nothing.
+        Args:
+            data: Parsed JSON.
+
+        Raises:
+            BudgetError: It is anything else. No part is guessed or skipped.
         """
         uses, rate, inner = 1, 1.0, data
         if is_form(inner, "SelfComposed", "count", "event"):
@@ -87,13 +98,13 @@ def event_of(record: Mapping) -> DpEvent:
 
 
 def common_adjacency(records: Iterable[Mapping]) -> str:
-    """The relation that holds for all records together: one under add-or-remove limits the whole to it."""
+    """Return the relation that is valid for all records: add-or-remove if any record has it."""
     adjacencies = {record["adjacency"] for record in records}
     return ZERO_OUT_ONE if adjacencies == {ZERO_OUT_ONE} else ADD_OR_REMOVE_ONE
 
 
 def is_form(data: object, kind: str, *keys: str) -> TypeGuard[dict]:
-    """Whether this is a mapping of that type with these keys, and no others."""
+    """Return whether `data` is a mapping of that type with exactly these keys."""
     return isinstance(data, dict) and data.keys() == {"type", *keys} and data["type"] == kind
 
 

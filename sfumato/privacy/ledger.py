@@ -1,4 +1,4 @@
-"""The ledger: every charge behind a release, composed. `sfumato.privacy.check` checks one."""
+"""The ledger: every charge behind a release, composed. `sfumato.privacy.check` checks a ledger."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class OdometerLine(Exact):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:  # of the plan
+class Budget:  # budget of the plan
     recipe: str
     accountant: str
     delta: Annotated[float, Field(gt=0, lt=1)]
@@ -45,7 +45,7 @@ class Budget:  # of the plan
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger(Budget, Exact):
-    """The form of a ledger; its records are checked one by one."""
+    """Form of a ledger; its records are checked one by one."""
 
     schema: int
     adjacency: str
@@ -54,7 +54,8 @@ class Ledger(Budget, Exact):
     records: tuple[Any, ...]
     odometer: OdometerLine
     digest: str
-    apart: tuple[str, ...] = ()  # of a merged release: data sets that are declared to show different people
+    # data sets of a merged release, declared to show different people
+    apart: tuple[str, ...] = ()
 
 
 KEYS = {field.name for field in fields(Ledger)}
@@ -62,17 +63,20 @@ LAST_OF_SCHEMA_4 = "7569af49"
 
 
 def read_budget(path: Path) -> dict[str, Any]:
-    """The budget of a plan. Raises ConfigError if the file is missing or does not hold one."""
+    """Read the budget of a plan. Raises ConfigError if the file is missing or is not a budget."""
     with explained(ConfigError, lambda error: f"{path} cannot be read ({error}): run `stage plan`"):
         validated(Budget, content := read_json(path))
     return content
 
 
 def of_one_person(records: Sequence[dict], apart: Sequence[str] = ()) -> dict[str, list[dict]]:
-    """The records that bear on one person, by the data set of `apart` that the person is in; by "" without `apart`.
+    """Return the records that concern one person, by the data set of `apart` that the person is in.
 
-    These are the records of that set, and those of all sets that are not in `apart`, where anybody may be.
-    Guarantee: if a person is in at most one set of `apart`, only these records depend on that person.
+    These are the records of that set, and of all sets that are not in `apart`, which may contain
+    anyone. Without `apart`, returns all records under "".
+
+    Guarantee: if a person is in at most one set of `apart`, only these records depend on that
+    person.
     """
     if not apart:
         return {"": list(records)}
@@ -80,28 +84,30 @@ def of_one_person(records: Sequence[dict], apart: Sequence[str] = ()) -> dict[st
 
 
 def without_records(records: Sequence[dict], apart: Sequence[str]) -> bool:
-    """Whether fewer than two data sets are declared apart, or one of them has no record."""
+    """Return whether fewer than two data sets are declared apart, or one of them has no record."""
     return len({*apart}) < 2 or not {*apart} <= {record["dataset_id"] for record in records}
 
 
 def spent_on_one(
     records: Sequence[dict], delta: float, accountant: str, adjacency: str, apart: Sequence[str] = ()
 ) -> float:
-    """Epsilon for one person: the largest over the data sets that are apart."""
+    """Return epsilon for one person: the largest over the data sets that are apart."""
     parts = of_one_person(records, apart).values()
     return max(epsilon(map(event_of, part), delta, accountant, adjacency) for part in parts)
 
 
 def by_line(accountant: str) -> str:
-    """That of the ledger's lines, of stages and odometer: Rényi's, as ever, unless `accountant` is exact."""
+    """Return the accountant of the per-stage and odometer lines: `rdp`, or `exact` if declared."""
     return EXACT if accountant == EXACT else "rdp"
 
 
 def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = (), accountant: str = "rdp") -> dict:
-    """The cost of the records: `epsilon` by every accountant; `stages`, each one's own epsilon and share of the RDP.
+    """Compute the cost of the records, in total and by stage.
 
-    With `apart`, each number is the largest over its data sets, and shares are those of the one that costs most.
-    Raises BudgetError if they have different privacy units, which cannot be composed.
+    `epsilon` gives the total by every accountant, `stages` each stage's own epsilon and share of
+    the RDP. With `apart`, each number is the largest over its data sets, and shares are for the
+    data set that costs most. Raises BudgetError if the records have different privacy units, which
+    cannot be composed.
     """
     if len(units := {record["unit"] for record in records}) > 1:
         raise BudgetError(f"records of different units ({', '.join(sorted(units))}) cannot be composed")
@@ -127,10 +133,11 @@ def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = (), ac
 def odometer_line(
     records: Sequence[dict], journal: Sequence[dict], delta: float, dataset_id: str, head: str | None, accountant: str
 ) -> dict:
-    """Everything ever opened on a dataset: the union of its journal and of the release's records, aborted charges too.
+    """Compute the odometer's line: every charge ever opened on a dataset.
 
-    head: of the journal, if it lacks nothing that is known of it; else None: the line is incomplete. `others` of the
-    line are the mechanisms of charges that the release does not depend on.
+    These are the charges in its journal or the release's records, including aborted ones. `others`
+    of the line are the mechanisms of charges that the release does not depend on. head: head of the
+    journal, or None if the journal lacks a known charge: the line is then incomplete.
     """
     released = {record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id}
     others = sorted((record["event"] for record in journal if record["id"] not in released), key=canonical)
@@ -149,7 +156,10 @@ def build_ledger(
     head: str | None = None,
     apart: Sequence[str] = (),
 ) -> dict:
-    """The ledger of a release. dataset_id: whose `journal` this is; by default the first that the records name."""
+    """Build the ledger of a release.
+
+    dataset_id: owner of `journal`, by default the first that the records name.
+    """
     delta = budget["delta"]
     accountant = budget["accountant"]
     rows = [records[key] for key in sorted(records)]
@@ -172,9 +182,13 @@ def ledger_text(ledger: Mapping) -> str:
 
 
 def read_ledger(path: Path) -> dict:
-    """The content of a ledger.
+    """Read and return the content of a ledger.
 
-    path: `ledger.json`. Raises BudgetError if the file is missing or not a whole ledger.
+    Args:
+        path: Path of a `ledger.json`.
+
+    Raises:
+        BudgetError: The file is missing or not a complete ledger.
     """
     write = "run `stage ledger write` (or `dvc repro`)"
     again = "restore it from git, or run `stage ledger write`"
@@ -196,7 +210,10 @@ def read_ledger(path: Path) -> dict:
 
 
 def by_id(ledger: Mapping) -> dict[str, dict]:
-    """The records of a ledger, of any version, by id. It skips records without an id: `check_ledger` reports these."""
+    """Return the records of a ledger, of any version, by id.
+
+    Records without an id are skipped: `check_ledger` reports them.
+    """
     records = ledger.get("records")
     if isinstance(records, Mapping):
         records = list(records.values())
@@ -207,14 +224,14 @@ def by_id(ledger: Mapping) -> dict[str, dict]:
 
 
 def records_in(file: Path) -> list[dict]:
-    """The records of a ledger or a `privacy.json`, unchecked; none if it cannot be read."""
+    """Return the records of a ledger or a `privacy.json`, unchecked; none if it cannot be read."""
     with passing_over(*UNREADABLE):
         return list(by_id(read_json(file)).values())
     return []
 
 
 def seen_of(ledger: Mapping, dataset_id: str) -> set[str]:
-    """What a ledger names of the journal of a dataset: its head, and the ids of its records on that dataset."""
+    """Return the head of a dataset's journal and the record ids on that dataset in a ledger."""
     seen = {key for key, record in by_id(ledger).items() if record.get("dataset_id") == dataset_id}
     odometer = ledger.get("odometer")
     if isinstance(odometer, Mapping) and odometer.get("dataset_id") == dataset_id and odometer.get("head"):

@@ -1,4 +1,4 @@
-"""Gaussians and uniforms from the operating system's entropy through a cryptographic bit generator."""
+"""Gaussians and uniforms from a cryptographic bit generator, keyed by the system's entropy."""
 
 import math
 import os
@@ -10,17 +10,19 @@ from randomgen import AESCounter
 
 from sfumato.privacy.events import SECRET, SEEDED
 
-PIECE = 2**18  # numbers of noise that one source draws
-GRID_BITS = 20  # a release is rounded to about a millionth of its noise
-# The words of the Mersenne twister in the state of torch's CPU generator: 624 of 32 bits, each stored in 64
+PIECE = 2**18  # Most numbers of noise that one source draws
+GRID_BITS = 20  # A release is rounded to about a millionth of its noise
+# Position of the Mersenne twister's words in the state of torch's CPU generator: 624 of 32 bits,
+# each stored in 64.
 TWISTER = slice(24, 24 + 8 * 624)
 
 
 class NoiseSource:
     """A stream of randomness that cannot be replayed.
 
-    AES in counter mode, with 128 bits of `os.urandom` as its key. A forked process gets a new one. It cannot be saved,
-    copied or pickled. With `seed` (tests only) the stream repeats, `label` says so in records, and their checks fail.
+    It runs AES in counter mode, with 128 bits of `os.urandom` as the key. A forked process gets a
+    new stream. It cannot be saved, copied or pickled. With `seed` (tests only) the stream repeats,
+    `label` states so in records, and every check of such a record fails.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -30,7 +32,7 @@ class NoiseSource:
 
     @property
     def generator(self) -> np.random.Generator:
-        """The generator of this process: a fork must not repeat its parent's noise."""
+        """Generator of this process: a fork must not repeat its parent's noise."""
         if os.getpid() != self._process:
             self._process = os.getpid()
             key = int.from_bytes(os.urandom(16), "little") if self._seed is None else self._seed
@@ -38,7 +40,10 @@ class NoiseSource:
         return self._generator
 
     def gaussian(self, shape: tuple[int, ...], std: float) -> torch.Tensor:
-        """N(0, std²), float64, on the CPU. More than PIECE numbers are those of many new sources, drawn in threads."""
+        """Draw N(0, std²), float64, on the CPU.
+
+        More than PIECE numbers come from many new sources, drawn in threads.
+        """
         if self._seed is None and (count := math.prod(shape)) > PIECE:
             sizes = [min(PIECE, count - start) for start in range(0, count, PIECE)]
             with ThreadPoolExecutor(torch.get_num_threads()) as threads:
@@ -46,30 +51,33 @@ class NoiseSource:
             return torch.cat([*parts]).view(shape)
         return torch.from_numpy(np.asarray(self.generator.standard_normal(shape) * std))
 
-    def __reduce__(self):  # `copy` asks it too
+    def __reduce__(self):  # also called by `copy`
         raise TypeError("a noise source cannot be saved, copied or sent: its stream must never be used twice")
 
 
 def rounded(noisy: torch.Tensor, grid: float) -> torch.Tensor:
-    """Each entry at the nearest multiple of `grid`, a power of two."""
-    return noisy.div(grid).round_().mul_(grid)  # one copy
+    """Round each entry to the nearest multiple of `grid`, a power of two."""
+    return noisy.div(grid).round_().mul_(grid)  # copies once
 
 
 def public_grid(std: float) -> float:
-    """What a release with noise of this standard deviation is rounded to: a power of two, GRID_BITS below the noise.
+    """Return the grid that a release with noise of this standard deviation is rounded to.
 
-    The spacing is public. In double precision, the last bits of "sum + noise" depend on the sum: they can tell an empty
-    sum from another one. No release shows them: what is rounded lies many thousand floats away from the next value.
+    The grid is a power of two, GRID_BITS below the noise. Its spacing is public. In double
+    precision, the last bits of "sum + noise" depend on the sum: they can distinguish an empty sum
+    from another one. No release shows them: a rounded value lies many thousand floats away from the
+    next value.
+
     Source: Mironov 2012.
     """
     return 2.0 ** (math.floor(math.log2(std)) - GRID_BITS)
 
 
 def secret_generator(device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch generator that cannot be replayed, for secret draws other than the noise.
+    """Create a torch generator that cannot be replayed, for secret draws other than the noise.
 
-    A CPU generator uses 32 bits of a seed, few enough to try them all. So all its 624 words come from the operating
-    system. Generators of other devices use 64 bits of a seed.
+    A CPU generator uses 32 bits of a seed, few enough to try them all. So all its 624 words come
+    from the operating system. Generators of other devices use 64 bits of a seed.
     """
     generator = torch.Generator(device)
     if generator.device.type != "cpu":

@@ -1,8 +1,9 @@
-"""The odometer: the journal of every charge ever opened on a dataset. It is outside the repository and DVC.
+"""The odometer: the journal of every charge ever opened on a dataset.
 
-The whole charge is in the journal before its first batch is drawn, and nothing ever lowers what it adds up to. A run is
-known by the id of the record that it was opened with. One that a kill left open and that goes on takes a record with a
-new id that replaces the old: two copies of one state directory then leave two records, not one id for both.
+It is outside the repository and DVC. The whole charge is in the journal before its first batch is
+drawn, and no entry ever lowers the total. A run is identified by the id of the record that it was
+opened with. If a kill left it open and it resumes, a record with a new id replaces the old one: two
+copies of one state directory then leave two records, not one id for both.
 """
 
 from collections.abc import Iterable
@@ -23,11 +24,14 @@ LOCAL_USE = "local"
 
 @dataclass
 class Run:
-    """A charge, as far as it came.
+    """A charge and its progress. Older journals lack the two digests.
 
-    opened: its entry; record: the newest; uses, checkpoint: the last durable use, and the sha256 of its checkpoint;
-    end: CLOSE if it released, ABANDON if it was given up, None while it is open; released: sha256 of `privacy.json` of
-    what it released. Older journals lack these digests.
+    opened: entry that opened it;
+    record: newest record;
+    uses: last durable use;
+    checkpoint: sha256 of the checkpoint of that use;
+    end: CLOSE if it released, ABANDON if it was abandoned, None while it is open;
+    released: sha256 of the release's `privacy.json`.
     """
 
     opened: dict
@@ -39,21 +43,21 @@ class Run:
 
     @property
     def id(self) -> str:
-        """Of the record that it was opened with."""
+        """Id of the record that it was opened with."""
         return str(self.opened["record"]["id"])
 
     def drew_others(self, images: str) -> bool:
-        """Whether it was opened on images of another fingerprint; older journals lack it."""
+        """Return whether it was opened on images of another fingerprint; older journals lack it."""
         return self.opened.get("images") not in (None, images)
 
 
 class Odometer(Journal):
-    """The journal of one dataset id, read as what was spent."""
+    """The journal of one dataset id, read for what was spent."""
 
     def runs(self) -> dict[str, dict]:
-        """The record of every charge ever opened, aborted ones too, by its run: the newest of a run that was resumed.
+        """Return the record of every charge ever opened, including aborted ones, by its run.
 
-        Adopted records are runs of their own.
+        A resumed run gives its newest record. Adopted records are runs of their own.
         """
         found: dict[str, dict] = {}
         for entry in self.entries():
@@ -66,14 +70,14 @@ class Odometer(Journal):
         return found
 
     def opened(self) -> list[dict]:
-        """The records of all charges ever opened, aborted ones too: one for each, however often it was resumed."""
+        """Return one record for each charge ever opened, including aborted ones."""
         return list(self.runs().values())
 
     def events(self) -> list[DpEvent]:
         return [event_of(record) for record in self.opened()]
 
     def spent_otherwise(self, unit: str) -> bool:
-        """Whether anything was spent under another unit, or under an earlier grouping of the images."""
+        """Return whether anything was spent under another unit or an earlier grouping."""
         spent: set[str] = set()
         for entry in self.entries():
             if entry["kind"] == REGROUP and UNITS[GROUP] in spent:
@@ -83,7 +87,7 @@ class Odometer(Journal):
         return bool(spent - {UNITS[unit]})
 
     def known(self) -> set[str]:
-        """The heads and the ids of records that this journal has seen: a ledger of its charges names no other."""
+        """Return all heads and record ids in this journal. Ledgers of its charges name no other."""
         found: set[str] = set()
         for entry in self.entries():
             found |= {entry["head"]} if "head" in entry else set()
@@ -92,17 +96,19 @@ class Odometer(Journal):
         return found
 
     def complete(self) -> bool:
-        """Whether the journal is chained from its first entry on, no part was lost, and it counts the same units."""
+        """Return whether the journal is one chain from the start, never adopted or regrouped."""
         kinds = [entry["kind"] for entry in self.entries()]
         return kinds[:1] == [GENESIS] and not {ADOPT, REGROUP} & {*kinds}
 
     def adopt(self, records: Iterable[dict], seen: Iterable[str]) -> tuple[int, int]:
-        """Count records that the journal lacks, and start a new journal if it does not hold.
+        """Count records that the journal lacks, and start a new journal if it is invalid.
 
-        Returns how many are new, and how many entries of a journal that does not hold cannot be read.
+        Entries of an invalid journal are counted as far as they can be read, and its file is set
+        aside. The odometer is never complete again. seen: heads and ids to treat as known from now
+        on.
 
-        seen: heads and ids that are taken for known from now on. Entries of a journal that does not hold are counted as
-        far as they can be read, and its file is set aside. The odometer is never complete again.
+        Returns the number of new records, and the number of unreadable entries of an invalid
+        journal.
         """
         with self.locked():
             salvaged: list[dict] = []
@@ -126,7 +132,10 @@ class Odometer(Journal):
             return len(new), lost
 
     def charges(self, version: str | None = None) -> list[Run]:
-        """The charges opened here, on these images or on any, in the order in which each was last opened or ended."""
+        """Return the charges opened here, by default on any version of the images.
+
+        The order is by when each was last opened or ended.
+        """
         found: dict[str, Run] = {}
         for entry in self.entries():
             if entry["kind"] == OPEN:

@@ -1,10 +1,14 @@
-"""Further opinions on what a ledger cost, by Opacus' accountants: a mistake in one library does not go unseen.
+"""Compute a ledger's cost by Opacus' accountants too, so that a mistake in one library is noticed.
 
-Every accountant gives an upper bound on the same ε. The declared one is refuted by a computation of the same kind that
-comes out larger by more than its own error: then one of the two is wrong, and a check has to fail.
-- RDP: Opacus' curve, with the same conversion, against ours over the orders that Opacus computes.
-- PLD: Opacus' PRV accountant, an upper bound that is at most twice its `eps_error` above a lower one.
-- exact: the distributions of both libraries against the closed form; and Rényi's bound, which may only be larger.
+Every accountant gives an upper bound on the same ε. The declared bound is refuted if a computation
+of the same kind comes out larger by more than its own error: then one of the two is wrong, and the
+check must fail.
+
+- - RDP: Opacus' curve, with the same conversion, against ours over the orders that Opacus computes.
+- - PLD: Opacus' PRV accountant, an upper bound that is at most twice its `eps_error` above a lower
+  one.
+- - exact: the distributions of both libraries against the closed form; and Rényi's bound, which may
+  only be larger.
 """
 
 import json
@@ -28,10 +32,12 @@ from sfumato.storage.files import replace_private
 
 @dataclass(frozen=True)
 class Opinion:
-    """What one accountant makes of a composition. epsilon: None if it cannot express it.
+    """One accountant's result for a composition.
 
-    kind: the accountant that it is compared with; ours: the bound of that kind by our own code; error: the most by
-    which `epsilon` exceeds the true value of its kind.
+    epsilon: result, or None if the accountant cannot express the composition;
+    kind: accountant that it is compared with;
+    ours: bound of that kind by our own code;
+    error: the most by which `epsilon` exceeds the true value of its kind.
     """
 
     epsilon: float | None
@@ -48,16 +54,19 @@ class Opinion:
 
 
 def all_opinions(records: Sequence[Mapping], delta: float, accountant: str = "rdp") -> dict[str, Opinion]:
-    """Epsilon of the records at `delta` by every accountant: our four, then Opacus' two. accountant: the ledger's."""
+    """Compute epsilon of the records at `delta` by every accountant: our four, then Opacus' two.
+
+    accountant: accountant of the ledger.
+    """
     parts = [Mechanism.from_json(record["event"]) for record in records]
     adjacency = common_adjacency(records)
     bounds = {name: epsilon([part.event for part in parts], delta, name, adjacency) for name in ACCOUNTANTS}
     opinions = {name: Opinion(value, name, value) for name, value in bounds.items()}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # of orders at the end of a list
+        warnings.simplefilter("ignore")  # Opacus warns about orders at the end of a list
         opinions |= {"Opacus RDP": opacus_rdp(parts, delta), "Opacus PRV": opacus_prv(parts, delta, bounds["pld"])}
     if accountant == EXACT:
-        error = 2e-3  # of epsilon by our own distribution
+        error = 2e-3  # error of epsilon by our own distribution
         opinions["pld"] = Opinion(bounds["pld"], EXACT, bounds[EXACT], error)
         opinions["Opacus PRV"] = replace(opinions["Opacus PRV"], kind=EXACT, ours=bounds[EXACT])
         opinions[EXACT] = Opinion(bounds[EXACT], "rdp", bounds["rdp"], error)
@@ -65,9 +74,10 @@ def all_opinions(records: Sequence[Mapping], delta: float, accountant: str = "rd
 
 
 def kept_opinions(records: Sequence[Mapping], delta: float, accountant: str, state: Path | None) -> dict[str, Opinion]:
-    """`all_opinions`, or what they were when these very records were checked here before: Opacus is slow to import.
+    """Return `all_opinions`, from the cache if the same records were checked here before.
 
-    They are kept in the private state directory only, so that whoever hands over a ledger cannot hand over opinions.
+    Opacus is slow to import. The cache is in the private state directory only, so that no one who
+    hands over a ledger can hand over opinions.
     """
     versions = [version(name) for name in ("sfumato", "opacus", "dp-accounting")]
     about = {"records": list(records), "delta": delta, "accountant": accountant, "versions": versions}
@@ -77,14 +87,17 @@ def kept_opinions(records: Sequence[Mapping], delta: float, accountant: str, sta
     with suppress(*UNREADABLE):
         return validated(dict[str, Opinion], read_json(file))
     opinions = all_opinions(records, delta, accountant)
-    with suppress(OSError, ValueError):  # no room, or a number that JSON has not
+    with suppress(OSError, ValueError):  # no room, or a number that JSON cannot express
         content = {name: vars(opinion) for name, opinion in opinions.items()}
         replace_private(file, json.dumps(content, allow_nan=False).encode())
     return opinions
 
 
 def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]:
-    """Discrepancies of the declared accountant with independent ones, a sentence each. rdp_classic rests on rdp."""
+    """List discrepancies of the declared accountant with independent ones, one sentence each.
+
+    `rdp_classic` rests on `rdp`.
+    """
     kinds = {"pld": ("pld",), EXACT: (EXACT, "rdp")}.get(accountant, ("rdp",))
     return [
         f"{name} comes to epsilon={opinion}, where {opinion.kind} comes to {opinion.ours:.4f}: one of the two is wrong"
@@ -94,14 +107,15 @@ def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]
 
 
 def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
-    """By Opacus' Rényi curves; `ours` is taken over the orders for which it gives a number."""
+    """Compute epsilon by Opacus' Rényi curves. `ours` covers the orders that they cover."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
     theirs = np.full(len(ORDERS), np.inf)
     terms = [{"q": one.sample_rate, "noise_multiplier": one.noise_multiplier, "steps": one.uses} for one in parts]
     for i, order in enumerate(ORDERS):
-        if 2 <= order <= 1024:  # its series are long below, and its binomial coefficients overflow beyond
-            with suppress(ValueError, OverflowError):  # of a series that its floats cannot hold
+        # its series are long below, and its binomial coefficients overflow beyond
+        if 2 <= order <= 1024:
+            with suppress(ValueError, OverflowError):  # a series that floats cannot represent
                 theirs[i] = sum(compute_rdp(**term, orders=float(order)) for term in terms)
     finite = np.isfinite(theirs)
     if not finite.any():
@@ -112,23 +126,27 @@ def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
 
 
 def opacus_prv(parts: Sequence[Mechanism], delta: float, pld: float) -> Opinion:
-    """By Opacus' PRV accountant, which discretizes the privacy loss. pld: epsilon by the ledger's own distribution."""
+    """Compute epsilon by Opacus' PRV accountant, which discretizes the privacy loss.
+
+    pld: epsilon by our own distribution.
+    """
     from opacus.accountants import PRVAccountant
 
     none = Opinion(None, "pld", pld)
     if not parts or not pld <= LARGEST_PLD:
         return none
-    # The accountant's grid spans twice this, in steps of error / sqrt(uses · ln(12 / delta_error) / 2).
+    # The accountant's grid spans twice this, in steps of error / sqrt(uses · ln(12 / delta_error) /
+    # 2).
     span = epsilon([part.event for part in parts], delta / 4000) + 3
     uses = sum(part.uses for part in parts)
-    # 2**20 points: about a second for each mechanism
+    # 2**20 points take about a second per mechanism.
     coarsest = 2 * span * math.sqrt(uses * math.log(12_000 / delta) / 2) / 2**20
     error = max(pld / 1000, coarsest)
-    if error > 0.1:  # of epsilon: a grid that coarse has no opinion
+    if error > 0.1:  # such a coarse grid gives no usable epsilon
         return none
     accountant = PRVAccountant()
     accountant.history = [(part.noise_multiplier, part.sample_rate, part.uses) for part in parts]
     try:
         return Opinion(float(accountant.get_epsilon(delta, eps_error=error)), "pld", pld, 2 * error)
-    except (ValueError, RuntimeError):  # a grid that it finds too coarse
+    except (ValueError, RuntimeError):  # the accountant finds the grid too coarse
         return none

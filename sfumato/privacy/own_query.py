@@ -1,4 +1,4 @@
-"""A query of one's own: `sfumato.open_charge`, for researchers and notebooks."""
+"""Charge a query of one's own: `sfumato.open_charge`, for researchers and notebooks."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -31,25 +31,36 @@ class OwnCharge:
 
     @property
     def record(self) -> dict:
-        """What the odometer holds of this charge: public."""
+        """Record of this charge in the odometer; public."""
         return self._charge.record
 
     def sum(self, rows: Callable[[Tensor, Tensor], Tensor], max_norm: float | None = None, *, size: int = 1) -> Tensor:
-        """One use: the noisy sum of the rows of all drawn images.
+        """Release the noisy sum of the rows of all drawn images: one use.
 
-        rows: (B, C, H, W) float32 in [0, 1] and (B,) int64 -> (B, K): a row for each image, a function of that image
-        only. It keeps nothing, draws no random numbers and prints nothing. First calls get public noise; max_norm:
-        that of the charge, by default; longer rows are scaled to it, those that are not finite are left out, and so is
-        a batch of other rows than (B, K). size: B at most. With 1, no image can change another's row unless the
-        function remembers it; a larger batch is faster, and that promise becomes the function's own (batch
-        normalisation breaks it).
-        Returns (K,) float64.
-        Raises ConfigError, with no use lost, if the function fails on public noise, gives no row for each image, or
-        gives one image another row the second time; DataError if it fails on a drawn image: that use is spent and
-        releases nothing, and the next one may go on; BudgetError when all uses are spent, for another `max_norm`, or
-        after the end of the `with` block.
-        Guarantee: one image more or less moves the sum by at most `max_norm` before the noise, if rows follow from
-        their own images only.
+        Args:
+            rows: Function from (B, C, H, W) float32 in [0, 1] and (B,) int64 to (B, K), one row per
+                image, each a function of that image only. It keeps nothing, draws no random numbers
+                and prints nothing. First calls get public noise.
+            max_norm: Bound of the charge, by default. Longer rows are scaled to it; rows that are
+                not finite, and batches whose rows are not (B, K), are left out.
+            size: Largest B. With 1, no image can change another's row unless the function remembers
+                it. A larger batch is faster, but the function itself must then keep rows
+                independent (batch normalisation does not).
+
+        Returns:
+            (K,) float64.
+
+        Raises:
+            ConfigError: The function fails on public noise, does not give one row per image, or
+                gives an image another row the second time. No use is lost.
+            DataError: The function fails on a drawn image. That use is spent and releases nothing;
+                the next one may start.
+            BudgetError: All uses are spent, `max_norm` is another one, or the `with` block has
+                ended.
+
+        Guarantee:
+            One image more or less moves the sum by at most `max_norm` before the noise, if rows
+            follow from their own images only.
         """
         charge = self._charge
         name = charge.record["stage"]
@@ -99,30 +110,41 @@ def open_charge(
     max_norm: float = 1.0,
     delta: float | None = None,
 ) -> Iterator[OwnCharge]:
-    """Charge the odometer for `uses` Gaussian sums over the sensitive images, and give the door to them.
+    """Charge the odometer for `uses` Gaussian sums over the sensitive images, and yield the charge.
 
-    Every call is a new charge, journalled as a whole before the first image is drawn, whatever becomes of it. If its
-    numbers follow from earlier releases, `docs/concepts.md` says what is proven of the lifetime.
+    Every call is a new charge, journalled completely before the first image is drawn, and stays
+    spent even if it is not used. If its numbers follow from earlier releases, `docs/concepts.md`
+    describes what is proven of the lifetime.
 
-    state: the private state directory; card: that of the prepared images, `data/sensitive/card.json`; name: of the
-    query, for the odometer, not that of a stage; sigma: noise multiplier: the noise has the standard deviation
-    sigma · max_norm; size_hint: the public, rounded number of units, which gives the default of `delta`;
-    lifetime_epsilon: of everything ever opened on the dataset, this charge included; or "unlimited"; uses: number of
-    sums; sample_rate: probability of each unit to enter a draw; max_norm: L2 bound of a row; delta: at which the
-    lifetime is composed.
-    Guarantee: the charge covers sums of rows that each follow from one image only. A function that remembers breaks it,
-    such as one that keeps earlier images, a running mean or a count of its calls, skips images that it has seen, or
-    draws from a random generator. Then one image changes the rows of others, and no noise covers this. `sum` refuses a
-    function that gives an image of public noise another row the second time; it finds no other memory.
-    Raises BudgetError if the lifetime budget would be exceeded, or for a number that gives no guarantee; ConfigError
-    for a name of a stage, a size or a δ beyond the limits of a plan.
+    Args:
+        state: Private state directory.
+        card: Card of the prepared images, `data/sensitive/card.json`.
+        name: Name of the query in the odometer; not a stage's name.
+        sigma: Noise multiplier: the noise has the standard deviation sigma · max_norm.
+        size_hint: Public, rounded number of units, which gives the default of `delta`.
+        lifetime_epsilon: Limit for all charges on the dataset, including this one; or "unlimited".
+        uses: Number of sums.
+        sample_rate: Probability of each unit to enter a draw.
+        max_norm: L2 bound of a row.
+        delta: δ at which the lifetime is composed.
+
+    Raises:
+        BudgetError: The lifetime budget would be exceeded, or a number gives no guarantee.
+        ConfigError: The name is a stage's, or the size or δ is beyond the limits of a plan.
+
+    Guarantee:
+        The charge covers sums of rows that each follow from one image only. A function that
+        remembers breaks it, such as one that keeps earlier images, a running mean or a count of its
+        calls, skips images that it has seen, or draws from a random generator. Then one image
+        changes the rows of others, and no noise covers this. `sum` refuses a function that gives an
+        image of public noise another row the second time; it finds no other memory.
     """
     if not isinstance(name, str) or name in STAGES or not name.isidentifier() or len(name) > 64:
         raise ConfigError(f"name={name!r}: give a word that is not the name of a stage, such as 'edges'")
     policy = authorize.SpendingPolicy(delta=checked_delta(delta, size_hint), lifetime_epsilon=lifetime_epsilon)
     check_norm(name, max_norm)
     public = read_card(Path(card))
-    once = secrets.token_hex(16)  # two calls are never the same work
+    once = secrets.token_hex(16)  # makes each call different work
     work = authorize.ChargeRequest(
         stage=name,
         plan=once,

@@ -1,4 +1,7 @@
-"""A charge that many processes share: the first draws and deals the rows out, adds the noise and writes the journal."""
+"""Share a charge between processes.
+
+The first draws and assigns rows, adds the noise and writes the journal.
+"""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +22,10 @@ from sfumato.runtime import distributed
 
 
 class SharedCharge(Charge):
-    """A charge in the first of many processes, each of which sees a part of a draw and adds up a part of the sum."""
+    """A charge in the first of many processes.
+
+    Each sees a part of a draw and adds up a part of the sum.
+    """
 
     def agree(self, tensors: Iterable[Tensor], *plain: object) -> None:
         distributed.agree(tensors, *plain)
@@ -28,8 +34,9 @@ class SharedCharge(Charge):
         distributed.check_alike(rows)
 
     def _draw(self, draws: int | None) -> Iterator[Drawn]:
-        """Its rows of the blocks that it draws, which it deals out in secret."""
-        secret = NoiseSource().generator  # of its own: the draws of a seeded charge stay those of one process
+        """Yield this process's rows of the blocks that it draws and assigns in secret."""
+        # a source of its own keeps the draws of a seeded charge equal to one process's draws
+        secret = NoiseSource().generator
         for chosen, weights in super()._draw(draws):
             places = dealt(secret, chosen, distributed.world_size())
             distributed.broadcast_object((chosen, weights, places))
@@ -41,7 +48,10 @@ class SharedCharge(Charge):
 
 
 class WorkerCharge(SharedCharge):
-    """The part of another process: it sums up images that the first one drew for it: no draw, no noise, no journal."""
+    """The part of another process.
+
+    It sums images that the first one drew: no draw, no noise, no journal.
+    """
 
     def __init__(self, record: dict, images: ImageSet | LatentSet, *, run: Path, used: int) -> None:
         self.record = record
@@ -61,11 +71,11 @@ class WorkerCharge(SharedCharge):
         return distributed.broadcast(torch.zeros_like(total))
 
     def _journal(self, kind: str, **fields: object) -> None:
-        """The first process writes it."""
+        """Mark the end only: the first process writes the journal."""
         self._closed |= kind != PROGRESS
 
 
 def own_rows(chosen: np.ndarray, weights: np.ndarray | None, places: np.ndarray) -> Drawn:
-    """This process's rows of a block. places: the process of each row."""
+    """Return this process's rows of a block. places: process of each row."""
     mine = places == distributed.rank()
     return chosen[mine], None if weights is None else weights[mine]

@@ -1,7 +1,8 @@
-"""What a composition of mechanisms means for an attacker who wants to tell whether one image was used.
+"""Bound how well any attacker can detect whether one image was used.
 
-Everything follows from the privacy profile, delta as a function of epsilon. It bounds the trade-off between false
-alarms and hits of every test, whatever else the attacker knows.
+Everything follows from the privacy profile, delta as a function of epsilon. It bounds the trade-off
+between false alarms and hits of every test, for any other knowledge of the attacker.
+
 Source: Wasserman & Zhou 2010; Dong, Roth & Su 2022.
 """
 
@@ -19,16 +20,20 @@ from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import ORDERS, RELATIONS, loss_distribution, rdp_curve, round_up
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, Mechanism
 
-# Fine where e^epsilon · 1 % is below 1; coarse above, up to where the bound says nothing.
+# The grid is fine while e^epsilon · 1 % is below 1, and coarse above, up to where the bound is
+# trivial.
 EPSILONS = np.concatenate([np.arange(0, 6, 0.025), np.arange(6, 20.5, 0.5)])
-LOW_ORDERS = tuple(order for order in ORDERS if order <= 2)  # the divergence rises with the order, and is exact at 2
+# The divergence rises with the order, and is exact at 2
+LOW_ORDERS = tuple(order for order in ORDERS if order <= 2)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The composition is (epsilons[i], deltas[i])-DP for every i.
+    """A composition that is (epsilons[i], deltas[i])-DP for every i.
 
-    epsilons: (E,) rising from 0; deltas: (E,) in [0, 1], never rising; advantage_bound: on membership, or 1.
+    epsilons: (E,) rising from 0;
+    deltas: (E,) in [0, 1], never rising;
+    advantage_bound: bound on membership advantage, or 1.
     """
 
     epsilons: np.ndarray
@@ -37,13 +42,17 @@ class Profile:
 
 
 def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ONE) -> Profile:
-    """The profile of the composition of all events: the better of Rényi and privacy-loss distribution at each epsilon.
+    """Compute the profile of the composition of all events.
 
-    Guarantee: an upper bound on delta in both directions of the adjacency. Without a finite bound, delta is 1.
+    It is the better of Rényi's bound and the privacy-loss distribution at each epsilon.
+
+    Guarantee: an upper bound on delta in both directions of the adjacency. Without a finite bound,
+    delta is 1.
     """
     if adjacency not in RELATIONS:
         raise BudgetError(f"adjacency={adjacency!r} is unknown: one of {', '.join(RELATIONS)}")
-    events = sorted(events, key=repr)  # as `epsilon` does, so that their distribution is computed once
+    # sorted as in `epsilon`, so that their distribution is computed once
+    events = sorted(events, key=repr)
     if not events:
         return Profile(EPSILONS, np.zeros(len(EPSILONS)), 0.0)
     curve = rdp_curve(events)
@@ -54,15 +63,20 @@ def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ON
 
 
 def deltas_of_rdp(curve: np.ndarray) -> np.ndarray:
-    """(E,) delta at each of EPSILONS, from an RDP curve over ORDERS: inverts `accountant.conversion` at the best."""
+    """Compute delta at each of EPSILONS, (E,), from an RDP curve over ORDERS.
+
+    This inverts `accountant.conversion` at the best order.
+    """
     orders = np.array(ORDERS)[:, None]
-    # (orders, E), ln delta
+    # ln delta, (orders, E)
     exponents = (orders - 1) * (curve[:, None] + np.log1p(-1 / orders) - EPSILONS) - np.log(orders)
     return np.exp(np.minimum(exponents.min(axis=0), 0.0))
 
 
 def advantage_of_rdp(curve: np.ndarray) -> float:
-    """A bound on total variation by the Kullback-Leibler divergence, which is at most every Rényi divergence here.
+    """Bound the total variation by the Kullback-Leibler divergence.
+
+    It is at most every Rényi divergence here.
 
     Source: Pinsker; Bretagnolle & Huber.
     """
@@ -71,11 +85,13 @@ def advantage_of_rdp(curve: np.ndarray) -> float:
 
 
 def membership_advantage(profile: Profile) -> float:
-    """The most by which any attacker's hit rate can exceed the false-alarm rate, in [0, 1].
+    """Return the most by which any attacker's hit rate can exceed the false-alarm rate, in [0, 1].
 
-    It is the total variation of the outcomes. With even odds beforehand, a guess is right with probability at most
-    (1 + advantage) / 2. At epsilon 0 the advantage is delta; each other (epsilon, delta) allows
-    (e^epsilon − 1 + 2 delta) / (e^epsilon + 1), which matters where only the Rényi curve is known.
+    It is the total variation of the outcomes. With even odds beforehand, a guess is right with
+    probability at most (1 + advantage) / 2. At epsilon 0 the advantage is delta; each other
+    (epsilon, delta) allows (e^epsilon − 1 + 2 delta) / (e^epsilon + 1), which matters if only the
+    Rényi curve is known.
+
     Guarantee: no test of "was this image used?" does better, whatever else is known.
     """
     ratio = np.tanh(profile.epsilons / 2)  # (e^epsilon − 1) / (e^epsilon + 1)
@@ -83,30 +99,37 @@ def membership_advantage(profile: Profile) -> float:
     return float(min(1.0, allowed.min(), profile.advantage_bound))
 
 
-@lru_cache(maxsize=512)  # plans of one process often have the same mechanisms
+@lru_cache(maxsize=512)  # Plans of one process often have the same mechanisms
 def best_guess(mechanisms: tuple[Mechanism, ...], adjacency: str = ADD_OR_REMOVE_ONE, noise: float = 1.0) -> float:
-    """The largest probability, at even odds, of a right answer to "was this image used?", in [1/2, 1].
+    """Return the largest probability of a right answer to "was this image used?" at even odds.
 
-    noise: a factor of all noise multipliers. A tenth of a second, by a coarser distribution than `privacy_profile`.
+    It lies in [1/2, 1]. It takes a tenth of a second, by a coarser distribution than
+    `privacy_profile`. noise: factor of all noise multipliers.
+
     Guarantee: no test does better, whatever else is known.
     """
     events = [replace(one, noise_multiplier=one.noise_multiplier * noise).event for one in mechanisms]
-    distribution = PLDAccountant(RELATIONS[adjacency], 5e-3).compose(ComposedDpEvent(events))  # coarse, so at once
+    # a coarse grid is fast
+    distribution = PLDAccountant(RELATIONS[adjacency], 5e-3).compose(ComposedDpEvent(events))
     advantage = min(advantage_of_rdp(rdp_curve(events, LOW_ORDERS)), distribution.get_delta(0.0))
     return float((1 + advantage) / 2)
 
 
 def noise_for_guess(mechanisms: tuple[Mechanism, ...], guess: float, adjacency: str = ADD_OR_REMOVE_ONE) -> float:
-    """The factor of all noise multipliers, to 1 %, from which `best_guess` is at most `guess`, above 1/2."""
+    """Return the factor of all noise multipliers, to 1 %, at which `best_guess` falls to `guess`.
+
+    `guess` must be above 1/2.
+    """
     steps = bisect_left(range(2000), True, key=lambda i: best_guess(mechanisms, adjacency, 1.01**i) <= guess)
     return float(1.01**steps)
 
 
 def true_positive_rate(profile: Profile, false_positive_rate: float = 0.01) -> float:
-    """The largest share of used images that any attacker finds, if `false_positive_rate` of the others are accused too.
+    """Return the largest share of used images that any attacker finds at a false-positive rate.
 
-    Guarantee: with alpha the false-positive rate, no test does better than the least of e^epsilon·alpha + delta,
-    1 − e^−epsilon·(1 − delta − alpha) and alpha + advantage over the profile: both directions of the adjacency.
+    Guarantee: with alpha the false-positive rate, no test does better than the least of
+    e^epsilon·alpha + delta, 1 − e^−epsilon·(1 − delta − alpha) and alpha + advantage over the
+    profile: both directions of the adjacency.
     """
     if not 0 <= false_positive_rate <= 1:
         raise BudgetError(f"false_positive_rate={false_positive_rate} must lie in [0, 1]")
@@ -117,12 +140,12 @@ def true_positive_rate(profile: Profile, false_positive_rate: float = 0.01) -> f
 
 
 def bound_text(value: float, digits: int = 4) -> str:
-    """A cost as text, rounded up to `digits` significant digits: the printed number is never below the true one."""
+    """Format a cost, rounded up to `digits` significant digits: never below the true one."""
     if not 0 < value < math.inf:
         return "∞" if value > 0 else "0"
     return f"{round_up(value, digits):g}"
 
 
 def percent_up(share: float) -> str:
-    """A share in per cent, one decimal, rounded up: it never prints a ceiling too low."""
+    """Format a share in per cent, one decimal, rounded up, so that a ceiling is never too low."""
     return f"{min(100.0, math.ceil(1000 * share - 1e-9) / 10):.1f}".removesuffix(".0")

@@ -1,4 +1,4 @@
-"""The ledger of a project: written from its artifacts and its journal; and what its ledgers name of a journal."""
+"""Write the ledger of a project from its artifacts and its journal."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from sfumato.storage.state_directory import REFUSED, git
 
 
 def ledgers(folder: Path) -> list[dict]:
-    """The project's ledger.json, of any version: the file at hand, and as it was last committed.
+    """Read the project's ledger.json, of any version: the file at hand, and as last committed.
 
     Raises BudgetError if it is not JSON, or if git does not read the project's repository.
     """
@@ -50,7 +50,7 @@ def seen_in_ledgers(dataset_id: str, folder: Path = Path()) -> set[str]:
 
 
 def known_records(folder: Path, state: Path) -> dict[str, dict]:
-    """Every record that a project or the releases kept in the state directory name, by id, unchecked."""
+    """Return every record named by a project or its kept releases, by id, unchecked."""
     files = [
         *(folder / ARTIFACTS).glob(f"*/{PRIVACY}"),
         folder / PUBLIC / PRIVACY,
@@ -63,10 +63,13 @@ def known_records(folder: Path, state: Path) -> dict[str, dict]:
 
 
 def cached(folder: Path) -> Iterator[Path]:
-    """The `privacy.json` of artifacts in DVC's cache: it removes an artifact before it runs the stage again."""
+    """Yield the `privacy.json` files in DVC's cache.
+
+    DVC removes an artifact before it reruns the stage.
+    """
     cache = folder / ".dvc/cache/files/md5"
     hashes: list[str] = []
-    with passing_over(OSError, ValueError):  # there is no lock, or none that can be read
+    with passing_over(OSError, ValueError):  # there is no readable lock file
         hashes = [out.md5 for stage in read_lock(folder / LOCK) for out in stage.outs]
     for md5 in hashes:
         with passing_over(*UNREADABLE):  # not an artifact, or not in the cache
@@ -75,18 +78,24 @@ def cached(folder: Path) -> Iterator[Path]:
 
 
 def seen_in_project(dataset_id: str, folder: Path, state: Path) -> set[str]:
-    """The heads and charges of a dataset that ledgers, artifacts and kept releases name: its journal must hold all."""
+    """Return all heads and charges of a dataset that ledgers, artifacts and kept releases name.
+
+    The journal of the dataset must contain all of them.
+    """
     records = known_records(folder, state).values()
     return seen_in_ledgers(dataset_id, folder) | seen_of({"records": list(records)}, dataset_id)
 
 
 def write_ledger(folder: Path, state: Path, out: Path, say: Callable[[str], None]) -> tuple[dict, float]:
-    """Compose, check and write the ledger of the release and all queries. Returns it and ε. Raises LedgerError."""
+    """Compose, check and write the ledger of the release and all queries.
+
+    Returns it and ε. Raises LedgerError.
+    """
     budget = read_budget(folder / PLAN / "budget.json")
     artifacts = [read_artifact(folder / ARTIFACTS / stage, stage) for stage in ("synthesize", *QUERIES)]
     records = merge_records(artifacts)
     apart = declared_apart(artifacts)
-    if apart and not (folder / CARD_PATH).exists():  # what `stage merge` made
+    if apart and not (folder / CARD_PATH).exists():  # a project made by `stage merge`
         say(f"note: {', '.join(apart)} keep their own journals: charges that they opened elsewhere are not known here")
         ledger = build_ledger(budget, records, [], apart=apart)
         return ledger, save_ledger(ledger, artifacts, folder, state, out)
@@ -105,8 +114,8 @@ def write_ledger(folder: Path, state: Path, out: Path, say: Callable[[str], None
         say(f"note: the odometer is incomplete: {gap}")
     ledger = build_ledger(budget, records, journal, dataset_id=odometer.dataset_id, head=head, apart=apart)
     spent = save_ledger(ledger, artifacts, folder, state, out)
-    # The copies of releases that this ledger holds stay, to be restored at no cost. So do those that no ledger held
-    # yet: they are paid for, and a kill may have come before the pipeline took them over.
+    # Copies of releases in this ledger stay, to be restored at no cost. So do copies that no ledger
+    # contained yet: they are paid for, and a kill may have come before the pipeline used them.
     replaced = earlier - records.keys()
     if replaced:
         for run, record in odometer.runs().items():
@@ -116,7 +125,10 @@ def write_ledger(folder: Path, state: Path, out: Path, say: Callable[[str], None
 
 
 def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -> str | None:
-    """Why the journal does not tell all that was ever opened, or None. earlier: what ledgers name of it."""
+    """Return why the journal does not contain everything ever opened, or None.
+
+    earlier: heads and record ids that ledgers name.
+    """
     mine = odometer.dataset_id
     others = {record["unit"] for record in odometer.opened()} - {record["unit"] for record in records.values()}
     named = earlier | seen_of({"records": list(records.values())}, mine)
@@ -142,10 +154,13 @@ def save_ledger(ledger: dict, artifacts: Sequence[Artifact], folder: Path, state
 
 
 def adopt_charges(folder: Path, state: Path, say: Callable[[str], None]) -> tuple[Odometer, int, int]:
-    """Replace a lost journal. Returns the odometer, and how many charges are new and old entries unreadable."""
+    """Replace a lost journal.
+
+    Returns the odometer, the number of new charges, and the number of unreadable old entries.
+    """
     if (folder / CARD_PATH).exists():
         named = read_card(folder / CARD_PATH).dataset_id
-    else:  # `stage prepare sensitive` makes the card, and first asks for a journal
+    else:  # `stage prepare sensitive` writes the card, and needs a journal first
         named = load_params(folder / "params.yaml", folder / RECIPES).data.name
     odometer = Odometer(state, named)
     here = [record for record in known_records(folder, state).values() if record.get("dataset_id") == named]

@@ -17,7 +17,7 @@ from sfumato.storage.documents import Exact, validated
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Exact):
-    id: str  # it also names a directory
+    id: str  # also names a directory
     stage: str
     dataset_id: DatasetId
     data_version: str
@@ -32,15 +32,16 @@ class Record(Exact):
     settings: str
     again: Annotated[int, Field(ge=0)]
     versions: dict[str, str]
-    time: Annotated[int, Field(ge=0, le=253_402_300_799)]  # up to the year 9999, the last that dates have
+    # up to the year 9999, the last that dates support
+    time: Annotated[int, Field(ge=0, le=253_402_300_799)]
     revision: Positive = 1
-    code: dict[str, str] = field(default_factory=dict)  # in journals of version 0.2
-    group_weight: str = ""  # how a group counts, if the unit is one
-    claim: str = ""  # the owner's statement on a unit of one image
+    code: dict[str, str] = field(default_factory=dict)  # field of version 0.2's journals
+    group_weight: str = ""  # weight of a group, if the unit is one
+    claim: str = ""  # the owner's statement about a unit of one image
 
 
 def is_record(content: object) -> bool:
-    """Whether this has the form of a record, of a mechanism that can be composed."""
+    """Return whether `content` has the form of a record, of a mechanism that can be composed."""
     try:
         Mechanism.from_json(validated(Record, content).event)
     except (ValueError, BudgetError):
@@ -49,7 +50,10 @@ def is_record(content: object) -> bool:
 
 
 def record_problems(place: str, record: object) -> list[str]:
-    """The reasons not to trust a record, one sentence each. place: its name until its id is known."""
+    """List the reasons not to trust a record, one sentence each.
+
+    place: its name until its id is known.
+    """
     if isinstance(record, dict) and not re.fullmatch("[0-9a-f]{32}", str(record.get("id"))):
         return [f"{place} has no id of 32 hexadecimal digits"]
     try:

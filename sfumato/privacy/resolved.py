@@ -1,4 +1,7 @@
-"""The resolved configuration of one stage, as `stage plan` writes it: all that the stage reads besides its inputs."""
+"""The resolved configuration of one stage, as `stage plan` writes it.
+
+It is all that the stage reads besides its inputs.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,22 @@ if TYPE_CHECKING:
     from sfumato.privacy.events import Mechanism
 
 S = TypeVar("S", bound=Settings)
-LINEAGE = "lineage.json"  # beside the resolved files: what decides whether each query spends
+LINEAGE = "lineage.json"  # Beside the resolved files; decides whether each query spends
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """What the resolved file of any stage holds. shape: (C, H, W) of the images.
+    """Content of the resolved file of any stage.
 
-    about: the owner's words, for the release; prepared, accountant: how pictures were cut and shown, where not as by
-    default, and by which ε is stated: for cards, no digest depends on them; again: how often the owner asked to pay
-    again. A plan that reads only the public set names no sensitive set: its dataset id, classes and size hint are
-    empty.
+    A plan that reads only the public set names no sensitive set: its dataset id, classes and size
+    hint are empty.
+
+    shape: (C, H, W) of the images;
+    again: number of times that the owner asked to pay again;
+    about: the owner's texts for the release;
+    prepared: how pictures were cut and shown, if not by default. Only cards use it: no digest
+    depends on it;
+    accountant: accountant of the stated ε. Only cards use it: no digest depends on it.
     """
 
     stage: str
@@ -49,18 +57,18 @@ class Resolved:
     prepared: dict[str, Any] = field(default_factory=dict)
     accountant: Literal["rdp", "exact"] = "rdp"
     labels: Literal["one", "several"] = "one"
-    unit: Literal["image", "group"] = IMAGE  # what the charge of a query protects
-    group_cap: Positive = 1  # and how groups count, as for a `Charge`
+    unit: Literal["image", "group"] = IMAGE  # unit that the charge of a query protects
+    group_cap: Positive = 1  # see `Charge`
 
     @property
     def several(self) -> bool:
-        """Whether an image has any number of the classes at once."""
+        """True if an image can have any number of the classes at once."""
         return self.labels == SEVERAL
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlan(Resolved, Generic[S]):
-    """One stage, resolved. digest: as `settings_digest` has it."""
+    """One stage, resolved. digest: result of `settings_digest`."""
 
     settings: S
     digest: str
@@ -68,7 +76,7 @@ class StagePlan(Resolved, Generic[S]):
 
     @property
     def network(self) -> Model:
-        """The parameters of the network, of a stage that trains it."""
+        """Parameters of the network, for a stage that trains it."""
         if self.model is None:
             raise ConfigError(f"the plan of {self.stage} holds no network: run `stage plan` again")
         return self.model
@@ -76,17 +84,21 @@ class StagePlan(Resolved, Generic[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class QueryPlan(StagePlan[S]):
-    """A query that is switched on. Only the charge reads `mechanism`: no query reads a noise multiplier."""
+    """A query that is switched on.
+
+    Only the charge reads `mechanism`: no query reads a noise multiplier.
+    """
 
     mechanism: Mechanism
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage:
-    """What decides whether a query spends, besides its own plan.
+    """The basis for deciding whether a query spends, besides its own plan.
 
-    plan: digest of the settings of the query and of all stages before it, and of the revisions of the queries among
-    them; again: how often the owner asked to pay again.
+    plan: digest of the settings of the query and of all stages before it, and of the revisions of
+    the queries among them;
+    again: number of times that the owner asked to pay again.
     """
 
     plan: str
@@ -101,25 +113,33 @@ class ResolvedFile(Resolved, Exact):
 
 
 def read_lineage(folder: Path, stage: str) -> Lineage:
-    """The lineage of a query, from the folder of a plan. Raises ConfigError if it is missing."""
+    """Read the lineage of a query from the folder of a plan.
+
+    Raises ConfigError if it is missing.
+    """
     with explained(ConfigError, lambda error: f"{folder / LINEAGE} cannot be read ({error}): run `stage plan`"):
         return validated(dict[str, Lineage], read_json(folder / LINEAGE))[stage]
 
 
 def settings_digest(content: Mapping[str, Any]) -> str:
-    """Digest of non-default settings and the revision, so new options move none; without what decides nothing."""
+    """Compute the digest of non-default settings and the revision.
+
+    So new options change no digest. Fields that decide nothing are left out.
+    """
     decides = deepcopy({key: value for key, value in content.items() if key not in ("again", "prepared", "accountant")})
     settings = decides.get("settings", {})
     for holder in (settings, *settings.get("features", ())):
-        if isinstance(holder.get("network"), dict):  # one's own, known by its sha256: the file may move
+        # identified by its sha256, so the file may move
+        if isinstance(holder.get("network"), dict):
             holder["network"].pop("path", None)
     return digest_of(decides)
 
 
 def read_stage_plan(path: Path, stage: str, extra: Literal["forbid", "ignore"] = "forbid") -> StagePlan[Any]:
-    """Read the plan of `stage`, a QueryPlan if it spends. extra: what to do with settings that were removed since.
+    """Read the plan of `stage`, a QueryPlan if it spends.
 
-    Raises ConfigError if the file is missing, or is not a plan of this stage.
+    extra: treatment of settings that were removed since. Raises ConfigError if the file is missing,
+    or is not a plan of this stage.
     """
     missing = f"{path} is missing: run `stage plan` first"
     with explained(ConfigError, lambda error: f"{path} cannot be read: {error}", missing=missing):
@@ -137,7 +157,7 @@ def read_stage_plan(path: Path, stage: str, extra: Literal["forbid", "ignore"] =
         }
         mechanism = fields.pop("mechanism")
         if STAGES[stage].kind is Kind.QUERY and file.enabled:
-            from sfumato.privacy.events import Mechanism  # slow to import: only for a query
+            from sfumato.privacy.events import Mechanism  # slow import, only for a query
 
             return QueryPlan(**fields, mechanism=Mechanism(**mechanism))
         return StagePlan(**fields)

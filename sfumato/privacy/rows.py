@@ -10,13 +10,18 @@ from torch import Tensor
 from sfumato.errors import ConfigError
 from sfumato.privacy.events import HIGHEST, LOWEST
 
-FLOAT64_SLACK = 1e-12  # of a clipped row's norm: what the rounding of float64 may add to it
+FLOAT64_SLACK = 1e-12  # What float64 rounding may add to the norm of a clipped row, relative to it
 
 
 class Rows(NamedTuple):
-    """A row for each image, a function of that image only: left_i ⊗ right_i, or left_i without `right`.
+    """One row per image, a function of that image only.
 
-    left: (B, a); right: (B, b). The norm of a row is the product of both norms.
+    The row is left_i ⊗ right_i, or left_i without `right`. The norm of a row is the product of both
+    norms.
+
+    Args:
+        left: (B, a).
+        right: (B, b).
     """
 
     left: Tensor
@@ -24,7 +29,7 @@ class Rows(NamedTuple):
 
 
 def one_hot(labels: Tensor, classes: int) -> Tensor:
-    """One-hot rows: (B,) int64 -> (B, classes) float64.
+    """Encode labels as one-hot rows: (B,) int64 -> (B, classes) float64.
 
     A label out of range gives a row of zeros, so that no record can stop a query.
     """
@@ -32,10 +37,12 @@ def one_hot(labels: Tensor, classes: int) -> Tensor:
 
 
 def label_rows(labels: Tensor, classes: int) -> Tensor:
-    """The labels of each image as a row of norm 1 at most: (B,) int64 -> (B, classes) float64, by `one_hot`.
+    """Encode the labels of each image as a row of norm 1 at most, by `one_hot`.
 
-    Several labels, (B, classes) of 0 and 1, give (B, classes + 1): a one for each label, and in the last column for an
-    image without any; all divided by the root of their number. An entry that is not 1 counts as 0.
+    One label per image, (B,) int64, gives (B, classes) float64. Several labels, (B, classes) of 0
+    and 1, give (B, classes + 1): a one for each label, and in the last column for an image without
+    any; all divided by the root of their number. An entry that is not 1 counts as 0.
+
     Guarantee: the norm is 1 whether an image has none, one or all of the labels.
     """
     if labels.ndim == 1:
@@ -45,13 +52,15 @@ def label_rows(labels: Tensor, classes: int) -> Tensor:
     return found / found.sum(dim=1, keepdim=True).sqrt()
 
 
-Form = tuple[tuple[int, torch.dtype, torch.device], ...]  # of rows: the width, type and place of each part
+# Width, type and device of each part of rows
+Form = tuple[tuple[int, torch.dtype, torch.device], ...]
 
 
 def form_of(rows: Rows, count: int) -> Form:
-    """The form of the rows of `count` images. Raises ConfigError unless each part is a real matrix, a row an image.
+    """Return the form of the rows of `count` images.
 
-    With more rows than images, or a part that broadcasts, an image would add several rows, each within the bound.
+    Raises ConfigError unless each part is a real matrix with one row per image. With more rows than
+    images, or a part that broadcasts, an image would add several rows, each within the bound.
     """
     parts = [rows.left] if rows.right is None else [rows.left, rows.right]
     for part in parts:
@@ -65,9 +74,9 @@ def form_of(rows: Rows, count: int) -> Form:
 
 
 def in_form(rows: Rows, count: int, form: Form) -> Rows:
-    """The rows of `count` images if they have this form, else rows of zeros.
+    """Return the rows of `count` images if they have this form, else rows of zeros.
 
-    It neither raises nor tells: either would show that an image is there which makes them differ.
+    It neither raises nor reports: either would reveal an image that makes them differ.
     """
     with suppress(ConfigError):
         if form_of(rows, count) == form:
@@ -76,25 +85,31 @@ def in_form(rows: Rows, count: int, form: Form) -> Rows:
 
 
 def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> Tensor:
-    """Sum over the images: (a, b) float64, or (a,) without `right`.
+    """Sum rows over the images: (a, b) float64, or (a,) without `right`.
 
-    rows: of B images; max_norm: L2 bound; weights: (B,) float64, by which rows are multiplied after they were bounded:
-    those of a group add up to at most 1.
-    Guarantee: one image, or one group, more or less changes it by at most `max_norm` in L2: a longer row is scaled to
-    that norm. A row with any entry that is not finite or beyond 1e100 counts nowhere; without that, a broken
-    image would turn the release into NaN and so reveal that it is there. Entries below 1e-100 count as zero:
-    their squares would vanish, and the norm with them.
+    Args:
+        rows: Rows of B images.
+        max_norm: L2 bound.
+        weights: (B,) float64, factors of the bounded rows. The weights of a group add up to at most
+            1.
+
+    Guarantee:
+        One image, or one group, more or less changes it by at most `max_norm` in L2: a longer row
+        is scaled to that norm. A row with any entry that is not finite or beyond 1e100 counts
+        nowhere; without that, a broken image would turn the release into NaN and so reveal that it
+        is there. Entries below 1e-100 count as zero: their squares would vanish, and the norm with
+        them.
     """
     parts = [part.detach().to(torch.float64, copy=True) for part in rows if part is not None]
     sound = torch.stack([torch.linalg.vector_norm(part, math.inf, dim=1) <= HIGHEST for part in parts]).all(dim=0)
     broken = (~sound).nonzero().flatten()
     for part, given in zip(parts, (part for part in rows if part is not None), strict=True):
-        if given.dtype == torch.float64:  # no other type has an entry so small
+        if given.dtype == torch.float64:  # no other type has such small entries
             part.masked_fill_(part.abs() < LOWEST, 0)
-        part.index_fill_(0, broken, 0)  # not by the scale: infinity times zero is NaN
+        part.index_fill_(0, broken, 0)  # zeroed, because infinity · 0 would be NaN
     norms = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts]).prod(dim=0)
     scale = torch.where(norms > max_norm, (1 - FLOAT64_SLACK) * max_norm / norms.clamp(min=max_norm), 1.0)
     if weights is not None:
         scale = scale * weights.to(scale)
-    # the scale goes to the narrower part, one number an image to no part at all
+    # The scale multiplies the narrower part, or, as one number per image, no part at all.
     return parts[0].T @ (parts[1] * scale[:, None]) if len(parts) == 2 else scale @ parts[0]

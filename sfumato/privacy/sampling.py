@@ -1,4 +1,7 @@
-"""Poisson sampling: every unit, an image or a group, enters a draw independently with the same probability."""
+"""Poisson sampling.
+
+Every unit, an image or a group, enters a draw independently with the same probability.
+"""
 
 from collections.abc import Iterator
 
@@ -6,14 +9,16 @@ import numpy as np
 
 from sfumato.privacy.rows import FLOAT64_SLACK
 
-SEGMENT = 2**16  # units whose part of a draw is in memory at a time
+SEGMENT = 2**16  # Units whose part of a draw is in memory at a time
 
 
 def poisson_draw(generator: np.random.Generator, size: int, sample_rate: float) -> np.ndarray:
-    """Indices of one Poisson draw out of `size` units, ascending: (n,) int64. n varies and can be 0.
+    """Draw one Poisson sample out of `size` units: ascending indices, (n,) int64.
 
-    The number of units is binomial, and the subset uniform given its size: the same law as one coin per unit, in
-    memory that grows with the draw instead of the set. A rate of 1 takes every unit.
+    n varies and can be 0.
+
+    The number of units is binomial, and the subset uniform given its size: the same law as one coin
+    per unit, in memory that grows with the draw instead of the set. A rate of 1 takes every unit.
     """
     if sample_rate >= 1 or not size:
         return np.arange(size, dtype=np.int64)
@@ -22,10 +27,11 @@ def poisson_draw(generator: np.random.Generator, size: int, sample_rate: float) 
 
 
 def poisson_blocks(generator: np.random.Generator, size: int, sample_rate: float) -> Iterator[np.ndarray]:
-    """One Poisson draw out of `size` units in blocks of ascending indices, none empty, each above those before it.
+    """Draw one Poisson sample out of `size` units in blocks of ascending indices.
 
-    The draw is made segment by segment. Units enter independently, those of two segments too: the law is that of
-    `poisson_draw`, in memory that grows neither with the set nor with the draw.
+    No block is empty, and each is above the blocks before it. The draw is made segment by segment.
+    Units of two segments enter independently too, so the law is the law of `poisson_draw`, in
+    memory that grows neither with the set nor with the draw.
     """
     block: list[np.ndarray] = []
     for start in range(0, size, SEGMENT):
@@ -38,22 +44,30 @@ def poisson_blocks(generator: np.random.Generator, size: int, sample_rate: float
 
 
 def dealt(generator: np.random.Generator, chosen: np.ndarray, processes: int) -> np.ndarray:
-    """The process that each row of a draw falls to: (n,) int64, uniform and independent of all other rows.
+    """Assign each row of a draw to a process, uniformly and independently of all other rows.
 
-    Guarantee: one row more or less moves no other row to another process, where it might be computed in another way.
+    Returns (n,) int64.
+
+    Guarantee: one row more or less moves no other row to another process, where it might be
+    computed in another way.
     """
     return generator.integers(processes, size=len(chosen))
 
 
 def group_weights(sizes: np.ndarray, cap: int) -> np.ndarray:
-    """The weight of one image of a group of so many, (n,) float64.
+    """Return the weight of one image of a group of each size, (n,) float64.
 
-    With cap = 1, a group counts as the mean of its images; with m, one of fewer than m counts less: n/m of it.
+    With cap = 1, a group counts as the mean of its images; with m, a group of n < m images counts
+    n/m of it.
+
     Guarantee: the weights of a group's images add up to at most 1, rounding included.
     """
     return np.where(sizes > 1, (1 - FLOAT64_SLACK) / np.maximum(sizes, cap), 1 / cap)
 
 
 def group_picks(generator: np.random.Generator, sizes: np.ndarray, draws: int) -> np.ndarray:
-    """For each group, `draws` of its images by their place in it, each uniform and independent: (n, draws) int64."""
+    """Pick `draws` images of each group, uniform and independent.
+
+    Returns their places in the group, (n, draws) int64.
+    """
     return generator.integers(0, sizes[:, None], size=(len(sizes), draws))

@@ -1,7 +1,8 @@
-"""Noisy central images, the mean and the mode of each class (DP-FETA §3.1, FETA-Pro Algorithm 1).
+"""Noisy central images: the mean or the mode of each class (DP-FETA §3.1, FETA-Pro Algorithm 1).
 
-Every release covers all classes at once: an image adds its bounded vector to the row of its own class, so one record
-moves the whole (classes × d') tensor by at most the bound, whatever the class sizes. An empty class gets noise, too.
+Every release covers all classes at once: an image adds its bounded vector to the row of its own
+class, so one record moves the whole (classes × d') tensor by at most the bound, whatever the class
+sizes. An empty class gets noise, too.
 """
 
 import math
@@ -16,14 +17,18 @@ from sfumato.settings.queries import Central
 
 
 def central_norm(shape: Shape, settings: Central) -> float:
-    """What one image can contribute to a release at most, in L2: `settings.max_norm`, or √d' without it; d' = C·H·W."""
+    """Return the L2 bound of one image's contribution to a release.
+
+    This is `settings.max_norm`, or √d' without it; d' = C·H·W.
+    """
     return settings.max_norm or math.sqrt(math.prod(shape))
 
 
 def mode_rows(images: Tensor, labels: Tensor, classes: int, bins: int) -> Rows:
-    """One of `bins` equal bins of [0, 1] for every pixel, in the row of the class: (B, classes) ⊗ (B, bins·d').
+    """Put every pixel into one of `bins` equal bins of [0, 1], in the row of its class.
 
-    A row has norm √d'. One with any non-finite pixel is zero; values outside [0, 1] count in the outer bins.
+    Returns (B, classes) ⊗ (B, bins·d'). A row has norm √d'. An image with any non-finite pixel gets
+    a zero row; values outside [0, 1] count in the outer bins.
     """
     rows = images.flatten(1)
     finite = rows.isfinite().all(dim=1)
@@ -33,10 +38,14 @@ def mode_rows(images: Tensor, labels: Tensor, classes: int, bins: int) -> Rows:
 
 
 def query_central(charge: Charge, denominators: Tensor, shape: Shape, settings: Central) -> Tensor:
-    """`settings.repeats` releases, each from its own draw: noisy means or per-pixel histograms of all classes.
+    """Release noisy means or per-pixel histograms of all classes, `settings.repeats` times.
 
-    denominators: (classes,), public: q·N̄_m, never a realised count; shape: (C, H, W) of the images. Without `max_norm`,
-    an image is clipped to √d', the largest norm that one in [0, 1] can have.
+    Each release has its own draw. Without `max_norm`, an image is clipped to √d', the largest norm
+    that an image in [0, 1] can have.
+
+    denominators: (classes,), public: q·N̄_m, never a realised count;
+    shape: (C, H, W) of the images.
+
     Returns float32, unclamped: mean (R, M, C, H, W), mode (R, M, bins, C, H, W).
     """
     classes = len(denominators)

@@ -1,4 +1,4 @@
-"""Noisy class counts: the public size, the denominators of the other queries and the label priors."""
+"""Noisy class counts: public size, denominators of the other queries, and label priors."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from sfumato.storage.files import write_json
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """The form of `counts.json`."""
+    """Form of `counts.json`."""
 
     total: PositiveFloat
     per_class: tuple[PositiveFloat, ...]
@@ -32,41 +32,51 @@ class Counts:
 class PublicCounts(NamedTuple):
     total: float  # N̄
     per_class: Tensor  # N̄_m, (classes,) float64, each at least 1: a denominator
-    # (classes,) float64, non-negative, summing to 1; of several labels, the share of images that have each
+    # (classes,) float64, non-negative, summing to 1; with several labels, the share of images with
+    # each
     priors: Tensor
-    row_means: Tensor | None = None  # of several labels: the mean of `label_rows`, (classes + 1,) float64
+    # mean of `label_rows` with several labels, (classes + 1,) float64
+    row_means: Tensor | None = None
 
 
 def query_count(charge: Charge, classes: int) -> Tensor:
-    """The one release: noisy class counts, (classes,) float64, some perhaps negative.
+    """Release noisy class counts, (classes,) float64, possibly negative.
 
-    An image adds a one to its class. `public_counts` makes them usable.
+    An image adds a one to its class. `public_counts` makes the counts usable.
     """
     return charge.sum(lambda _, labels: Rows(one_hot(labels, classes)), 1.0, size=4096, integer=True, labels_only=True)
 
 
 def several_bound(classes: int) -> float:
-    """√(classes + 2), the norm of a row of `several_rows` if an image has all labels: no row is longer."""
+    """Return √(classes + 2): the norm of a row of `several_rows` if an image has all labels.
+
+    No row is longer.
+    """
     return math.sqrt(classes + 2)
 
 
 def several_rows(labels: Tensor, classes: int) -> Tensor:
-    """What an image with several labels counts for: its labels, itself, and its row of `label_rows`.
+    """Build rows for several labels: the image's labels, a one, and its row of `label_rows`.
 
     labels: (B, classes) of 0 and 1. Returns (B, 2·classes + 2) float64.
-    Guarantee: an image with k labels has a row of norm √(k + 2), so none is longer than `several_bound`.
+
+    Guarantee: an image with k labels has a row of norm √(k + 2), so none is longer than
+    `several_bound`.
     """
     return torch.cat([(labels == 1).double(), torch.ones(len(labels), 1), label_rows(labels, classes)], dim=1)
 
 
 def query_several(charge: Charge, classes: int) -> Tensor:
-    """The one release of images with several labels: the noisy sum of `several_rows`, (2·classes + 2,) float64."""
+    """Release the noisy sum of `several_rows`, (2·classes + 2,) float64."""
     bound = several_bound(classes)
     return charge.sum(lambda _, labels: Rows(several_rows(labels, classes)), bound, size=4096, labels_only=True)
 
 
 def public_several(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
-    """`public_counts` of the release of `query_several`, in which the noise has noise_multiplier times its bound."""
+    """Compute `public_counts` of the release of `query_several`.
+
+    Its noise has the standard deviation noise_multiplier · `several_bound`.
+    """
     classes = len(noisy) // 2 - 1
     floor = max(1.0, noise_multiplier * several_bound(classes))
     total = max(noisy[classes].item(), floor)
@@ -75,10 +85,11 @@ def public_several(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
 
 
 def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
-    """Post-processing, free: noisy counts -> N̄, N̄_m and priors.
+    """Turn noisy counts into N̄, N̄_m and priors: free post-processing.
 
-    N̄_m = max(noisy count, 1, σ): below σ a count is mostly noise, which a smaller denominator would amplify. N̄ is the
-    unbiased sum of the noisy counts, with the same floor. Priors are clipped at 0; if nothing is left they are uniform.
+    N̄_m = max(noisy count, 1, σ): below σ a count is mostly noise, which a smaller denominator
+    would amplify. N̄ is the unbiased sum of the noisy counts, with the same floor. Priors are
+    clipped at 0; if nothing remains they are uniform.
     """
     noisy = noisy.double()
     floor = max(1.0, noise_multiplier)
@@ -98,7 +109,7 @@ def save_counts(counts: PublicCounts, noisy: Tensor, directory: Path) -> None:
 
 
 def read_counts(count: Artifact, size_hint: int, classes: int) -> PublicCounts:
-    """The noisy counts; if counting is switched off, the public size hint in equal parts."""
+    """Read the noisy counts; if counting is switched off, split the public size hint equally."""
     if not count.enabled:
         even = torch.full((classes,), 1 / classes).double()
         return PublicCounts(float(size_hint), torch.full((classes,), size_hint / classes).double(), even)

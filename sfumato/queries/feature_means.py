@@ -1,7 +1,8 @@
-"""Noisy class means of a bounded feature map φ: the one query of frequency, moments, covariance and embedding.
+"""Noisy class means of a bounded feature map φ.
 
-All maps are differentiable, so that a generator can be fitted to the release. Queries may draw what a map makes of
-the sensitive images instead of pixels.
+They are the query of frequency, moments, covariance and embedding. All maps are differentiable, so
+that a generator can be fitted to the release. Queries may draw a map's vectors of the sensitive
+images instead of pixels.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ from sfumato.training.public_classifier import train_public_classifier
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
-SQUARES = 0.5  # share of the squared norm that the squares have in `moments` (DP-MEPF)
-COSINE = {"frequencies": 64, "contrasts": 16, "bound": 0.3, "products": 0.7}  # of `covariance`: see CosineMoments
-LENGTH_SCALES = (1.22, 0.63)  # of `embedding`, in units of √d
-TEACHER = 0.5  # the teacher's share of the squared norm in `embedding`
-LEARNED = Classifier(network="whitened", width=32, learning_rate=0.1)  # the network of `embedding`
-EMBEDDING_DIMENSION = 512  # principal directions of its features
+SQUARES = 0.5  # share of the squares in the squared norm of `moments` (DP-MEPF)
+# Arguments of CosineMoments in `covariance`
+COSINE = {"frequencies": 64, "contrasts": 16, "bound": 0.3, "products": 0.7}
+LENGTH_SCALES = (1.22, 0.63)  # length scales of `embedding`, in units of √d
+TEACHER = 0.5  # share of the teacher in the squared norm of `embedding`
+LEARNED = Classifier(network="whitened", width=32, learning_rate=0.1)  # Network of `embedding`
+EMBEDDING_DIMENSION = 512  # Number of principal directions of its features
 
 Features = FourierFeatures | CosineMoments  # φ: (B, C, H, W) float32 in [0, 1] -> (B, K) float32, of norm 1 at most
 
@@ -55,13 +57,19 @@ Features = FourierFeatures | CosineMoments  # φ: (B, C, H, W) float32 in [0, 1]
 def query_feature_means(
     charge: Charge, features: Any, classes: int, public_size: float, *, cached: bool = False
 ) -> Tensor:
-    """The one release: Σ φ(x) ⊗ onehot(y) over all sensitive images, noised by the charge, over a public size.
+    """Release Σ φ(x) ⊗ onehot(y) over all sensitive images, over a public size.
 
-    features: φ; rows and their float64 sum are made on its device; public_size: N̄, never a realised count; cached: the
-    charge draws `features.vectors` of the images instead of the images.
-    Returns (K, classes) float32 on the CPU, for `fit_generator`; of several labels (K, classes + 1), by `label_rows`.
-    Guarantee: one image more or less moves the sum by at most 1 in L2, because φ has norm 1 at most, and so has the row
-    of all its labels. A row is a function of its image only, to the last bit.
+    features: φ; rows and their float64 sum are computed on its device;
+    public_size: N̄, never a realised count;
+    cached: the charge draws `features.vectors` of the images instead of the images.
+
+    Returns (K, classes) float32 on the CPU, for `fit_generator`; with several labels (K, classes +
+    1), by `label_rows`.
+
+    Guarantee: one image more or less moves the sum by at most 1 in L2, because φ has norm 1 at
+    most, and so has the row of all its labels. A row is a function of its image only, to the last
+    bit.
+
     Source: FETA-Pro Eq. 5.
     """
     device = device_of(features)
@@ -79,14 +87,19 @@ def query_feature_means(
 
 
 def cosine_moments(shape: Shape, flip: bool) -> CosineMoments:
-    """Low frequencies of an image and their products. flip: an image and its mirror image have the same row."""
+    """Build the map of an image's low frequencies and their products.
+
+    flip: an image and its mirror image have the same row.
+    """
     return CosineMoments(shape, **COSINE, flip=flip)  # type: ignore[arg-type]
 
 
 def moment_features(network: PublicNetwork, feature: str = CLASSIFIER, squares: float = SQUARES) -> FourierFeatures:
-    """What a public network sees in an image, and its squares: (B, C, H, W) -> (B, K), K = twice its features.
+    """Build the map of a public network's features and their squares: (B, C, H, W) -> (B, K).
 
-    Features have the norm √(1 − s) and their squares √s, so one Gaussian of Δ = 1 releases both.
+    K is twice the number of features. Features have the norm √(1 − s) and their squares √s, so one
+    Gaussian of Δ = 1 releases both.
+
     feature: CLASSIFIER or CELLS; squares: s. Source: Harder et al. 2023 (DP-MEPF).
     """
     parts = [FeatureMap(map="network", kernel="linear", weight=1 - squares)]
@@ -99,7 +112,7 @@ def moment_features(network: PublicNetwork, feature: str = CLASSIFIER, squares: 
 def train_feature_network(
     images: ImageSet, teacher: TeacherNetwork, steps: int, seed: int, report: Callable[[int, int], None]
 ) -> ProjectedFeatures:
-    """The feature map of a network trained on the generator's `images`, labelled by the teacher. Free."""
+    """Train a feature map on the generator's `images`, labelled by the teacher. Free."""
     how = LEARNED.model_copy(update={"steps": steps})
     network, _ = train_public_classifier(relabelled(teacher, images), how, seed, report)
     features = ProjectedFeatures(CELLS, images.shape, EMBEDDING_DIMENSION, network)
@@ -115,9 +128,10 @@ def learned_features(
     length_scales: tuple[float, ...] = LENGTH_SCALES,
     share: float = TEACHER,
 ) -> FourierFeatures:
-    """Fourier features of the teacher's map and of a trained network's; the records of both maps come with them.
+    """Build Fourier features of the teacher's map and of a trained network's map.
 
-    size: K; share: of the squared norm that the teacher's features have.
+    The release depends on the records of both maps. size: K; share: share of the teacher's features
+    in the squared norm.
     """
     maps = {"teacher": (teacher, share), "network": (network, 1 - share)}
     features = [FeatureMap(map=name, length_scales=length_scales, weight=part) for name, (_, part) in maps.items()]
@@ -129,14 +143,17 @@ Part = Annotated[float, Field(gt=0, lt=1)]
 
 
 class About(Strict):
-    """The form of `features.json`, of each stage its own."""
+    """Form of `features.json`; each stage has its own."""
 
-    kind: ClassVar[Any]  # of the features, if these fields are their arguments
-    tensor: ClassVar[str] = "embedding"  # the name of the release, in `<tensor>.safetensors`
+    kind: ClassVar[Any]  # kind of the features, if these fields are their arguments
+    tensor: ClassVar[str] = "embedding"  # name of the release, in `<tensor>.safetensors`
     deviation: PositiveFloat | None
 
     def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> Features:
-        """The features, from the files in `folder`. teacher: its map, of `embedding` only."""
+        """Rebuild the features from the files in `folder`.
+
+        teacher: its map, for `embedding` only.
+        """
         return self.kind(**{name: value for name, value in self if name != "deviation"})  # type: ignore[no-any-return]
 
 
@@ -181,7 +198,7 @@ class AboutLearned(About):
         return learned_features(teacher, network, self.size, self.seed, self.length_scales, self.teacher)
 
 
-KIND_OF: dict[str, type[About]] = {  # by stage
+KIND_OF: dict[str, type[About]] = {  # form of features.json, by stage
     "frequency": AboutFourier,
     "moments": AboutMoments,
     "covariance": AboutCosine,
@@ -196,7 +213,10 @@ def save_means(
     folder: Path,
     network: PublicNetwork | ProjectedFeatures | None = None,
 ) -> None:
-    """Write the release and what rebuilds its features. about: JSON; network: the one that they look through."""
+    """Write the release and what rebuilds its features.
+
+    about: content of features.json; network: network of the features.
+    """
     tensor = KIND_OF[stage].tensor
     save_tensors({tensor: means.table.contiguous()}, folder / f"{tensor}.safetensors")
     write_json(folder / "features.json", {**about, "deviation": means.deviation})
@@ -209,7 +229,7 @@ def save_means(
 def load_means(
     stage: str, folder: Path, teacher: ProjectedFeatures | None = None, *, plan: StagePlan[Any]
 ) -> FeatureMeans:
-    """The inverse. teacher: of `embedding` only.
+    """Load what `save_means` wrote. teacher: its map, for `embedding` only.
 
     Raises DataError if files are missing, of another form, or do not fit together or `plan`.
     """
@@ -218,7 +238,8 @@ def load_means(
         about = validated(kind, read_json(folder / "features.json"))
         table = load_tensors(folder / f"{kind.tensor}.safetensors")[kind.tensor]
         shape = getattr(about, "shape", plan.shape)
-        if getattr(about, "size", 0) > len(table) or shape != plan.shape:  # before memory is taken
+        # checked before memory is allocated
+        if getattr(about, "size", 0) > len(table) or shape != plan.shape:
             raise ValueError(f"features.json is of {shape}, or has more rows than the release")
         features = about.rebuild(folder, teacher)
         expected = (features.size, len(plan.classes) + plan.several)
@@ -228,7 +249,7 @@ def load_means(
 
 
 def encoder_of(map: nn.Module, arguments: Mapping[str, Any]) -> str:
-    """A digest of all that decides a map: its arguments and its state."""
+    """Return a digest of everything that decides a map: its arguments and its state."""
     digest = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode())
     for name, tensor in sorted(map.state_dict().items()):
         digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
@@ -236,11 +257,11 @@ def encoder_of(map: nn.Module, arguments: Mapping[str, Any]) -> str:
 
 
 def encoding_alone(function: Callable[[Tensor], Tensor], shape: Shape, where: torch.device) -> Encode:
-    """The encoder of a map: images to rows, on device `where`: (B, C, H, W) -> (B, d).
+    """Build the encoder of a map on device `where`: images to rows, (B, C, H, W) -> (B, d).
 
     Guarantee: a row is a function of its image only.
     """
-    owner = getattr(function, "__self__", function)  # a module, or the one whose method the function is
+    owner = getattr(function, "__self__", function)  # the module, or the object whose method it is
     networks = [part for part in getattr(owner, "modules", tuple)() if isinstance(part, OwnFeatures)]
     for network in networks:
         check_rows(network, shape, where)

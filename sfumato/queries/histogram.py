@@ -1,6 +1,8 @@
-"""Noisy class histogram: how many sensitive images a public classifier puts into each public class.
+"""Noisy class histogram: number of sensitive images that a classifier assigns to each class.
 
-Counts are never divided by how many images voted: that number is private, and choosing classes does not need it.
+Classifier and classes are public. Counts are never divided by the number of images that voted: that
+number is private, and the choice of classes does not need it.
+
 Source: RPGen stage 1; PrivImage.
 """
 
@@ -16,11 +18,18 @@ from sfumato.privacy.rows import Rows, one_hot
 
 
 def vote_rows(logits: Tensor, labels: Tensor, votes: int, classes: int | None = None) -> Rows:
-    """Votes of a batch: each image gives 1 to each of its `votes` likeliest public classes. Ties go in class order.
+    """Compute the votes of a batch.
 
-    logits: (B, P), by `rows_alone`; labels: (B,) int64; classes: number of sensitive classes, for one row each
-    (PrivImage), or None for one row in all (RPGen). Returns (B, classes or 1) ⊗ (B, P), whole numbers, of norm √votes.
-    An image with a logit that is not finite does not vote, nor, with `classes`, one whose label is out of range.
+    Each image gives 1 to each of its `votes` likeliest public classes. Ties are resolved in class
+    order. An image with a logit that is not finite does not vote, nor, with `classes`, an image
+    with a label out of range.
+
+    logits: (B, P), by `rows_alone`;
+    labels: (B,) int64;
+    classes: number of sensitive classes, for one row each (PrivImage), or None for one row in all
+    (RPGen).
+
+    Returns (B, classes or 1) ⊗ (B, P), whole numbers, of norm √votes.
     """
     finite = logits.isfinite().all(dim=1)
     likeliest = torch.where(finite[:, None], logits, 0).argsort(dim=1, descending=True, stable=True)[:, :votes]
@@ -31,12 +40,18 @@ def vote_rows(logits: Tensor, labels: Tensor, votes: int, classes: int | None = 
 
 
 def query_histogram(charge: Charge, model: PublicNetwork, votes: int, classes: int | None = None) -> Tensor:
-    """The one release: noisy votes for every public class. `charge` holds one Gaussian, perhaps of a Poisson draw.
+    """Release noisy votes for every public class.
 
-    model: in eval mode; votes, classes: as in `vote_rows`. Returns (classes or 1, P) float64, some perhaps negative.
-    The logits of an image are a function of it only: if two classes nearly tie, its votes could otherwise depend on how
-    many others were drawn, and removing one image would move more than its own votes.
-    Raises ValueError, before any draw, in training mode, or if `votes` exceeds the number of public classes.
+    The charge has one Gaussian, perhaps of a Poisson draw. The logits of an image are a function of
+    it only: if two classes nearly tie, its votes could otherwise depend on how many others were
+    drawn, and removing one image would move more than its own votes.
+
+    model: classifier in eval mode;
+    votes: see `vote_rows`;
+    classes: see `vote_rows`.
+
+    Returns (classes or 1, P) float64, possibly negative. Raises ValueError, before any draw, in
+    training mode, or if `votes` exceeds the number of public classes.
     """
     if model.training:
         raise ValueError("the classifier is in training mode, where images change each other's logits: call eval()")

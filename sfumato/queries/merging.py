@@ -1,4 +1,7 @@
-"""One release of several owners' noisy sums: counts, and class means of features. Free: it reads releases only."""
+"""Merge several owners' noisy sums into one release: counts, and class means of features.
+
+This is free: it reads releases only.
+"""
 
 import math
 import shutil
@@ -23,11 +26,15 @@ from sfumato.storage.artifacts import PRIVACY, Artifact, merge_records
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json, validated
 
-MERGED = ("count", "frequency", "moments", "covariance")  # all other queries rest on what one owner released before
+# All other queries rest on what one owner released before
+MERGED = ("count", "frequency", "moments", "covariance")
 
 
 def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str, Any]]]) -> list[str]:
-    """The queries that ran. Raises ConfigError if the releases do not add up, or their public settings differ."""
+    """Return the queries that ran, if the plans agree.
+
+    Raises ConfigError if the releases do not add up, or their public settings differ.
+    """
     queries = [name for name in QUERIES if any(plan[name]["enabled"] for plan in plans)]
     if name := next((name for name in queries if name not in MERGED), None):
         way = f"take a recipe of {', '.join(MERGED)} only, such as dp-merf, dp-mepf or dp-kernel"
@@ -35,7 +42,8 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str
         raise ConfigError(f"releases of {name} do not add up: {why}: {way}")
     if "count" not in queries:
         raise ConfigError("count is not in `run`: without noisy counts the means of two owners have no weights")
-    theirs = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}  # what may differ
+    # fields that may differ
+    theirs = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}
     for folder, plan in zip(folders[1:], plans[1:], strict=True):
         for name in (name for name, stage in STAGES.items() if stage.kind is not Kind.LOCAL):
             first = plans[0][name]
@@ -51,9 +59,10 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str
 def check_owner(
     folder: Path, plans: Mapping[str, dict[str, Any]], budget: Mapping[str, Any], queries: Sequence[Artifact]
 ) -> tuple[str, ...]:
-    """The data sets behind the releases of an owner, several if some were merged before.
+    """Check one owner's releases, and return the data sets behind them.
 
-    Raises DataError, ConfigError or BudgetError unless plan and releases hold together as those of one owner must.
+    These are several if some were merged before. Raises DataError, ConfigError or BudgetError
+    unless plan and releases fit together.
     """
     records = merge_records(queries)
     problems = [problem for key, record in records.items() for problem in record_problems(key, record)]
@@ -87,7 +96,11 @@ def check_owner(
 def merged_budget(
     budgets: Sequence[Mapping[str, Any]], size_hint: int, records: Sequence[dict], apart: Sequence[str]
 ) -> dict[str, Any]:
-    """The budget at the smallest δ of the owners: their largest ε, or the ε of their most cautious accountant."""
+    """Compute the merged budget at the smallest δ of the owners.
+
+    ε is the owners' largest target, or the cost by their most cautious accountant if that is
+    larger.
+    """
     recipe, *others = {budget["recipe"] for budget in budgets}
     if others:
         raise ConfigError("the owners differ in recipe: they agree on it before they spend")
@@ -99,10 +112,10 @@ def merged_budget(
 
 
 def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = False) -> PublicCounts:
-    """The sums of the noisy counts of all owners, with what `public_counts` makes of them; written as `count` does.
+    """Add up the noisy counts of all owners, and write them as `count` does.
 
-    several: an image has any number of labels.
-    In distribution it is one owner's release over all images, whose noise has the variance of all noises together.
+    In distribution, the result equals one owner's release over all images, with the summed variance
+    of all noises. several: an image can have any number of labels.
     """
     noisy = torch.zeros(1, dtype=torch.float64)
     for count in counts:
@@ -121,14 +134,16 @@ def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = Fa
 def merge_means(
     stage: str, releases: Sequence[Artifact], sizes: Sequence[float], size: float, directory: Path, plan: StagePlan
 ) -> FeatureMeans:
-    """The means of all owners' noisy sums over `size`, written as the query does.
+    """Merge the means of all owners' noisy sums over `size`, and write them as the query does.
 
-    sizes: N̄ of each owner, over which their own means are; size: N̄ of all.
-    Raises ConfigError if the features of two owners are not the same, to the last byte.
+    sizes: N̄ of each owner, the denominator of its means; size: N̄ of all. Raises ConfigError if
+    the features of two owners differ in any byte.
     """
-    means = [load_means(stage, release.path, plan=plan) for release in releases]  # refuses all other forms
+    # refuses all other forms
+    means = [load_means(stage, release.path, plan=plan) for release in releases]
     about = [read_json(release.path / "features.json") for release in releases]
-    varying = {f"{KIND_OF[stage].tensor}.safetensors", "features.json", PRIVACY}  # the other files rebuild the features
+    # the other files rebuild the features
+    varying = {f"{KIND_OF[stage].tensor}.safetensors", "features.json", PRIVACY}
     maps = [
         {f.name: digest_of_file(f) for f in one.path.iterdir() if f.name not in varying and f.is_file()}
         for one in releases

@@ -1,6 +1,7 @@
-"""Noisy gradients of the weight matrices over all sensitive images, and their order (DP-SAPF Algorithm 1).
+"""Noisy gradients of weight matrices over all sensitive images, and their ranking.
 
-One Gaussian for all candidates together: their gradients are clipped jointly. Norms and ranks are free.
+Source: DP-SAPF Algorithm 1. One Gaussian covers all candidates: their gradients are clipped
+jointly. Norms and ranks are free.
 """
 
 from collections.abc import Mapping
@@ -21,11 +22,14 @@ from sfumato.storage.files import csv_text, write_json
 
 
 def query_saliency(charge: Charge, gradients: Gradients) -> dict[str, Tensor]:
-    """The one release: the clipped gradients of the denoising loss summed over images, noised, over a public size.
+    """Release the noisy sum of clipped gradients of the denoising loss, over a public size.
 
-    Each image's gradient is the mean over its draws, clipped over all candidates jointly: the parameters of
-    `gradients`, whose `public_batch` is N̄. Returns the noisy vectors by candidate, (size,) float64, on the CPU.
-    Guarantee: one image more or less moves the sum, over all candidates together, by at most `max_norm` in L2.
+    Each image's gradient is the mean over its draws, clipped over all candidates jointly.
+    Candidates are the parameters of `gradients`, whose `public_batch` is N̄. Returns the noisy
+    vectors by candidate, (size,) float64, on the CPU.
+
+    Guarantee: one image more or less moves the sum, over all candidates together, by at most
+    `max_norm` in L2.
     """
     total = gradient_sum(gradients, charge).cpu()
     released = charge.release(total, max_norm=gradients.max_norm).double() / gradients.public_batch
@@ -33,12 +37,14 @@ def query_saliency(charge: Charge, gradients: Gradients) -> dict[str, Tensor]:
 
 
 def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.DataFrame:
-    """Norms and ranks from the released vectors, in their order, a row each: post-processing.
+    """Compute norms and ranks of the released vectors, one row each, in order: post-processing.
 
-    noise_std: of the noise in each entry, σ·C_s/N̄, which is public. Noise adds size·noise_std² to the expected squared
-    norm: a large candidate without any signal beats a small one with it. "debiased" is the squared norm less that term:
-    unbiased, so perhaps negative. The norm of the gradient itself also grows with the size of a candidate: that growth
-    remains. By it goes "rank", 1 for the most salient, and by "raw_norm" goes "raw_rank".
+    Noise adds size·noise_std² to the expected squared norm: a large candidate without any signal
+    beats a small one with it. "debiased" is the squared norm less that term: unbiased, so perhaps
+    negative. The norm of the gradient itself also grows with the size of a candidate, and this
+    growth remains. "rank" follows "debiased", and "raw_rank" follows "raw_norm"; 1 is the most
+    salient. noise_std: standard deviation of each entry's noise, σ·C_s/N̄, which is public.
+
     Source: DP-SAPF Eq. 8 and Algorithm 1 for the raw norm.
     """
     norms = [float(torch.linalg.vector_norm(vector.double())) for vector in released.values()]
@@ -50,7 +56,7 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.Data
 
 
 def save_ranking(table: pd.DataFrame, noise_std: float, directory: Path) -> None:
-    """Write the table, and the candidates, the most salient first, by either norm."""
+    """Write the table, and the candidates by either norm, the most salient first."""
     columns = {"matrix": "", "size": "", "raw_norm": ".6g", "debiased": ".6g", "rank": "", "raw_rank": ""}
     rows: list[Any] = table.assign(matrix=table["name"].str.removesuffix(".weight")).to_dict("records")
     (directory / "saliency.csv").write_text(csv_text(rows, columns), encoding="utf-8")
@@ -61,7 +67,7 @@ def save_ranking(table: pd.DataFrame, noise_std: float, directory: Path) -> None
 
 
 def read_ranking(saliency: Artifact | None) -> list[str] | None:
-    """The candidates, the most salient first; None if `saliency` is not read or switched off."""
+    """Read the candidates, the most salient first; None if `saliency` is not read or is off."""
     if saliency is None or not saliency.enabled:
         return None
     file = saliency.path / "saliency.json"

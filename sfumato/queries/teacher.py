@@ -1,4 +1,4 @@
-"""Noisy gradient steps of a linear classifier on public features of the images: the teacher."""
+"""Train the teacher: noisy gradient steps of a linear classifier on public features."""
 
 import math
 from collections.abc import Callable
@@ -13,12 +13,17 @@ from sfumato.settings.queries import Teacher
 
 
 def error_rows(weights: Tensor, rows: Tensor, labels: Tensor, offsets: Tensor | None = None) -> Rows:
-    """ψ(x) ⊗ (onehot(y) − p(x)), the negative gradient of the softmax loss: (B, d) ⊗ (B, M).
+    """Compute ψ(x) ⊗ (onehot(y) − p(x)), (B, d) ⊗ (B, M).
 
-    Of several labels, (B, M) of 0 and 1, the heads are independent: p is the sigmoid of each logit and its offset.
-    One row holds the errors of all heads; its norm is √M at most, and the charge clips it to `max_norm`.
-    weights: (d, M) float64; rows: (B, d), of norm 1 up to rounding; labels: (B,) int64. The norm of a row is that of
-    the error, at most √2; an image with a label out of range has an error of norm 1 at most.
+    This is the negative gradient of the softmax loss. The norm of a row equals the norm of the
+    error, at most √2; an image with a label out of range has an error of norm 1 at most. With
+    several labels, the heads are independent: p is the sigmoid of each logit and its offset. One
+    row contains the errors of all heads; its norm is √M at most, and the charge clips it to
+    `max_norm`.
+
+    weights: (d, M) float64;
+    rows: (B, d), of norm 1 up to rounding;
+    labels: (B,) int64, or several, (B, M) of 0 and 1.
     """
     logits = rows.double() @ weights
     if labels.ndim == 2:
@@ -38,13 +43,19 @@ def query_teacher(
     report: Callable[[int, int], None],
     offsets: Tensor | None = None,
 ) -> Tensor:
-    """Noisy gradient steps from zero: one release each, of the sum over a draw. Returns the weights, (d, M) float64.
+    """Run noisy gradient steps from zero: one release each, of the sum over a draw.
 
-    The charge draws the features ψ of the images. public_size: N̄, the expected size of a draw, never a realised one;
-    covariance: (d, d), of public or released images, by which steps are preconditioned if `settings.ridge` is set.
-    offsets: of several labels, the logit of the released share of images that have each, (M,).
+    The charge draws the features ψ of the images. The result is the mean over the last part of the
+    steps: post-processing.
+
+    public_size: N̄, the expected size of a draw, never a realised one;
+    covariance: (d, d), of public or released images, which preconditions steps if `settings.ridge`
+    is set;
+    offsets: with several labels, the logit of the released share of images with each label, (M,).
+
+    Returns the weights, (d, M) float64.
+
     Guarantee: the row of an image is clipped to `settings.max_norm`, over all its labels together.
-    The result is the mean over the last part of the steps: post-processing.
     """
     weights = torch.zeros(len(covariance), classes, dtype=torch.float64)
     velocity = torch.zeros_like(weights)

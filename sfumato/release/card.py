@@ -18,19 +18,20 @@ from sfumato.settings.release import Synthesize
 
 WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 PREPARED = {"upright": "by EXIF", "transparent": "over black", "fit": "crop", "range": None, "filter": "lanczos"}
-ASKED_LABELS = "asked.npy"  # of a release with the labels of a teacher
-LABEL_TABLE = "labels.csv"  # of several labels: a column for each, a row for each image, in the order of the arrays
+ASKED_LABELS = "asked.npy"  # In a release with the labels of a teacher
+# With several labels: one column per label, one row per image, in the order of the arrays
+LABEL_TABLE = "labels.csv"
 
 
 def neighbours(unit: str, adjacency: str) -> str:
-    """What two neighbouring sets differ in. unit: as records name it."""
+    """Describe how two neighbouring sets differ. unit: unit as named in records."""
     return f"{PROTECTED[unit]}, {WORDS['neighbours'][adjacency]}"
 
 
 def dataset_card(
     plan: StagePlan[Synthesize], card: Mapping[str, Any], per_class: Sequence[int], records: Mapping[str, dict]
 ) -> str:
-    """The card as Markdown with YAML front matter, byte-deterministic.
+    """Write the card as Markdown with YAML front matter, byte-deterministic.
 
     card: the content of `card.json`; per_class: (M,) images of each label.
     """
@@ -61,7 +62,10 @@ def dataset_card(
 
 
 def privacy_facts(plan: StagePlan[Any], records: Mapping[str, dict], cost: Mapping[str, Any]) -> dict[str, Any]:
-    """What a card for people says of all charges behind what it describes. cost: what `cost_of` returns, among more."""
+    """Collect what a card for people states about all charges behind a release.
+
+    cost: result of `cost_of`, with or without more.
+    """
     unit = next((record["unit"] for record in records.values()), UNITS[IMAGE])
     return {
         "dataset": plan.dataset_id,
@@ -76,7 +80,7 @@ def privacy_facts(plan: StagePlan[Any], records: Mapping[str, dict], cost: Mappi
 
 
 def template(name: str, **given: Any) -> Template:
-    """A template of this folder. given: `autoescape`, and filters by name."""
+    """Load a template of this folder. given: `autoescape`, and filters by name."""
     layout: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     environment = Environment(autoescape=given.pop("autoescape"), undefined=StrictUndefined, **layout)
     environment.filters |= given
@@ -84,9 +88,10 @@ def template(name: str, **given: Any) -> Template:
 
 
 def cost_of(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[str] = ()) -> dict[str, Any]:
-    """The cost of all charges behind a release, for one person: epsilon at the delta of the plan, or the default one.
+    """Compute the cost of all charges behind a release, for one person, by the plan's accountant.
 
-    It is by the plan's accountant. Returns epsilon, delta, the adjacency that they are for, and the units protected.
+    Epsilon is at the delta of the plan, or the default one. Returns epsilon, delta, their
+    adjacency, and the units protected.
     """
     adjacency = common_adjacency(records.values())
     delta = checked_delta(plan.delta, plan.size_hint)
@@ -102,5 +107,5 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
+    """Escape text so that Markdown shows it unchanged, on one line."""
     return "".join(f"\\{c}" if c in "\\`*_|<>[]#" else c for c in " ".join(text.split()))

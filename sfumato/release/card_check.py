@@ -1,4 +1,4 @@
-"""What `card.json` states, compared with the files and records beside it, for those who receive a release."""
+"""Compare a release's `card.json` with the files and records beside it, for recipients."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -8,14 +8,17 @@ import numpy as np
 
 from sfumato.storage.limits import check_picture
 
-PUBLIC_SOURCE = "select"  # the source whose images are public ones
+PUBLIC_SOURCE = "select"  # Source of public images
 PUBLIC_KIND = "public"
 RECOMPUTED = "recomputed from the records"
 STATED = "as its card states"
 
 
 def source_type(sources: Collection[str]) -> str | None:
-    """IPTC's digital source type of images that were drawn by these sources, its address; None: not generated."""
+    """Return IPTC's digital source type, its address, of images from these sources.
+
+    Returns None if they were not generated.
+    """
     if {*sources} == {PUBLIC_SOURCE}:
         return None
     term = "trainedAlgorithmicMedia"
@@ -32,7 +35,7 @@ def check_card(
     records: Mapping[str, dict],
     apart: Sequence[str],
 ) -> None:
-    """Raise ValueError for the first statement that does not fit. A statement that a card leaves out is not missed.
+    """Raise ValueError for the first statement that does not fit. A card may leave statements out.
 
     apart: data sets that `privacy.json` declares to show different people.
     """
@@ -82,10 +85,11 @@ def check_card(
 
 
 def known_cost(card: Mapping[str, Any], records: Mapping[str, dict], apart: Sequence[str] = ()) -> dict[str, Any]:
-    """The cost of a release: ε at the δ of its card, recomputed from the records where the accountant is installed.
+    """Return the cost of a release: ε at its card's δ, recomputed if the accountant is installed.
 
-    `exact` composition states less than Rényi's: of the two, the more cautious one that the card does not fall below.
-    Raises ValueError if the card states less than its records come to, or if a record gives no guarantee.
+    The `exact` accountant states less than Rényi's. The result is the more cautious of the two that
+    the card does not fall below. Raises ValueError if the card states less than its records cost,
+    or if a record gives no guarantee.
     """
     for name in ("epsilon", "delta"):
         if type(card[name]) not in (int, float) or not 0 <= card[name] < math.inf:
@@ -99,7 +103,7 @@ def known_cost(card: Mapping[str, Any], records: Mapping[str, dict], apart: Sequ
         from sfumato.privacy.events import common_adjacency
         from sfumato.privacy.ledger import spent_on_one, without_records
         from sfumato.privacy.record import record_problems
-    except ImportError:  # NumPy alone
+    except ImportError:  # only NumPy is installed
         return cost | {"basis": STATED}
     rows = list(records.values())
     if problems := [problem for key, row in records.items() for problem in record_problems(f"record {key[:8]}", row)]:

@@ -1,4 +1,4 @@
-"""The package for the output checker of a secure environment: a few plain files and a program that verifies them."""
+"""The package for an output checker: plain files, and a program that verifies them."""
 
 import itertools
 import zipfile
@@ -21,19 +21,21 @@ from sfumato.storage.digest import digest_of_file
 from sfumato.storage.files import csv_text, replacing_directory, write_json
 from sfumato.storage.png import png_bytes
 
-MOST_ARCHIVES = 10  # with the nine other files, the package has fewer than 20
+MOST_ARCHIVES = 10  # With the nine other files, the package has fewer than 20
 VERIFY = Path(__file__).with_name("verify.py")
-TEXTS = {"README.md": "egress.md", "risk-form.md": "risk_form.md"}  # file in the package: its template
+# Template of each file in the package
+TEXTS = {"README.md": "egress.md", "risk-form.md": "risk_form.md"}
 UNCHANGED = {"plain": "as a model drew it", "public": "a public image, privately selected and labelled"}
 COLUMNS = dict.fromkeys(("column", "meaning", "type", "values"), "")
 
 
 def write_package(folder: Path, project: Path = Path()) -> str:
-    """Write what an output checker needs to decide on a release, once its ledger and its files were verified.
+    """Write what an output checker needs to decide on a release, after verifying ledger and files.
 
-    folder: does not exist, or is empty; it is complete, or is not written. project: the folder with `ledger.json`.
-    Returns the SHA-256 of the manifest, to be sent separately. Raises ConfigError for the folder, BudgetError for the
-    ledger and DataError for the release.
+    The folder is written completely or not at all. folder: an empty or new folder; project: the
+    folder with `ledger.json`. Returns the SHA-256 of the manifest, to be sent separately. Raises
+    ConfigError for the folder, BudgetError for the ledger and DataError for the release.
+
     Guarantee: what is written is a function of the release and the ledger, both already released.
     """
     folder = folder.resolve()
@@ -69,7 +71,7 @@ def write_package(folder: Path, project: Path = Path()) -> str:
 
 
 def check_folder(folder: Path, project: Path) -> None:
-    """Raise ConfigError if the folder holds anything, or lies among the artifacts of the project."""
+    """Raise ConfigError if the folder is not empty, or is among the project's artifacts."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} is a file or a folder with files: name a folder that is empty or does not exist")
     for inside in (project / ARTIFACTS, project / PUBLIC):
@@ -89,12 +91,12 @@ def write_pictures(directory: Path, release: Release) -> None:
     for number, (start, stop) in enumerate(itertools.pairwise(edges), 1):
         with zipfile.ZipFile(directory / f"images-{number:02d}.zip", "w", zipfile.ZIP_STORED) as archive:
             for i in range(start, stop):
-                entry = zipfile.ZipInfo(file_name(i))  # of 1980
+                entry = zipfile.ZipInfo(file_name(i))  # dated 1980
                 archive.writestr(entry, png_bytes(release.images[i], mark.xmp))
 
 
 def write_tables(directory: Path, release: Release) -> None:
-    """Write `labels.csv`, one row per picture, and `dictionary.csv`, which describes its columns."""
+    """Write `labels.csv`, one row per picture, and `dictionary.csv`, which describes columns."""
     several = release.labels.ndim == 2
     names = [f"label {name}" for name in release.classes]
     rows = []
@@ -121,7 +123,7 @@ def write_tables(directory: Path, release: Release) -> None:
 
 
 def facts_of(release: Release, ledger: dict[str, Any], epsilon: float) -> dict[str, Any]:
-    """What the texts of the package state, from the release and its ledger."""
+    """Collect the facts for the package's texts, from the release and its ledger."""
     cost = what_it_cost(ledger, epsilon)
     return {
         "release": what_was_released(read_artifact(release.path, "synthesize")),

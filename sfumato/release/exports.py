@@ -1,4 +1,4 @@
-"""An image set in the formats of other programs: one `.npz`, PNGs in a folder per class, Parquet or tar files."""
+"""Image sets in formats of other programs: `.npz`, folders of PNGs, Parquet, tar files."""
 
 import io
 import itertools
@@ -21,22 +21,26 @@ from sfumato.storage.files import FORMULA, csv_text, replace_file
 from sfumato.storage.png import png_bytes
 
 PNG = "png"
-PARQUET = "parquet/train-00000-of-00001.parquet"  # dataset hubs name the parts of a split so
+PARQUET = "parquet/train-00000-of-00001.parquet"  # Dataset hubs name the parts of a split this way
 PARQUET_FILES = "parquet/*.parquet"
-SHARD = 2**30  # bytes of pixels in a Parquet or tar file, at most
+SHARD = 2**30  # Most bytes of pixels in a Parquet or tar file
 SOURCE_TYPE = "Iptc4xmpExt:DigitalSourceType"
-# Exported files name the origin of their pixels by IPTC's digital source type, as the EU's AI Act, Article 50, asks.
+# Exported files name the origin of their pixels by IPTC's digital source type, as the EU's AI Act,
+# Article 50, requires.
 XMP = Path(__file__).with_name("mark.xmp").read_text(encoding="utf-8").strip("\n")
-ROWS_PER_GROUP = 1000  # in memory at a time here, and read at a time by others
+ROWS_PER_GROUP = 1000  # Rows in memory at a time, for writers and readers
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What the files of a release say. source_type: of IPTC's vocabulary, its address; None: not generated."""
+    """The statement in the files of a release.
+
+    source_type: address in IPTC's vocabulary, or None if not generated.
+    """
 
     source_type: str | None
     description: str
-    everywhere: bool = False  # not only pictures and Parquet say it
+    everywhere: bool = False  # marks all files, not only pictures and Parquet
 
     @property
     def xmp(self) -> str:
@@ -45,7 +49,10 @@ class Mark:
 
 
 def mark_of(sources: Collection[str]) -> Mark:
-    """The mark of images that were drawn by these sources. All files of a mixture have that of a mixture."""
+    """Return the mark of images from these sources.
+
+    All files of a mixture have the mixture's mark.
+    """
     if set(sources) == {PUBLIC_SOURCE}:
         return Mark(None, "A public image, privately selected and labelled. Not generated.")
     text = "AI-generated image. Drawn by a model that was trained with differential privacy."
@@ -55,7 +62,10 @@ def mark_of(sources: Collection[str]) -> Mark:
 
 
 def save_npz(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
-    """Write one archive: `images` (N, H, W, C) uint8, `labels`, `classes` and `kinds`; its comment is the mark."""
+    """Write one archive: `images` (N, H, W, C) uint8, `labels`, `classes` and `kinds`.
+
+    Its comment is the mark.
+    """
     archive = io.BytesIO()
     classes = np.array(image_set.classes, dtype=np.str_)
     np.savez_compressed(archive, images=image_set.images, labels=image_set.labels, classes=classes, kinds=kinds)
@@ -66,14 +76,17 @@ def save_npz(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark
 
 
 def shards(image_set: ImageSet) -> list[range]:
-    """The images of each file, equally many, of SHARD bytes of pixels at most."""
+    """Split the images equally into files of SHARD bytes of pixels at most."""
     number = -(-image_set.images.nbytes // SHARD) or 1
     edges = [len(image_set) * i // number for i in range(number + 1)]
     return [range(*pair) for pair in itertools.pairwise(edges)]
 
 
 def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
-    """Write tar files: of each image `<index>.png`, and `<index>.json` with label and class, or `labels`, and kind."""
+    """Write tar files with `<index>.png` and `<index>.json` for each image.
+
+    The JSON has label and class, or `labels`, and the kind.
+    """
     folder = directory / "webdataset"
     folder.mkdir(parents=True, exist_ok=True)
     comment = {"comment": mark.xmp} if mark.everywhere else {}
@@ -94,10 +107,11 @@ def save_webdataset(directory: Path, image_set: ImageSet, kinds: np.ndarray, mar
 
 
 def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
-    """Write tables with a row per image: `image`, its PNG's bytes and an empty path, `label` or `labels`, and `kind`.
+    """Write tables with one row per image: `image`, `label` or `labels`, and `kind`.
 
-    The schema marks them as Hugging Face's `datasets` does, so that `load_dataset` returns pictures and class names.
-    The same set always gives the same bytes. Raises ConfigError without pyarrow.
+    `image` has the PNG's bytes and an empty path. The schema marks the columns for Hugging Face's
+    `datasets`, so that `load_dataset` returns pictures and class names. The same set always gives
+    the same bytes. Raises ConfigError without pyarrow.
     """
     check_parquet()
     import pyarrow
@@ -123,7 +137,7 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
     files = shards(image_set)
     for shard, places in enumerate(files):
         path = directory / PARQUET_FILES.replace("*", f"train-{shard:05d}-of-{len(files):05d}")
-        # without compression: PNGs are already compressed
+        # No compression, because PNGs are already compressed.
         with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="none") as writer:
             for start in range(places.start, places.stop, ROWS_PER_GROUP):
                 rows = []
@@ -134,9 +148,10 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
 
 
 def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
-    """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv`, a row each: file_name, label, class, kind.
+    """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv`, one row each.
 
-    Sorted names of folders have the labels in order, as for torchvision. Images with several labels lie in one folder.
+    The columns are file_name, label, class and kind. Sorted folder names have the labels in order,
+    as torchvision expects. Images with several labels are in one folder.
     """
     classes = image_set.classes
     folders = folder_names(classes)
@@ -159,7 +174,11 @@ def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, ma
 
 
 def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """A folder name for each class; with the label first if names would not sort, clash, be invalid or formulas."""
+    """Return one folder name per class.
+
+    Names begin with the label if they would otherwise be unsorted, clash, be invalid or be
+    formulas.
+    """
     safe = [re.sub(r'[\x00-\x1f/\\:*?"<>|]', "_", name).strip(" .") for name in classes]
     alike = {name.casefold() for name in safe}
     plain = all(name and not name.startswith(FORMULA) for name in safe)
@@ -169,7 +188,8 @@ def folder_names(classes: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{label:0{digits}d}-{name}".rstrip("-") for label, name in enumerate(safe))
 
 
-# the further forms of a release, by their names in the parameters: each has files of its own in the directory
+# Further forms of a release, by their names in the parameters: each has its own files in the
+# directory.
 EXPORTS: dict[str, Callable[[Path, ImageSet, np.ndarray, Mark], None]] = {
     "png": save_png_folders,
     "npz": save_npz,

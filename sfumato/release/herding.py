@@ -1,6 +1,8 @@
-"""Kernel herding: of many drawn images, those whose mean comes nearest to the means that were released. It is free.
+"""Kernel herding: keep the drawn images whose mean is nearest to the released means. It is free.
 
-A generator stops where noise hides its last faults: a disc of pure colour in one image of twenty, say, is left out.
+A generator stops when noise hides its last faults: a disc of pure colour in one of twenty images
+is left out, for example.
+
 Source: Chen, Welling and Smola 2010, for random Fourier features of the kernel.
 """
 
@@ -18,8 +20,8 @@ from sfumato.release.synthesis import Drawn
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
 
-COMPARED_CELLS = 4000  # of φ that are compared, at most
-TOGETHER = 5000  # images of a class, of which some are kept, at most: more are taken in parts
+COMPARED_CELLS = 4000  # Largest number of cells of φ to compare
+TOGETHER = 5000  # Images per class to choose from at a time; larger classes are split
 
 
 def draw_herded(
@@ -30,7 +32,10 @@ def draw_herded(
     settings: Synthesize,
     seed: int,
 ) -> Drawn:
-    """What is kept of `settings.herding` times as many from `drawn`, labelled by `teacher` first under `relabel`."""
+    """Draw `settings.herding` times as many images from `drawn`, and keep the best.
+
+    Under `relabel`, `teacher` labels them first.
+    """
     more = settings.model_copy(update={"count": settings.count * settings.herding})
     images, labels, sources = drawn(settings=more, seed=seed)
     if teacher is not None and settings.relabel:
@@ -42,9 +47,14 @@ def draw_herded(
 
 
 def herded(images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, number: int) -> Tensor:
-    """The rows of the images to keep, (number,) int64, class by class: of each class the same part, within one image.
+    """Choose the rows of the images to keep, (number,) int64, class by class.
 
-    images: (N, C, H, W) uint8; labels: (N,) int64; means: of `frequency`; priors: (classes,), 0 keeps first images.
+    The same part of each class is kept, within one image.
+
+    images: (N, C, H, W) uint8;
+    labels: (N,) int64;
+    means: release of `frequency`;
+    priors: (classes,); a class with 0 keeps its first images.
     """
     features = means.features.to(device())
     cells = torch.randperm(features.size, generator=torch.Generator().manual_seed(features.seed))[:COMPARED_CELLS]
@@ -62,23 +72,26 @@ def herded(images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, 
 
 
 def shares(number: int, among: int) -> list[int]:
-    """How many of each part of TOGETHER images are kept, if `number` of all are."""
+    """Return how many of each part of TOGETHER images are kept, if `number` of all are."""
     ends = [number * min(end, among) // among for end in range(0, among + TOGETHER, TOGETHER)]
     return np.diff(ends).tolist()
 
 
 @torch.no_grad()
 def rows_of(features: FourierFeatures, images: Tensor, cells: Tensor) -> Tensor:
-    """Some cells of φ of (N, C, H, W) uint8 images: (N, cells), where the features are."""
+    """Compute some cells of φ of (N, C, H, W) uint8 images: (N, cells), on the features' device."""
     where = features.amplitude.device
     chosen = cells.to(where)
     return torch.cat([features(as_floats(part).to(where))[:, chosen] for part in images.split(100)])
 
 
 def nearest_mean(rows: Tensor, target: Tensor, number: int) -> Tensor:
-    """(number,) places of rows, (N, d) of one norm, chosen one by one: their mean comes near to the target, (d,)."""
+    """Choose (number,) rows one by one, so that their mean nears the target, (d,).
+
+    rows: (N, d), of one norm.
+    """
     towards = rows @ target
-    beside = torch.zeros_like(towards)  # products with the sum of those chosen
+    beside = torch.zeros_like(towards)  # products with the sum of the chosen rows
     left_out = min(int(0.1 * len(rows)), len(rows) - number)
     free = torch.ones_like(towards, dtype=torch.bool)
     free[towards.argsort()[:left_out]] = False

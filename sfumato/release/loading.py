@@ -1,4 +1,4 @@
-"""A release as arrays, for whoever receives one: nothing but NumPy is needed.
+"""A release as arrays, for its recipients, who need only NumPy.
 
 import sfumato
 release = sfumato.load_release("artifacts/synthesize")
@@ -38,14 +38,16 @@ class Release:
     """A released set."""
 
     images: np.ndarray  # (N, H, W, C) uint8, memory-mapped and read-only
-    labels: np.ndarray  # (N,) int64 below len(classes), or (N, len(classes)) uint8 of 0 and 1: several labels
+    # (N,) int64 below len(classes), or (N, len(classes)) uint8 of 0 and 1: several labels
+    labels: np.ndarray
     kinds: np.ndarray  # (N,) text: "plain", as a model drew it, "distorted", "blend" or "public"
-    classes: tuple[str, ...]  # their names, in the order of the labels
-    card: dict[str, Any]  # the content of `card.json`, with ε and δ
-    ledger: dict[str, dict[str, Any]]  # the record of every privacy mechanism behind the set, by id
-    path: Path  # the folder that it was read from
-    # ε, at δ, of everything behind the set, the neighbours that they hold for, the units protected, and as `basis`
-    # whether ε was recomputed from the records, or is as the card states, where no accountant is installed
+    classes: tuple[str, ...]  # class names, in the order of the labels
+    card: dict[str, Any]  # content of `card.json`, with ε and δ
+    ledger: dict[str, dict[str, Any]]  # record of every privacy mechanism behind the set, by id
+    path: Path  # folder that it was read from
+    # cost of everything behind the set: ε, δ, the neighbour relation and the protected units.
+    # `basis` states whether ε was recomputed from the records, or is as the card states, if no
+    # accountant is installed
     cost: dict[str, Any]
 
     def __len__(self) -> int:
@@ -61,16 +63,18 @@ class Release:
         return f"<Release {self.path}: {shape}\n {classes}\n {cost}>"
 
     def prepare(self, picture: str | Path | np.ndarray) -> np.ndarray:
-        """A picture turned, cut and resized as those that the release learned from: (H, W, C) uint8.
+        """Turn, cut and resize a picture like those of the release: (H, W, C) uint8.
 
-        picture: a file, or (H, W, C) uint8 of any size.
+        Args:
+            picture: A file, or (H, W, C) uint8 of any size.
         """
         return prepared(self.card, picture)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each image: `image`, (H, W, C) uint8, `label`, `class` and `kind`. Needs pandas.
+        """Return a table with one row per image. Needs pandas.
 
-        Several labels are a column each, in place of `label` and `class`.
+        The columns are `image`, (H, W, C) uint8, `label`, `class` and `kind`. Several labels have
+        one column each, in place of `label` and `class`.
         """
         import pandas
 
@@ -83,9 +87,15 @@ class Release:
         return table
 
     def to_huggingface(self, path: str | Path) -> Path:
-        """A folder that `datasets.load_dataset` reads and a hub takes: cards, README and Parquet, or PNGs and a table.
+        """Write a folder that `datasets.load_dataset` reads and a hub accepts.
 
-        path: of that folder. Raises DataError if the folder is there and not empty.
+        It contains cards, README and Parquet, or PNGs and a table.
+
+        Args:
+            path: Path of that folder.
+
+        Raises:
+            DataError: The folder exists and is not empty.
         """
         import yaml
 
@@ -116,9 +126,12 @@ class Release:
         return folder
 
     def to_torch(self, transform: Callable[[Any], Any] | None = None) -> ReleaseDataset:
-        """The set as a torch `Dataset` of ((C, H, W) float32 in [0, 1], label). transform: of an image's tensor.
+        """Return a torch `Dataset` of ((C, H, W) float32 in [0, 1], label).
 
-        Several labels are (classes,) float32 of 0 and 1, as `binary_cross_entropy_with_logits` takes them.
+        Several labels are (classes,) float32 of 0 and 1, for `binary_cross_entropy_with_logits`.
+
+        Args:
+            transform: Function applied to an image's tensor.
         """
         from sfumato.release.torch_dataset import ReleaseDataset
 
@@ -126,8 +139,8 @@ class Release:
 
 
 def prepared(card: dict[str, Any], picture: str | Path | np.ndarray) -> np.ndarray:
-    """A picture as `card` says that pictures were prepared, (H, W, C) uint8: by the same functions."""
-    from sfumato.data.decoding import decode, fit  # which needs Pillow only
+    """Prepare a picture as described in `card`, (H, W, C) uint8, by the same functions."""
+    from sfumato.data.decoding import decode, fit  # needs only Pillow
 
     with explained(DataError, lambda _: "card.json does not say how pictures were prepared: an older version wrote it"):
         made = card["prepared"]
@@ -139,13 +152,19 @@ def prepared(card: dict[str, Any], picture: str | Path | np.ndarray) -> np.ndarr
 
 
 def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Release:
-    """The release in a folder, as `stage synthesize` writes it or a dataset hub gives it back.
+    """Load the release in a folder, written by `stage synthesize` or downloaded from a dataset hub.
 
-    Files must have the sha256 that `privacy.json` lists; exports may be missing, and a hub may have added files.
+    Files must have the sha256 that `privacy.json` lists; exports may be missing, and a hub may have
+    added files.
 
-    path: of that folder; kinds: of the images to keep, such as ["plain"]; None for all.
-    Raises DataError if the folder is not a release, incomplete or changed, or has none of such a kind; or if its card
-    states other images, classes, kinds or units than its files have, or a smaller ε than its records come to.
+    Args:
+        path: Path of that folder.
+        kinds: Kinds of images to keep, such as ["plain"]; None for all.
+
+    Raises:
+        DataError: The folder is not a release, is incomplete or changed, or has no images of such a
+            kind; or its card states other images, classes, kinds or units than its files have, or a
+            smaller ε than its records cost.
     """
     folder = Path(path)
     file = folder / "privacy.json"
@@ -177,7 +196,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
     with explained(DataError, lambda error: f"{folder} cannot be read ({error!r}): {fetch}"):
         card = dict(read_json(folder / "card.json"))
         images, labels = (read_array(folder / name) for name in ("images.npy", "labels.npy"))
-        kind = np.full(len(images), "plain")  # of a release of version 0.2
+        kind = np.full(len(images), "plain")  # version 0.2 wrote no kinds
         if KINDS_FILE in files:
             kind = read_array(folder / KINDS_FILE)
     with explained(DataError, lambda error: f"{folder / 'card.json'} does not fit the release ({error}): {fetch}"):

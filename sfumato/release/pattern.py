@@ -1,37 +1,41 @@
-"""A keyed pattern in released pictures, by which a program finds that they were generated, also after JPEG.
+"""A keyed pattern in released pictures, which survives JPEG.
 
-In each block of 8×8 pixels, a coefficient of the middle frequencies becomes an even or an odd multiple of STEP, as the
-key says for each place and each GREY_LEVELS of the block's mean. The key depends on no image: the pattern costs no
-privacy. It is public: anybody can check the pattern, or remove it. Source: Chen and Wornell 2001.
+A program detects by it that they were generated. In each block of 8×8 pixels, a coefficient of the
+middle frequencies becomes an even or an odd multiple of STEP. The key decides which, for each place
+and each GREY_LEVELS of the block's mean. The key depends on no image: the pattern costs no privacy.
+It is public: anyone can check the pattern, or remove it. Source: Chen and Wornell 2001.
 """
 
 import hashlib
 
 import numpy as np
 
-BLOCK = 8  # pixels of a side, as JPEG cuts pictures
-GREY_LEVELS = 16  # of a mean, that share a sign
-STEP = 3.0  # of the coefficient, as JPEG rounds it at quality 90
+BLOCK = 8  # Pixels per side, the size of JPEG's blocks
+GREY_LEVELS = 16  # Grey levels of a mean that share a sign
+STEP = 3.0  # Step of the coefficient, JPEG's rounding at quality 90
 WAVE = np.cos((2 * np.arange(BLOCK) + 1) * np.pi / BLOCK) / 2
 BASIS = np.outer(WAVE, WAVE).ravel()  # (64,), of norm 1: two half waves down and two across
-FOUND = 4.5  # the score from which a set counts as marked: once in 24 900 by chance at most
+FOUND = 4.5  # Score from which a set counts as marked: once in 24 900 by chance at most
 
 
 def pattern_key(dataset: str, seed: int) -> str:
-    """The key of a release, which anybody may know."""
+    """Return the key of a release, which is public."""
     return hashlib.sha256(f"pattern of {dataset}, seed {seed}".encode()).hexdigest()[:32]
 
 
 def blocks_of(images: np.ndarray) -> np.ndarray:
-    """(N, H, W) -> (N, h, w, 64): the whole blocks, from the upper left."""
+    """Cut (N, H, W) into (N, h, w, 64): the full blocks, from the upper left."""
     height, width = (side // BLOCK for side in images.shape[1:])
     whole = images[:, : height * BLOCK, : width * BLOCK].reshape(len(images), height, BLOCK, width, BLOCK)
     return whole.swapaxes(2, 3).reshape(len(images), height, width, BLOCK**2)
 
 
 def coefficients(images: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each block of (N, H, W, C) uint8: its coefficient and its cell, (N, h, w); and the sign of each cell."""
-    weights = {1: [1.0], 3: [0.299, 0.587, 0.114]}  # as JPEG makes colours grey
+    """Return each block's coefficient and cell, (N, h, w), and each cell's sign.
+
+    images: (N, H, W, C) uint8.
+    """
+    weights = {1: [1.0], 3: [0.299, 0.587, 0.114]}  # JPEG's conversion of colours to grey
     grey = blocks_of(images @ np.array(weights[images.shape[3]]))
     places = np.arange(grey[0, ..., 0].size).reshape(grey.shape[1:3])
     drawn = hashlib.shake_256(f"{key} {places.shape}".encode()).digest(places.size * GREY_LEVELS)
@@ -40,7 +44,10 @@ def coefficients(images: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray, 
 
 
 def add_pattern(images: np.ndarray, key: str) -> np.ndarray:
-    """(N, H, W, C) uint8 with the pattern. Guarantee: no pixel changes by more than one grey level."""
+    """Add the pattern to (N, H, W, C) uint8.
+
+    Guarantee: no pixel changes by more than one grey level.
+    """
     before, cells, signs = coefficients(images, key)
     odd = STEP * (signs[cells] < 0)
     lacking = (odd + 2 * STEP * np.round((before - odd) / (2 * STEP)) - before)[..., None]
@@ -58,9 +65,12 @@ def add_pattern(images: np.ndarray, key: str) -> np.ndarray:
 
 
 def pattern_score(images: np.ndarray, key: str) -> float:
-    """How clearly a set of (N, H, W, C) uint8 bears the pattern of a key: FOUND or more if it does.
+    """Score how clearly a set of (N, H, W, C) uint8 has the pattern of a key.
 
-    Guarantee: if the images do not depend on the key, it exceeds t with probability exp(-t²/2) at most (Hoeffding).
+    A score of FOUND or more means that it does.
+
+    Guarantee: if the images do not depend on the key, it exceeds t with probability exp(-t²/2) at
+    most (Hoeffding).
     """
     after, cells, signs = coefficients(images, key)
     sums = np.bincount(cells.ravel(), np.cos(np.pi * after / STEP).ravel(), len(signs))

@@ -1,4 +1,4 @@
-"""The release as files: images and labels, a picture, a card for programs and one for people, and further forms."""
+"""Write the release: images, labels, pictures, cards, and further forms."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ from sfumato.settings.release import Synthesize
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, csv_text, write_json
 from sfumato.storage.png import named_grid, save_png, to_grid
 
-ENLARGED = 96  # pixels of a side that images are magnified to in the grid, and to twice as many in that of a class
-SHOWN_PER_CLASS = 10  # images of each class in the pictures
+ENLARGED = 96  # Least pixels per side of an image in the grid; in a class's grid, twice as many
+SHOWN_PER_CLASS = 10  # Images of each class in the pictures
 
 
 def save_release(
@@ -32,7 +32,10 @@ def save_release(
     plan: StagePlan[Synthesize],
     apart: Sequence[str] = (),
 ) -> None:
-    """Write the released set. Pictures show unchanged images only. sources: (N,), the stage that drew each."""
+    """Write the released set. Pictures show unchanged images only.
+
+    sources: (N,), stage that drew each image.
+    """
     drawn = dict(sorted(Counter(sources.tolist()).items()))
     released = ImageSet(varied.images.permute(0, 2, 3, 1).numpy(), varied.labels.numpy(), plan.classes)
     mark = replace(mark_of(drawn), everywhere=plan.settings.mark != "pictures")
@@ -83,7 +86,10 @@ def save_release(
 
 
 def save_preview(path: Path, drawn: ImageSet, source: str) -> None:
-    """The first eight pictures of a generator, in rows of a class: as public as `drawn`, of which it is a part."""
+    """Save the first eight pictures of a generator, in rows by class.
+
+    They are as public as `drawn`, which contains them.
+    """
     names = drawn.classes[:8]
     columns = max(1, 8 // len(drawn.classes))
     first = drawn.take(np.arange(min(len(drawn), 1000)))  # enough to find some of each class
@@ -93,7 +99,10 @@ def save_preview(path: Path, drawn: ImageSet, source: str) -> None:
 
 
 def mark_pixels(released: ImageSet, kinds: np.ndarray, plan: StagePlan[Synthesize]) -> dict[str, str]:
-    """Add the pattern to images that are not public ones, in place, if asked for. Returns what the card says of it."""
+    """Add the pattern, if requested, to images that are not public, in place.
+
+    Returns the card's entry.
+    """
     if plan.settings.mark != "pixels":
         return {}
     key = pattern_key(plan.dataset_id, plan.seed)
@@ -105,7 +114,10 @@ def mark_pixels(released: ImageSet, kinds: np.ndarray, plan: StagePlan[Synthesiz
 
 
 def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:
-    """The plain images of a release with the classes asked of the models. None if that is the release itself."""
+    """Return the plain images of a release with the classes requested from the models.
+
+    Returns None if that is the release itself.
+    """
     if not (directory / ASKED_LABELS).exists():
         return None
     asked = load_array(directory / ASKED_LABELS)
@@ -114,7 +126,10 @@ def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:
 
 
 def generated_images(released: ImageSet, directory: Path) -> ImageSet | None:
-    """The images of a release but for public ones, where it says their kinds. None if all are public."""
+    """Return the images of a release without public ones, if it records kinds.
+
+    None if all are public.
+    """
     kinds = directory / KINDS_FILE
     if not kinds.exists():
         return released

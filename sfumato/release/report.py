@@ -1,4 +1,7 @@
-"""The report for people as one self-contained page. Only the edition for the owner has numbers from real images."""
+"""The report for people as one self-contained page.
+
+Only the owner's edition has numbers from real images.
+"""
 
 import base64
 import math
@@ -33,7 +36,10 @@ class Picture(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Numbers from real images as text: a cell for every column in each row, whose first one says what it is of."""
+    """Numbers from real images as text.
+
+    Each row has one cell per column, and begins with its subject.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -42,24 +48,29 @@ class Table(NamedTuple):
 
 
 class Local(NamedTuple):
-    """What only the owner's edition shows."""
+    """Content of the owner's edition only."""
 
-    verdict: str = ""  # on the release, a sentence
+    verdict: str = ""  # one sentence on the release
     metrics: tuple[Table, ...] = ()  # numbers from real images
     warnings: tuple[str, ...] = ()
     plots: tuple[Picture, ...] = ()
-    pictures: tuple[Picture, ...] = ()  # what the models learned from
-    curve: Callable[[str, float], Mapping] | None = None  # of the forecast, for a kind of images and units · ε
+    pictures: tuple[Picture, ...] = ()  # images that the models learned from
+    # curve of the forecast, for a kind of images and units · ε
+    curve: Callable[[str, float], Mapping] | None = None
 
 
 def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
-    """The page as HTML: the public edition, or that of the owner with `local`. Raises what `checked` raises.
+    """Render the page as HTML: the public edition, or the owner's edition with `local`.
 
-    Guarantee: without `local` the page is a function of the files of `release` and `ledger`, both already released.
+    Raises what `checked` raises.
+
+    Guarantee: without `local` the page is a function of the files of `release` and `ledger`, both
+    already released.
     """
     artifact, content, spent = checked(release, ledger)
     released = what_was_released(artifact)
-    shown = f"{ledger} has a record that cannot be shown"  # a field that `check_ledger` does not need
+    # a field that `check_ledger` does not need
+    shown = f"{ledger} has a record that cannot be shown"
     again = "run `stage ledger write`, or restore it from git"
     causes = (*UNREADABLE, OverflowError, TemplateError)
     page = template("report.html", autoescape=True, grouped=grouped, bound=bound_text)
@@ -79,12 +90,18 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
 
 
 def not_covered(grouped: bool) -> list[str]:
-    """What the guarantee leaves out. grouped: it protects all images of a person together."""
+    """List what the guarantee leaves out.
+
+    grouped: it protects all images of a person together.
+    """
     return [WORDS["people"][grouped], *WORDS["not_covered"]]
 
 
 def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
-    """The release, its ledger, and ε computed again. Raises BudgetError for the ledger, DataError for the release."""
+    """Return the release, its ledger, and a recomputed ε.
+
+    Raises BudgetError for the ledger, DataError for the release.
+    """
     artifact = read_artifact(release, "synthesize")
     content = read_ledger(ledger)
     spent, problems = check_ledger(content)
@@ -97,7 +114,7 @@ def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
 
 
 def what_was_released(artifact: Artifact) -> dict[str, Any]:
-    """Number, shape and classes of the images, how many of each class, and the grid."""
+    """Collect number, shape and classes of the images, the number of each class, and the grid."""
     shown = f"{artifact.path} is not a release that can be shown"
     with explained(DataError, lambda error: f"{shown} ({error!r}): run `stage synthesize` again"):
         card = read_json(artifact.path / "card.json")
@@ -128,7 +145,7 @@ def what_was_released(artifact: Artifact) -> dict[str, Any]:
 
 
 def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
-    """Epsilon and delta, the table of charges and the bar of spending, all computed again from the records."""
+    """Recompute epsilon, delta, the table of charges and the bar of spending from the records."""
     records = ledger["records"]
     apart = ledger.get("apart", ())
     delta = ledger["delta"]
@@ -168,7 +185,7 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
         "delta": scientific(delta),
         "one_in": grouped(math.floor(1 / delta)),
         "anyone": percent_up(delta * ledger["size_hint"]),
-        # a larger factor is of no use to a reader: the ceilings on an attacker are
+        # A larger factor does not help a reader, but the ceilings on an attacker do.
         "factor": bound_text(math.exp(spent), 3) if spent <= math.log(10) else "",
         "accountant": names.get(ledger["accountant"], ledger["accountant"]),
         "accountants": [(name, bound_text(value)) for name, value in sorted(composed["epsilon"].items())],
@@ -180,7 +197,10 @@ def what_it_cost(ledger: Mapping, spent: float) -> dict[str, Any]:
 
 
 def what_it_means(ledger: Mapping) -> dict[str, Any]:
-    """The two ceilings on an attacker, as percentages rounded up; of several owners, for a person of the worst off."""
+    """Compute the two ceilings on an attacker, as percentages rounded up.
+
+    With several owners, each is the largest over the owners.
+    """
     parts = of_one_person(ledger["records"], ledger.get("apart", ())).values()
     profiles = [privacy_profile(map(event_of, part), ledger["adjacency"]) for part in parts]
     advantage = max(map(membership_advantage, profiles))
@@ -192,7 +212,7 @@ def what_it_means(ledger: Mapping) -> dict[str, Any]:
 
 
 def what_to_check(artifact: Artifact, ledger: Mapping, path: Path) -> dict[str, Any]:
-    """Hashes of the released files, versions, and where each charge came from."""
+    """Collect hashes of the released files, versions, and the origin of each charge."""
     listed = read_json(artifact.path / PRIVACY)["files"]
     top = [(name, sha) for name, sha in sorted(listed.items()) if "/" not in name]
     folders = sorted({name.split("/")[0] for name in listed if "/" in name})
@@ -212,7 +232,10 @@ def day_of(record: Mapping) -> str:
 
 
 def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, tracked: str) -> list[str]:
-    """The last page in the terminal after a run. report: folder of the public one; tracked: what git tracks."""
+    """Render the last page in the terminal after a run.
+
+    report: folder of the public report; tracked: description of what git tracks.
+    """
     artifact = read_artifact(release, "synthesize")
     content = read_ledger(ledger)
     spent, _ = check_ledger(content)
@@ -236,12 +259,12 @@ def picture(path: Path, title: str, caption: str) -> Picture:
 
 
 def grouped(value: int) -> str:
-    """A whole number with a narrow space between thousands."""
+    """Format a whole number with a narrow space between thousands."""
     return f"{value:,}".replace(",", "\u202f")
 
 
 def scientific(value: float) -> str:
-    """A positive number as a × 10ᵇ, rounded up to three digits."""
+    """Format a positive number as a × 10ᵇ, rounded up to three digits."""
     mantissa, _, exponent = f"{round_up(value, 3):.2e}".partition("e")
     superscript = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"{float(mantissa):g} × 10{superscript}"

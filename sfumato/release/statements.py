@@ -1,6 +1,7 @@
 """Machine-readable statements beside the public report, from the release and the ledger only.
 
-Their texts are in `statements.yaml`, parsed before facts enter: the owner's words cannot change the structure.
+Their texts are in `statements.yaml`, parsed before facts are filled in: the owner's texts cannot
+change the structure.
 """
 
 import json
@@ -29,17 +30,20 @@ FORMS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_
 
 
 def write_statements(release: Path, ledger: Path, directory: Path) -> list[str]:
-    """Write the Croissant record and the registry's entry into `directory`. Returns what the owner has not given yet.
+    """Write the Croissant record and the registry's entry into `directory`.
 
-    Without a charge nothing is written. Raises what `sfumato.release.report.checked` raises.
-    Guarantee: what is written is a function of the files of `release` and `ledger`, both already released.
+    Returns what the owner has not provided yet. Without a charge nothing is written. Raises what
+    `sfumato.release.report.checked` raises.
+
+    Guarantee: what is written is a function of the files of `release` and `ledger`, both already
+    released.
     """
     artifact, content, spent = checked(release, ledger)
     if not content["records"]:
         return []
     facts = facts_of(artifact, content, spent)
     files = read_json(artifact.path / PRIVACY)["files"] | {PRIVACY: digest_of_file(artifact.path / PRIVACY)}
-    base = facts.get("url", f"../{release.name}").rstrip("/")  # as the pipeline lays them out
+    base = facts.get("url", f"../{release.name}").rstrip("/")  # default: the pipeline's layout
     other = "application/octet-stream"
     distribution = [
         {"name": name, "sha256": sha256, "base": base, "format": FORMS["formats"].get(PurePath(name).suffix, other)}
@@ -47,7 +51,7 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> list[str]:
         if not name.startswith("png/")
     ]
     record = filled(FORMS["croissant"], facts | {"distribution": [filled(FORMS["file"], one) for one in distribution]})
-    if PARQUET in files and LABEL_TABLE not in files:  # its one column of labels
+    if PARQUET in files and LABEL_TABLE not in files:  # the table has one column of labels
         record["recordSet"].append(filled(FORMS["table"], {"parquet": PARQUET}))
     (directory / CROISSANT).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if missing := [f"release.{key}" for key in ("owner", "owner_type", "purpose", "region") if key not in facts]:
@@ -57,7 +61,10 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> list[str]:
 
 
 def filled(form: Any, facts: Mapping[str, Any]) -> Any:
-    """A form with its facts: {name} within a text, the fact itself for a text "=name"; a missing one drops its key."""
+    """Fill a form: {name} within a text, the fact itself for a text "=name".
+
+    A missing fact drops its key.
+    """
     if isinstance(form, dict):
         parts = {key: filled(value, facts) for key, value in form.items()}
         return {key: value for key, value in parts.items() if value is not None}
@@ -69,7 +76,7 @@ def filled(form: Any, facts: Mapping[str, Any]) -> Any:
 
 
 def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any]:
-    """What both statements hold, by the names that the forms use. The owner's words are among them, if given."""
+    """Collect the facts of both statements by the forms' names, with the owner's texts, if any."""
     card = read_json(artifact.path / "card.json")
     shown = what_was_released(artifact)
     cost = what_it_cost(ledger, spent)
@@ -115,7 +122,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
         "all charges known": ledger["odometer"]["complete"],
         "several owners": bool(cost["owners"]),
     }
-    for case, holds in cases.items():  # a later one may use what an earlier one says
+    for case, holds in cases.items():  # a later case may use facts of an earlier one
         facts |= filled(FORMS["cases"][case][holds], facts)
     return facts | filled(FORMS["texts"], facts)
 

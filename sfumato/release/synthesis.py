@@ -1,4 +1,4 @@
-"""Drawing labelled images from the trained models, singly or as a weighted mixture. All of it is post-processing."""
+"""Draw labelled images from trained models, singly or as a weighted mixture. Free."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,15 +18,20 @@ from sfumato.settings.release import Synthesize
 from sfumato.settings.stages import STAGES
 from sfumato.training.training_sets import public_training_set
 
-Drawn = tuple[Tensor, Tensor, np.ndarray]  # images (N, C, H, W) uint8, labels, and the stage that drew each
+# Images (N, C, H, W) uint8, labels, and the stage that drew each
+Drawn = tuple[Tensor, Tensor, np.ndarray]
 
 
-# parts of N images, (B, C, H, W) float32 in [0, 1]; labels, (N,) int64, or (N, classes) uint8 of several
+# Parts of N images, (B, C, H, W) float32 in [0, 1]; labels, (N,) int64, or (N, classes) uint8 of
+# several.
 Parts = tuple[Iterator[Tensor], Tensor]
 
 
 def kept_images(directory: Path, count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None) -> Parts:
-    """`count` images of an artifact at random, all in turn if a class has too few; none of a class that has none."""
+    """Draw `count` images of an artifact at random; a class with too few repeats all in turn.
+
+    A class without images gives none.
+    """
     classes = len(priors) if priors is not None else int(load_array(directory / LABELS).max(initial=0)) + 1
     population = load_images(directory, map(str, range(classes)), shape=shape)  # type: ignore[arg-type]
     shares = torch.ones(classes).double() if priors is None else priors.double()
@@ -45,7 +50,10 @@ def kept_images(directory: Path, count: int, priors: Tensor | None, seed: int, s
 def chosen_images(
     paths: Mapping[str, Path], count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None
 ) -> Parts:
-    """`count` of the public images that the teacher chose, of each class the surest. Raises DataError for too many."""
+    """Take `count` public images that the teacher chose, the surest of each class.
+
+    Raises DataError if there are too few.
+    """
     public = load_public(paths["public"], (*shape,))  # type: ignore[misc]
     images, labels, _ = public_training_set(public, paths["select"], None)
     wanted = balanced_labels(count, priors, int(labels.max()) + 1, torch.Generator().manual_seed(seed))
@@ -72,13 +80,16 @@ def draw_mixture(
     guide: Guide | None = None,
     folder: Path | None = None,
 ) -> Drawn:
-    """The release: `settings.count` images, each source's part by weight, shuffled; and the source of each.
+    """Draw the release: `settings.count` images, each source's part by weight, shuffled.
 
-    paths: the artifact of each model; a fine-tuned one saved as adapters needs that of "pretrain" too; priors:
-    (classes,) label shares, None for equal ones; shape: (C, H, W) that images of a public model are resized to; guide:
-    the teacher's part in the diffusion sampler's draws.
-    Returns ((N, C, H, W) uint8, in a nameless file on the disk of `folder`; labels; names of stages).
-    Raises DataError if a model draws pixels that are not finite.
+    paths: artifact of each model; a fine-tuned model saved as adapters needs the artifact of
+    "pretrain" too;
+    priors: (classes,) label shares, None for equal ones;
+    shape: (C, H, W) that images of a public model are resized to;
+    guide: the teacher's guidance of the diffusion sampler.
+
+    Returns ((N, C, H, W) uint8, in a nameless file on the disk of `folder`; labels; the stage that
+    drew each). Raises DataError if a model draws pixels that are not finite.
     """
 
     def drawn_from(name: str, count: int, seed: int) -> Parts:
@@ -124,7 +135,10 @@ def draw_mixture(
 def sorted_examples(
     images: Tensor, labels: Tensor, classes: int, number: int, among: np.ndarray | bool = True
 ) -> Tensor:
-    """(N, C, H, W) uint8 -> the first `number` of each class in [0, 1], or blanks. among: (N,) bool, of which."""
+    """Return the first `number` images of each class in [0, 1], or blanks.
+
+    images: (N, C, H, W) uint8; among: (N,) bool, images to choose from.
+    """
     examples = torch.ones(classes, number, *images.shape[1:])
     for label in range(classes):
         rows = torch.from_numpy(np.flatnonzero(having(labels.numpy(), label) & among)[:number])

@@ -1,4 +1,4 @@
-"""The synthesizer on disk: the network that an artifact holds, our own or a public model."""
+"""Load the synthesizer of an artifact: a network of our own or a public model."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ from sfumato.text_to_image.reference import CONFIG, is_latent
 
 
 def load_start(pretrain: Path) -> Denoiser:
-    """The network that fine-tuning starts from: our own, or the public model that the artifact refers to."""
+    """Load the network that fine-tuning starts from: our own, or a reference's public model."""
     return load_latent(pretrain) if is_latent(pretrain) else load_model(pretrain)
 
 
 def load_synthesizer(finetune: Path, pretrain: Path) -> Denoiser:
-    """The fine-tuned network, however it was saved: its own weights, or adapters on the weights of `pretrain`."""
+    """Load the fine-tuned network: its own weights, or adapters on the weights of `pretrain`."""
     if (finetune / ADAPTER_CONFIG).is_file():
         model = load_start(pretrain)
         apply_adapter(model, finetune, start_file(pretrain))
@@ -29,12 +29,15 @@ def load_synthesizer(finetune: Path, pretrain: Path) -> Denoiser:
 
 
 def start_file(pretrain: Path) -> Path:
-    """The file whose sha256 stands for the frozen weights; of a public model its reference, which names all of them."""
+    """Return the file whose sha256 identifies the frozen weights.
+
+    For a public model this is its reference, which names all of them.
+    """
     return pretrain / (CONFIG if is_latent(pretrain) else WEIGHTS)
 
 
 def outline(settings: Model, shape: tuple[int, int, int], classes: int) -> Denoiser:
-    """The network that `settings` describes, on the meta device: shapes without weights, for estimates."""
+    """Build the network of `settings` on the meta device: shapes without weights, for estimates."""
     if settings.directory is not None:
         return outline_of_public_model(settings, classes)
     with torch.device("meta"):

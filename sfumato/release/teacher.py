@@ -1,4 +1,4 @@
-"""The teacher as a product: a classifier that was trained under differential privacy, for whoever receives it.
+"""The teacher as a product: a classifier trained under differential privacy, for its recipients.
 
 import sfumato
 teacher = sfumato.load_teacher("artifacts/teacher")
@@ -30,14 +30,15 @@ class Teacher:
     """A released classifier."""
 
     network: TeacherNetwork  # (B, C, H, W) float32 in [0, 1] -> (B, classes) logits
-    classes: tuple[str, ...]  # their names, in the order of the logits
-    card: dict[str, Any]  # the content of `card.json`, with ε and δ
-    ledger: dict[str, dict[str, Any]]  # the record of every privacy mechanism behind the weights, by id
+    classes: tuple[str, ...]  # class names, in the order of the logits
+    card: dict[str, Any]  # content of `card.json`, with ε and δ
+    ledger: dict[str, dict[str, Any]]  # record of every privacy mechanism behind the weights, by id
 
     def predict(self, picture: str | Path | np.ndarray) -> str | tuple[str, ...]:
-        """The class of a picture; of several labels, those that are likelier than not.
+        """Classify a picture; with several labels, return all that are likelier than not.
 
-        picture: a file, or (H, W, C) uint8 of any size.
+        Args:
+            picture: A file, or (H, W, C) uint8 of any size.
         """
         (shares,) = self.probabilities(prepared(self.card, picture)[None])
         if self.network.several:
@@ -45,9 +46,13 @@ class Teacher:
         return self.classes[int(shares.argmax())]
 
     def probabilities(self, images: np.ndarray) -> np.ndarray:
-        """The classes' probabilities, (N, classes) float32.
+        """Compute class probabilities, (N, classes) float32.
 
-        images: (N, H, W, C) uint8. Raises DataError for another type, or shape than that of those it was trained on.
+        Args:
+            images: (N, H, W, C) uint8.
+
+        Raises:
+            DataError: The images have another type, or another shape than in training.
         """
         channels, *sides = self.card["shape"]
         if images.dtype != np.uint8 or images.shape[1:] != (*sides, channels):
@@ -57,9 +62,13 @@ class Teacher:
 
 
 def load_teacher(path: str | Path) -> Teacher:
-    """The teacher in a folder, as `stage teacher` writes it.
+    """Load the teacher in a folder written by `stage teacher`.
 
-    path: of that folder. Raises DataError if it is not one, or was changed.
+    Args:
+        path: Path of that folder.
+
+    Raises:
+        DataError: The folder is not a teacher, or was changed.
     """
     folder = Path(path)
     artifact = read_artifact(folder, "teacher")
@@ -76,7 +85,10 @@ def load_teacher(path: str | Path) -> Teacher:
 
 
 def write_card(directory: Path, plan: StagePlan[Any], records: Mapping[str, dict]) -> None:
-    """The cards of the teacher, for programs and for people. records: every charge behind it, by id."""
+    """Write the cards of the teacher, for programs and people.
+
+    records: every charge behind it, by id.
+    """
     channels, height, width = plan.shape
     card = {"shape": list(plan.shape), "classes": list(plan.classes), "prepared": PREPARED | plan.prepared}
     card |= cost_of(plan, records)

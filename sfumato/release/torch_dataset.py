@@ -9,10 +9,13 @@ from torch.utils.data import Dataset
 
 
 class ReleaseDataset(Dataset[tuple[Any, Any]]):
-    """Pairs of an image, (C, H, W) float32 in [0, 1], and its label; `classes` and `targets` as in torchvision."""
+    """Pairs of an image, (C, H, W) float32 in [0, 1], and its label.
+
+    `classes` and `targets` are as in torchvision.
+    """
 
     def __init__(self, release: Any, transform: Callable[[Tensor], Any] | None) -> None:
-        """release: a `Release`."""
+        """Read labels and classes. release: a `Release`."""
         self.images = release.images
         self.targets = release.labels.tolist()
         self.classes = list(release.classes)

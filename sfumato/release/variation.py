@@ -1,4 +1,4 @@
-"""Variants of released images, which are free: distorted, blended with a class easily confused; teacher labels."""
+"""Free variants of released images, distorted or blended; and labels by the teacher."""
 
 import math
 from collections.abc import Mapping
@@ -14,18 +14,23 @@ from sfumato.data.images import as_bytes, as_floats
 from sfumato.features.teacher_network import TeacherNetwork, at_shares, probabilities_of, share_offsets
 from sfumato.settings.release import Synthesize
 
-BLEND = (0.3, 0.7)  # the part of the first image in a blend
-KINDS = ("plain", "distorted", "blend", "public")  # of released images
+BLEND = (0.3, 0.7)  # Part of the first image in a blend
+KINDS = ("plain", "distorted", "blend", "public")  # Kinds of released images
 PLAIN, *_, FROM_PUBLIC = KINDS
-VARIED_BATCH = 500  # images varied at a time, which bounds the memory
+VARIED_BATCH = 500  # Images varied at a time, which bounds the memory
 
 
 @dataclass(frozen=True)
 class Varied:
-    """images: (N, C, H, W) uint8; labels: (N,) int64; kinds: (N,) of KINDS, those as drawn first.
+    """Images of a release with variants; unchanged ones come first.
 
-    asked: (n,) int64, the classes asked of the models for the first n images, which are as drawn, if `labels` are the
-    teacher's; mixture: how it was chosen, "chosen" by name and "agreement" by mixture, for the card.
+    images: (N, C, H, W) uint8;
+    labels: (N,) int64;
+    kinds: (N,) of KINDS;
+    asked: (n,) int64, classes requested from the models for the first n images, which are
+    unchanged, if `labels` are the teacher's;
+    mixture: entry of the card on the choice of the mixture, "chosen" by name and "agreement" by
+    mixture.
     """
 
     images: Tensor
@@ -43,10 +48,14 @@ def vary(
     seed: int,
     public: np.ndarray | bool = False,
 ) -> Varied:
-    """Change a part of the images by `settings`, and label all by the teacher under `relabel`, by the shares asked.
+    """Change a part of the images by `settings`; under `relabel`, label all by the teacher.
 
-    images: (N, C, H, W) uint8, in random order; the parts that are varied are replaced in place; labels: (N,) int64,
-    those asked of the models; seed: fixes the variants; public: (N,) which images are public ones.
+    The teacher keeps the requested shares of labels.
+
+    images: (N, C, H, W) uint8, in random order; varied parts are replaced in place;
+    labels: (N,) int64, requested from the models;
+    seed: fixes the variants;
+    public: (N,) bool, public images.
     """
     distorted = int(len(images) * settings.distorted)
     blended = int(len(images) * settings.mixed)
@@ -56,7 +65,8 @@ def vary(
     if settings.relabel and teacher is not None and teacher.several:
         vary_parts(images, plain, distorted, None, random)
         places = probabilities_of(teacher, images).argsort(dim=0, descending=True, stable=True).argsort(dim=0)
-        labels = (places < labels.sum(dim=0)).to(torch.uint8)  # each label keeps its number of images, the surest
+        # each label keeps its number of images, the surest
+        labels = (places < labels.sum(dim=0)).to(torch.uint8)
     elif settings.relabel and teacher is not None:
         asked = labels[:plain]
         seen = probabilities_of(teacher, images)
@@ -70,7 +80,10 @@ def vary(
 
 
 def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, seed: int) -> Varied:
-    """Public images, (B, C, H, W) uint8, and their labels, (B,), among one in `every` of the drawn and varied ones."""
+    """Mix public images, (B, C, H, W) uint8, with one in `every` of the drawn ones.
+
+    labels: (B,), of the public ones. The drawn ones include their variants.
+    """
     kinds = np.concatenate([varied.kinds[::every], np.repeat(FROM_PUBLIC, len(images))])
     drawn = torch.from_numpy(np.flatnonzero((kinds == PLAIN) | (kinds == FROM_PUBLIC)))
     mixed = torch.randperm(len(drawn), generator=torch.Generator().manual_seed(seed))
@@ -86,7 +99,7 @@ def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, se
 def vary_parts(
     images: Tensor, plain: int, distorted: int, probabilities: Tensor | None, random: torch.Generator
 ) -> None:
-    """Blend the last images with earlier ones, then distort `distorted` ones after the plain ones, in place."""
+    """Blend the last images with earlier ones, and distort those after the plain ones, in place."""
     end = plain + distorted
     if probabilities is not None and end < len(images):
         weights, partners = blend_partners(probabilities, end, random)
@@ -103,7 +116,10 @@ def uniform(random: torch.Generator, low: float, high: float, *shape: int) -> Te
 
 
 def distort(images: Tensor, random: torch.Generator) -> Tensor:
-    """(B, C, H, W) in [0, 1] warped, textured by products, which leave a dark ground dark, and in another light."""
+    """Warp, texture and relight images, (B, C, H, W) in [0, 1].
+
+    Textures are products, which leave a dark ground dark.
+    """
     if not len(images):
         return images
     number, _, height, width = images.shape
@@ -119,13 +135,16 @@ def distort(images: Tensor, random: torch.Generator) -> Tensor:
 
 
 def texture(number: int, height: int, width: int, random: torch.Generator) -> Tensor:
-    """Stripes, upright, level or slanted, for half of them, and smooth spots: (number, 1, height, width), about ±1."""
+    """Draw stripes or smooth spots for each image: (number, 1, height, width), about ±1.
+
+    Half of the stripes are upright or level, and half are slanted.
+    """
     one_each = number, 1, 1, 1
     down, across = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
     slanted = uniform(random, 0, math.pi, *one_each)
     upright = (slanted / (math.pi / 2)).round() * (math.pi / 2)
     angle = torch.where(uniform(random, 0, 1, *one_each) < 0.5, upright, slanted)
-    # 1 to 7 half waves across the image, 4 to 14 spots
+    # Stripes have 1 to 7 half waves across the image; there are 4 to 14 spots per side.
     phase = math.pi * uniform(random, 1, 7, *one_each) * (across * angle.cos() + down * angle.sin())
     phase += uniform(random, 0, 2 * math.pi, *one_each)
     cells = int(torch.randint(4, 15, (1,), generator=random))
@@ -135,9 +154,10 @@ def texture(number: int, height: int, width: int, random: torch.Generator) -> Te
 
 
 def blend_partners(probabilities: Tensor, end: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """For each image from place `end` on: its weight in a blend, and an earlier image of a class it is confused with.
+    """Choose weights and earlier partners for the images from place `end` on, (B,) each.
 
-    probabilities: (N, classes), by which the second class is drawn; any image, if none is of it. Returns (B,) of each.
+    The partner is of a class that the image is confused with, drawn by probabilities, or any image
+    if that class is empty. probabilities: (N, classes).
     """
     classes = probabilities[:end].argmax(dim=1)
     blended = probabilities[end:]

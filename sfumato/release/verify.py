@@ -2,14 +2,14 @@
 
     python verify.py [--manifest SHA256] [FOLDER]
 
-SHA256 is the hash of manifest.json, which the sender gave you separately. FOLDER is where this
-file lies, unless you name another. Each check prints a line: `ok`, `note` (not checked here) or
+SHA256 is the hash of manifest.json, which the sender gave you separately. By default, FOLDER is
+the folder of this file. Each check prints a line: `ok`, `note` (not checked here) or
 `FAIL`, then the exit code is 1. It needs Python 3.8 or newer: it imports only the standard
 library, opens no network connection and writes no file. The checks:
 
 1. The folder contains exactly the files that manifest.json lists, each with its size and SHA-256.
 2. The archives contain exactly the pictures that labels.csv names: PNGs of the stated size.
-3. The labels and kinds in labels.csv are those of card.json.
+3. The labels and kinds in labels.csv match card.json.
 4. ledger.json has the digest that it states, and its mechanisms are Gaussian noise.
 5. Epsilon, computed again from the mechanisms, is what ledger.json and card.json state: by Renyi
    differential privacy, an upper bound (Mironov, Talwar and Zhang 2019, section 3.3; conversion:
@@ -31,7 +31,7 @@ MANIFEST = "manifest.json"
 PNG_START = b"\x89PNG\r\n\x1a\n"
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 SECRET_NOISE = "os-entropy, AES counter"
-TOLERANCE = 1e-6  # relative, between stated and computed epsilon
+TOLERANCE = 1e-6  # Relative, between stated and computed epsilon
 RENYI_ORDERS = [
     *(1 + x / 20 for x in range(1, 60)),
     *(4 + x / 4 for x in range(24)),
@@ -121,7 +121,7 @@ def has_valid_label(row, classes):
 
 
 def check_ledger(folder):
-    """Compute epsilon again from the mechanisms, and compare it with what is stated."""
+    """Recompute epsilon from the mechanisms, and compare it with the stated one."""
     ledger = read_json(folder / "ledger.json")
     content = {key: value for key, value in ledger.items() if key != "digest"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -148,7 +148,7 @@ def check_epsilon(ledger, card):
     delta = ledger["delta"]
     stated = ledger["epsilon"]
     accountant = ledger["accountant"]
-    # owners in `apart` declare that no person is in two of their data sets: the dearest counts
+    # Owners in `apart` declare that no person is in two of their data sets: the dearest counts.
     apart = ledger.get("apart") or [None]
     groups = [mechanisms_of(ledger, {*apart} - {name}) for name in apart]
     bound = max(renyi_epsilon(parts, delta) for parts in groups)
@@ -213,7 +213,7 @@ def exact_epsilon(parts, delta):
 
 
 def gaussian_delta(mu, epsilon):
-    """Return delta of one Gaussian, where mu is its sensitivity over its standard deviation."""
+    """Return delta of one Gaussian. mu: its sensitivity over its standard deviation."""
     tail = math.exp(epsilon + log_normal_cdf(-mu / 2 - epsilon / mu))
     return math.exp(log_normal_cdf(mu / 2 - epsilon / mu)) - tail
 
@@ -244,7 +244,7 @@ def renyi_divergence(sigma, rate, order):
     if order == int(order):
         terms = [log_term(order, k, sigma, rate) for k in range(int(order) + 1)]
         return log_sum(terms) / (order - 1)
-    # two infinite series, of the integral below and above z
+    # Two infinite series give the integral below and above z.
     z = sigma**2 * math.log(1 / rate - 1) + 0.5
     total = -math.inf
     before = (-math.inf, -math.inf)

@@ -1,4 +1,4 @@
-"""Where and how to run: the device, the precision, the number of threads, memory that is kept."""
+"""Choose the device, the precision, the number of threads, and whether to keep freed memory."""
 
 import ctypes
 import functools
@@ -14,12 +14,16 @@ from torch import nn
 
 from sfumato.errors import ConfigError
 
-LARGE_NETWORK = 300_000  # weights; a smaller one loses more by conversion to bfloat16 than it gains
-THREADS = torch.get_num_threads()  # as many as there are cores, or as OMP_NUM_THREADS says
+# Number of weights; a smaller network loses more by conversion to bfloat16 than it gains
+LARGE_NETWORK = 300_000
+THREADS = torch.get_num_threads()  # As many as there are cores, or OMP_NUM_THREADS
 
 
 def device() -> torch.device:
-    """The device of `SFUMATO_DEVICE`, by default a GPU if there is one. Raises ConfigError for `cuda` without."""
+    """Return the device of `SFUMATO_DEVICE`, by default a GPU if there is one.
+
+    Raises ConfigError for `cuda` without one.
+    """
     asked = os.environ.get("SFUMATO_DEVICE") or "auto"
     if asked not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"SFUMATO_DEVICE={asked} is not known: expected auto, cpu or cuda")
@@ -33,7 +37,10 @@ def device() -> torch.device:
 
 @functools.cache
 def no_cuda() -> str:
-    """Why no GPU can be used, in a line; empty if one can. Prints torch's warning once, on standard error."""
+    """Return why no GPU can be used, in one line; empty if one can.
+
+    Prints torch's warning once, on standard error.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         usable = torch.cuda.is_available() and torch.cuda.device_count() > 0
@@ -47,12 +54,12 @@ def no_cuda() -> str:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where a module is; the CPU if it has no numbers."""
+    """Return the device of a module; the CPU if it has no numbers."""
     return next((part.device for part in itertools.chain(module.parameters(), module.buffers())), torch.device("cpu"))
 
 
 def keep_freed_memory() -> None:
-    """Let glibc, if there is one, keep freed memory for the next allocation, which saves a tenth of a training step."""
+    """Let glibc, if present, keep freed memory: this saves a tenth of a training step."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, in bytes, at its largest
@@ -60,9 +67,10 @@ def keep_freed_memory() -> None:
 
 
 def configure_processor() -> int:
-    """Keep freed memory, and use 1, 2, 4, … or all threads: twice as many as long as small convolutions run faster now.
+    """Keep freed memory, and choose the number of threads: 1, 2, 4, … or all.
 
-    Returns the number. OMP_NUM_THREADS keeps it. On shared cores, two threads were up to 25 times slower than one.
+    The number is doubled as long as small convolutions run faster now; OMP_NUM_THREADS fixes it. On
+    shared cores, two threads were up to 25 times slower than one. Returns the number.
     """
     device()
     keep_freed_memory()
@@ -81,12 +89,12 @@ def configure_processor() -> int:
 
 
 def passes_per_second(threads: int) -> float:
-    """Passes of a small convolution and its gradient with so many threads, which stay set."""
+    """Measure passes per second of a small convolution and its gradient; leaves `threads` set."""
     torch.set_num_threads(threads)
     images = torch.zeros(32, 64, 14, 14)
     weight = torch.zeros(64, 64, 3, 3, requires_grad=True)
     start = 0.0
-    passes = -1  # one warms up
+    passes = -1  # the first pass warms up
     while passes < 1 or time.perf_counter() - start < 0.1:
         F.silu(F.conv2d(images, weight, padding=1)).sum().backward()
         passes += 1
@@ -95,13 +103,16 @@ def passes_per_second(threads: int) -> float:
 
 
 def fast_bfloat16(device: str) -> bool:
-    """Whether the device has bfloat16 arithmetic. It is not timed, so that one machine always does the same."""
+    """Return whether the device has bfloat16 arithmetic.
+
+    This is not timed, so the result on one machine never changes.
+    """
     if device == "cuda":
-        return torch.cuda.get_device_capability() >= (8, 0)  # an older GPU imitates it, slowly
+        return torch.cuda.get_device_capability() >= (8, 0)  # an older GPU emulates it, slowly
     return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
 def prefers_bfloat16(model: nn.Module) -> bool:
-    """Whether a free stage computes in bfloat16: by the device and the size of its network, so that runs are equal."""
+    """Return whether a free stage computes in bfloat16, by device and network size only."""
     parameters = list(model.parameters())
     return fast_bfloat16(parameters[0].device.type) and sum(value.numel() for value in parameters) >= LARGE_NETWORK

@@ -1,8 +1,10 @@
-"""Many processes for one stage, as `torchrun` starts them. With one process nothing here does anything.
+"""Run one stage in many processes, as `torchrun` starts them.
 
-Only the first process holds a charge: it draws, adds the noise and writes the artifact. The others see the images of
-their part of a draw, and never a sum over all of them. They trust each other: all are the owner's.
-Functions that broadcast, reduce, gather or compare are collective calls.
+With one process, no function here has an effect.
+
+Only the first process has a charge: it draws, adds the noise and writes the artifact. The others
+see the images of their part of a draw, and never a sum over all of them. They trust each other: all
+belong to the owner. Functions that broadcast, reduce, gather or compare are collective calls.
 """
 
 import os
@@ -13,7 +15,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import is_torchelastic_launched as launched  # whether `torchrun` started this process
+from torch.distributed import is_torchelastic_launched as launched  # started by `torchrun`
 
 from sfumato.errors import ConfigError
 from sfumato.runtime import compute
@@ -23,7 +25,10 @@ R = TypeVar("R")
 
 
 def join() -> None:
-    """Join the processes of `torchrun`, if it started this one. Raises ConfigError for fewer GPUs than processes."""
+    """Join the processes of `torchrun`, if it started this one.
+
+    Raises ConfigError for fewer GPUs than processes.
+    """
     if not launched() or dist.is_initialized():
         return
     gpus = compute.device().type == "cuda"
@@ -35,7 +40,7 @@ def join() -> None:
                 raise SystemExit(0)
             raise ConfigError(f"SFUMATO_LAUNCH starts {count} processes for {cards} GPUs: say --nproc-per-node={cards}")
         torch.cuda.set_device(place)
-    # the others may wait long while the first process encodes or trains
+    # The others may wait long while the first process encodes or trains.
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timedelta(hours=24))
 
 
@@ -57,7 +62,7 @@ def is_main() -> bool:
 
 
 def broadcast_object(value: T) -> T:
-    """The value of the first process, in all of them."""
+    """Return the value of the first process, in all of them."""
     if world_size() == 1:
         return value
     box = [value]
@@ -67,14 +72,15 @@ def broadcast_object(value: T) -> T:
 
 @torch.no_grad()
 def agree(tensors: Iterable[Tensor], *plain: object) -> None:
-    """Give tensors the values that they have in the first process, in place, and compare all, and `plain`.
+    """Give tensors their values in the first process, in place, and compare them and `plain`.
 
-    What each process computed may differ in the last bits. Raises ConfigError in all where one holds something else.
+    Results of different processes may differ in the last bits. Raises ConfigError in all processes
+    if one has other values.
     """
     if world_size() > 1:
         tensors = [*tensors]
         parts = [tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors]
-        whole = broadcast(torch.cat(parts))  # at once: each call waits for all processes
+        whole = broadcast(torch.cat(parts))  # one call, because each waits for all processes
         for tensor, part in zip(tensors, whole.split([len(part) for part in parts]), strict=True):
             tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
         mine = (*plain, int(whole.sum()))
@@ -82,11 +88,11 @@ def agree(tensors: Iterable[Tensor], *plain: object) -> None:
 
 
 def check_alike(parts: Sequence[Tensor]) -> None:
-    """Raise ConfigError in all processes unless each part is that of the first, up to rounding."""
+    """Raise ConfigError in all processes unless all have the same parts, up to rounding."""
     if world_size() > 1:
         mine = [part.detach().cpu().double() for part in parts]
         pairs = [(part, broadcast(part.clone(memory_format=torch.contiguous_format))) for part in mine]
-        # what two processors may differ by, and a precision may not
+        # The tolerance covers different processors, but not different precisions.
         _refuse_unless(all(torch.allclose(a, b, 1e-5, 1e-5, equal_nan=True) for a, b in pairs))
 
 
@@ -99,7 +105,7 @@ def _refuse_unless(same: bool) -> None:
 
 
 def reduce_sum(part: Tensor) -> Tensor:
-    """The sum over all processes, in the first one. The others get a tensor without meaning."""
+    """Sum over all processes, in the first one. The others get a tensor without meaning."""
     if world_size() > 1:
         part = part.detach().clone()
         dist.reduce(part, dst=0)
@@ -107,7 +113,7 @@ def reduce_sum(part: Tensor) -> Tensor:
 
 
 def map_sharded(tasks: Sequence[T], work: Callable[[T], R]) -> list[R]:
-    """The result of `work` for each task, in their order: each process does its share, all get all."""
+    """Return `work` of each task, in order, in all processes: each computes its share."""
     mine = [work(task) for task in tasks[rank() :: world_size()]]
     if world_size() == 1:
         return mine
@@ -117,7 +123,7 @@ def map_sharded(tasks: Sequence[T], work: Callable[[T], R]) -> list[R]:
 
 
 def all_min(count: int) -> int:
-    """The smallest of the processes' numbers, for all."""
+    """Return the smallest of the processes' numbers, in all of them."""
     if world_size() == 1:
         return count
     box = torch.tensor(count)
@@ -126,7 +132,7 @@ def all_min(count: int) -> int:
 
 
 def all_reduce(parts: Sequence[Tensor]) -> list[Tensor]:
-    """The sum over all processes of each tensor, in all of them, to the same last bit."""
+    """Sum each tensor over all processes, in all of them, equal to the last bit."""
     if world_size() == 1:
         return list(parts)
     flat = torch.cat([part.detach().flatten() for part in parts])
@@ -140,7 +146,7 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def all_gather(rows: Tensor, count: int) -> Tensor:
-    """All `count` rows, of which each process has its share, in all of them."""
+    """Return all `count` rows in all processes. Each process has its share of them."""
     if world_size() == 1:
         return rows
     whole = rows.new_zeros(count, *rows.shape[1:])
@@ -149,7 +155,7 @@ def all_gather(rows: Tensor, count: int) -> Tensor:
 
 
 def broadcast(tensor: Tensor) -> Tensor:
-    """The first process's tensor, for all, which have one of the same shape and type."""
+    """Return the first process's tensor, in all of them. All must have the same shape and type."""
     if world_size() > 1:
         dist.broadcast(tensor, src=0)
     return tensor

@@ -1,4 +1,4 @@
-"""One array of a `.npy` file that anyone may have written, memory-mapped."""
+"""Read one array of a `.npy` file of unknown origin, memory-mapped."""
 
 from pathlib import Path
 from tokenize import TokenError
@@ -7,10 +7,13 @@ import numpy as np
 
 
 def read_array(path: Path) -> np.ndarray:
-    """The array of a `.npy` file, read-only. Raises OSError if it cannot be opened, else ValueError if it is none."""
+    """Return the array of a `.npy` file, read-only.
+
+    Raises OSError if it cannot be opened, and ValueError if it is not an array.
+    """
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    # NumPy parses the header as Python: of a hostile one, the parser runs out of stack or memory
+    # NumPy parses the header as Python. A hostile header exhausts the parser's stack or memory.
     except (EOFError, MemoryError, RecursionError, SyntaxError, TokenError) as error:
         raise ValueError(f"its header is not that of an array ({type(error).__name__})") from None
     if not isinstance(array, np.ndarray):

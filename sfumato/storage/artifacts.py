@@ -1,4 +1,4 @@
-"""Artifact directories: plain files, and `privacy.json` with their sha256 and the records of every charge behind."""
+"""Artifact directories: plain files, and `privacy.json` with their sha256 and charges."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -17,19 +17,23 @@ PRIVACY = "privacy.json"
 
 @dataclass(frozen=True)
 class Artifact:
-    """A directory that was read and found whole."""
+    """A directory that was read and found complete."""
 
     path: Path
     stage: str
-    records: dict[str, dict] = field(default_factory=dict)  # every charge it depends on, by record id
+    # every charge it depends on, by record id
+    records: dict[str, dict] = field(default_factory=dict)
     local: bool = False  # computed outside the guarantee, never to be released
     enabled: bool = True  # False for the empty artifact of a stage that its recipe switches off
-    apart: tuple[str, ...] = ()  # data sets that were merged, and declared to show different people
+    apart: tuple[str, ...] = ()  # merged data sets that are declared to show different people
 
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """The form of `privacy.json`. files: name -> sha256; records: by id; apart: as an Artifact has it."""
+    """Form of `privacy.json`.
+
+    files: sha256 by name; records: records by id; apart: see `Artifact`.
+    """
 
     schema: int
     stage: str
@@ -41,7 +45,10 @@ class Privacy:
 
 
 def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = False) -> Artifact:
-    """Read an artifact, each file by its sha256. Raises DataError if it does not hold, or is local unless allowed."""
+    """Read an artifact, and check each file by its sha256.
+
+    Raises DataError if it is invalid, or local and that is not allowed.
+    """
     file = path / PRIVACY
     if not file.is_file():
         wanted = {"public": "prepare public"}.get(stage or path.name, stage or path.name)
@@ -61,7 +68,10 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
 
 
 def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
-    """The sha256 of `privacy.json` in a run's copy of a release, without links. Raises DataError if not as released."""
+    """Check a run's copy of a release, without links, and return the sha256 of its `privacy.json`.
+
+    Raises DataError if it differs from what was released.
+    """
     cure = f"restore it from a backup, or the artifact by `dvc checkout`; or pay for the release again by {pay}"
     why = f"the kept copy of {stage}"
     causes = (DataError, OSError)
@@ -74,14 +84,14 @@ def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
 
 
 def refuse_links(*folders: Path) -> None:
-    """Raise DataError if one of the folders, or anything below the last, is a link or a device: it leads elsewhere."""
+    """Raise DataError if one of the folders, or anything below the last, is a link or a device."""
     for path in (*folders, *folders[-1].rglob("*")):
         if path.is_symlink() or (path.exists() and not path.is_dir() and not path.is_file()):
             raise DataError(f"{path} is a link or no regular file: put a copy in its place")
 
 
 def mended(stage: str) -> str:
-    """How an artifact that does not hold is replaced. DVC trusts files of its cache that nobody may write."""
+    """Describe how to replace an invalid artifact: DVC trusts the read-only files of its cache."""
     return (
         f"`chmod -R u+w .dvc/cache` and `dvc repro` mend it: DVC checks its copies, and makes what does not hold anew. "
         f"A query puts its kept release back, at no cost; without DVC, `stage {stage}` does"
@@ -89,7 +99,10 @@ def mended(stage: str) -> str:
 
 
 def holds_release(path: Path, stage: str, record_id: str, digest: str | None) -> bool:
-    """Whether the whole release of a charge is at `path`. digest: of its `privacy.json`, if that is known."""
+    """Return whether the complete release of a charge is at `path`.
+
+    digest: digest of its `privacy.json`, if that is recorded.
+    """
     with suppress(DataError):
         depends = record_id in read_artifact(path, stage, allow_local=True).records
         return depends and digest in (None, digest_of_file(path / PRIVACY))
@@ -97,14 +110,14 @@ def holds_release(path: Path, stage: str, record_id: str, digest: str | None) ->
 
 
 def own_record(path: Path, record_id: str) -> bool:
-    """Whether an artifact at `path` depends on the charge `record_id`."""
+    """Return whether an artifact at `path` depends on the charge `record_id`."""
     with passing_over(*UNREADABLE):
         return record_id in read_json(path / PRIVACY)["records"]
     return False
 
 
 def changed_files(path: Path, files: dict[str, str]) -> list[str]:
-    """What differs between a directory and the sha256 of its files: one sentence each."""
+    """List the differences between a directory and the sha256 of its files, one sentence each."""
     below = map(Path, entries_below(path))
     present = {p.relative_to(path).as_posix() for p in below if p.is_file()} - {PRIVACY}
     problems = [f"{name} is missing" for name in sorted(files.keys() - present)]
@@ -114,7 +127,10 @@ def changed_files(path: Path, files: dict[str, str]) -> list[str]:
 
 
 def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[str, dict]:
-    """Own records and those of every input, by id: a record reached along two paths counts once."""
+    """Merge own records and the records of every input, by id.
+
+    A record reached along two paths counts once.
+    """
     merged = {record["id"]: record for record in own}
     for artifact in inputs:
         for key, record in artifact.records.items():
@@ -124,7 +140,10 @@ def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[
 
 
 def declared_apart(inputs: Sequence[Artifact]) -> tuple[str, ...]:
-    """The widest declaration of data sets that show different people; none unless it holds all others: costs add up."""
+    """Return the widest declaration of data sets that show different people.
+
+    Returns none unless it contains all other declarations: the costs then add up.
+    """
     widest = max((artifact.apart for artifact in inputs), key=len, default=())
     return widest if all({*artifact.apart} <= {*widest} for artifact in inputs) else ()
 
@@ -139,9 +158,10 @@ def writing(
     local: bool = False,
     apart: Sequence[str] = (),
 ) -> Iterator[Path]:
-    """A fresh directory that becomes `out`, with its `privacy.json`, when the block ends well; else nothing is left.
+    """Write a new directory, which becomes `out`, with `privacy.json`, if the block succeeds.
 
-    Only an artifact of the same stage is replaced, else ConfigError. apart: data sets that are merged here.
+    Otherwise no file is left. Only an artifact of the same stage is replaced, else it raises
+    ConfigError. apart: data sets that are merged here.
     """
     check_out(out, stage)
     with replacing_directory(out) as directory:
@@ -159,7 +179,7 @@ def writing(
 
 
 def write_empty(out: Path, stage: str) -> None:
-    """The artifact of a stage that is switched off: the same bytes always, and no cost."""
+    """Write the artifact of a stage that is switched off: always the same bytes, at no cost."""
     check_out(out, stage)
     with replacing_directory(out) as directory:
         (directory / PRIVACY).write_text(as_text(empty_content(stage)), encoding="utf-8")
@@ -174,7 +194,10 @@ def as_text(content: dict) -> str:
 
 
 def check_out(out: Path, stage: str) -> None:
-    """Raise ConfigError if `out` holds anything but an artifact of `stage`, so that no file of the user is replaced."""
+    """Raise ConfigError if `out` contains anything but an artifact of `stage`.
+
+    This protects the user's files.
+    """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     writer = None

@@ -1,4 +1,4 @@
-"""Content digests: of canonical JSON, and of files."""
+"""Content digests of canonical JSON and of files."""
 
 import hashlib
 import json
@@ -9,7 +9,10 @@ from sfumato.errors import DataError
 
 
 def canonical(data: object) -> bytes:
-    """The one JSON form of `data`: sorted keys, no spaces. Raises ValueError for a NaN or an infinity."""
+    """Return the unique JSON form of `data`: sorted keys, no spaces.
+
+    Raises ValueError for a NaN or an infinity.
+    """
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -18,7 +21,10 @@ def digest_of(data: object) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """The sha256 of a file. Raises DataError above 64 GiB, far more than any that a stage writes or reads."""
+    """Return the sha256 of a file.
+
+    Raises DataError above 64 GiB, far more than any file that a stage writes or reads.
+    """
     with path.open("rb") as file:
         gigabytes = os.fstat(file.fileno()).st_size / 2**30
         if gigabytes > 64:

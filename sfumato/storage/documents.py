@@ -1,8 +1,8 @@
-"""Reading JSON and YAML files that anyone may have written, with bounds on size, depth and numbers.
+"""Read JSON and YAML files of unknown origin, with bounds on size, depth and numbers.
 
-Invalid input raises ValueError with a reason (OSError if the file is missing). The result is plain: finite numbers,
-integers of 64 bits, text that can be encoded, no key twice. Callers check the structure with `validated`.
-JSON is read by `plain_json`, which needs no other package.
+Invalid input raises ValueError with a reason (OSError if the file is missing). The result is plain:
+finite numbers, integers of 64 bits, text that can be encoded, no duplicate keys. Callers check the
+structure with `validated`. `plain_json` reads JSON, and needs no other package.
 """
 
 import functools
@@ -18,7 +18,7 @@ from sfumato.storage.plain_json import DEEPEST, check_plain, once, read_text
 from sfumato.storage.plain_json import parse_json as parse_json
 from sfumato.storage.plain_json import read_json as read_json
 
-# control characters, line ends, marks that change the direction of text, unpaired surrogates
+# Control characters, line ends, marks that change the direction of text, unpaired surrogates.
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 Form = TypeVar("Form")
@@ -26,13 +26,13 @@ adapter: Any = functools.cache(TypeAdapter)
 
 
 class Exact:
-    """The base of the form of a file in which an unknown entry is refused."""
+    """The base of a file's form that refuses unknown entries."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
 
 class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Safe YAML that refuses a key given twice, and numbers that would take long to convert."""
+    """Safe YAML that refuses duplicate keys, and numbers that would take long to convert."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         once([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
@@ -41,7 +41,7 @@ class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
     def construct_number(self, node: yaml.ScalarNode) -> Any:
         if len(node.value) > 70:
             raise ValueError(f"the number {node.value[:24]}… is too large")
-        # octal, 1_000, 1:30, 0b1: text or other numbers to YAML 1.2
+        # Octal, 1_000, 1:30 and 0b1 are text or other numbers in YAML 1.2.
         if re.fullmatch(r"[-+]?0[0-9b_].*|.*[_:].*", node.value):
             unsure = "is one number to some programs, and text or another to others"
             raise ValueError(f"{node.value} {unsure}: write 8, 1000 or 90, or in quotes '{node.value}'")
@@ -49,26 +49,27 @@ class PlainYaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
 
 
 class QuotingYaml(yaml.SafeDumper):
-    """Writes YAML as `PlainYaml` reads it: text that looks like a number is quoted."""
+    """A writer for `PlainYaml`: text that looks like a number is quoted."""
 
 
 for kind in ("int", "float"):
     PlainYaml.add_constructor(f"tag:yaml.org,2002:{kind}", PlainYaml.construct_number)
 for form in (PlainYaml, QuotingYaml):
-    exponent = re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$")  # a number to YAML 1.2 and DVC, not always to YAML 1.1
+    # a number in YAML 1.2 and DVC, not always in YAML 1.1
+    exponent = re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$")
     form.add_implicit_resolver("tag:yaml.org,2002:float", exponent, [*"-+0123456789"])
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a YAML file; None for an empty one."""
+    """Read a YAML file; None for an empty one."""
     return parse_yaml(read_text(path, 2**20))  # bytes: YAML is slow to read, and written by people
 
 
 def parse_yaml(text: str) -> Any:
-    """The content of a YAML text of one document; None for an empty one."""
+    """Parse a YAML text of one document; None for an empty one."""
     try:
         level = 0
-        for event in yaml.parse(text, PlainYaml):  # before a tree is built
+        for event in yaml.parse(text, PlainYaml):  # checked before a tree is built
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError("an alias (*name) may expand to any size: write out what it stands for")
             level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -76,14 +77,18 @@ def parse_yaml(text: str) -> Any:
                 raise ValueError(f"it is nested more than {DEEPEST} deep")
         content = yaml.load(text, PlainYaml)
     except (yaml.YAMLError, TypeError, AttributeError, IndexError, KeyError, OverflowError) as error:
-        # PyYAML's own, and those that its constructors raise for a wrong tag or a date that does not exist
+        # PyYAML's own errors, and errors that its constructors raise for a wrong tag or an invalid
+        # date.
         raise ValueError(str(error) or type(error).__name__) from error
     check_plain(content)
     return content
 
 
 def validated(kind: type[Form], content: Any) -> Form:
-    """`content` as `kind`, without coercion but list → tuple. Raises ValueError, which names the first wrong entry."""
+    """Return `content` as `kind`, without coercion but list → tuple.
+
+    Raises ValueError, naming the first wrong entry.
+    """
     try:
         return adapter(kind).validate_json(json.dumps(content, allow_nan=False), strict=True)
     except TypeError as error:  # YAML has dates and sets
@@ -95,8 +100,11 @@ def validated(kind: type[Form], content: Any) -> Form:
 
 
 def dataset_name(name: str) -> str:
-    """The id of a dataset, which names files. Raises ValueError for one that could name a file elsewhere."""
-    # `keys/<id>.journal` lies beside the key `keys/<id>`
+    """Return a dataset id, which names files.
+
+    Raises ValueError for an id that could name a file elsewhere.
+    """
+    # `keys/<id>.journal` is beside the key `keys/<id>`.
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) or name.endswith(".journal"):
         rule = "1 to 64 letters, digits, dots, underscores or hyphens, a letter or digit first, not ending in .journal"
         raise ValueError(f"{name[:80]!r} is not a valid dataset id: give {rule}")
@@ -104,7 +112,10 @@ def dataset_name(name: str) -> str:
 
 
 def class_name(name: str) -> str:
-    """The name of a class, which is displayed and names files. Raises ValueError for one that cannot be displayed."""
+    """Return a class name, which is displayed and names files.
+
+    Raises ValueError for a name that cannot be displayed.
+    """
     if not 0 < len(name) <= 255 or HIDDEN.search(name):
         raise ValueError(f"{name[:80]!r} is not a valid class name: use 1–255 printable characters")
     return name

@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a kill, never meets half of one: a temporary name first, then a rename."""
+"""Write files so that no reader or kill meets half of one: temporary name, then rename."""
 
 import glob
 import json
@@ -16,19 +16,23 @@ from sfumato.errors import FULL, is_failure
 
 ATTRIBUTES = ".gitattributes"
 UNTOUCHED = "* -text\n"  # git on Windows changes line ends, and with them hashes
-CLOCK_SKEW = 2.0  # seconds by which the clocks of a file system and of processes may differ
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins in a spreadsheet
+CLOCK_SKEW = 2.0  # Seconds by which the clocks of a file system and of processes may differ
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # First characters of a formula in a spreadsheet
 
 
 def temporary_name(path: Path) -> Path:
-    """A hidden name beside `path`, with this process's number. No thread, process or container gets it again."""
+    """Return a hidden name beside `path`, with this process's number.
+
+    No thread, process or container gets it again.
+    """
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(8)}.tmp")
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[BinaryIO]:
-    """Open a regular file. A failure of the machine meanwhile names it, also where a library hides it behind its own.
+    """Open a regular file.
 
+    A machine failure meanwhile names the file, even if a library hides it behind its own error.
     Raises ValueError at once for a pipe, a socket or a device, which may never answer.
     """
     try:
@@ -50,16 +54,19 @@ def reading(path: Path) -> Iterator[BinaryIO]:
 
 
 def files_in(folder: Path, pattern: str) -> list[Path]:
-    """The entries of a folder whose names match, sorted. Raises OSError, which `Path.glob` may pass over."""
+    """Return the entries of a folder whose names match, sorted.
+
+    Raises OSError, which `Path.glob` may ignore.
+    """
     if not folder.is_dir():
         return []
     return sorted(entry for entry in folder.iterdir() if fnmatchcase(entry.name, pattern))
 
 
 def entries_below(folder: Path) -> Iterator[str]:
-    """The path of everything below a folder, sorted. A folder that may not be read is passed over.
+    """Yield the path of everything below a folder, sorted. An unreadable folder is skipped.
 
-    Raises OSError where the machine fails, which `os.walk` passes over.
+    Raises OSError if the machine fails, which `os.walk` ignores.
     """
 
     def refuse(error: OSError) -> None:
@@ -73,9 +80,10 @@ def entries_below(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name to write a file under. It becomes `path` when the block ends well, and vanishes otherwise.
+    """Yield a temporary name to write a file under, which becomes `path` if the block succeeds.
 
-    Content and name are on disk afterwards: a power cut leaves the old file or the new one, and never an empty one.
+    Otherwise it is removed. Content and name are on disk afterwards: a power cut leaves the old
+    file or the new one, and never an empty one.
     """
     make_folder(path.parent)
     sweep(path)
@@ -96,31 +104,34 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def write_local(path: Path, content: bytes | memoryview) -> None:
-    """The same for numbers or pixels of real images: only its owner may read the file (0600), whatever the umask."""
+    """Write numbers or pixels of real images, readable by the owner only (0600), for any umask."""
     with replacing(path) as temporary, open_private(temporary) as file:
         file.write(content)
 
 
 def replace_private(path: Path, content: bytes | memoryview) -> None:
-    """The same in a directory of their own (0700)."""
+    """Write such a file in a directory of its own (0700)."""
     make_folder(path.parent)
     path.parent.chmod(0o700)
     write_local(path, content)
 
 
 def open_private(path: Path) -> BinaryIO:
-    """A new file that only its owner may read (mode 0600)."""
+    """Create a file that only its owner may read (mode 0600)."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b")
 
 
 def write_json(path: Path, content: Any, **options: Any) -> None:
-    """Write JSON that people can read, under a temporary name first. options: of `json.dumps`."""
+    """Write readable JSON, under a temporary name first. options: options of `json.dumps`."""
     replace_file(path, (json.dumps(content, **{"indent": 1} | options) + "\n").encode())
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
-    """CSV with a header. columns: name -> format of its values; a None stays empty, and no text is a formula."""
+    """Format CSV with a header.
+
+    columns: format of the values by name; None stays empty, and no text is a formula.
+    """
     import pandas as pd
 
     def cell(value: Any, form: str) -> str:
@@ -133,9 +144,10 @@ def csv_text(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> s
 
 @contextmanager
 def replacing_directory(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """An empty directory to write into, flushed to disk, which replaces `path` if the block ends well, else vanishes.
+    """Yield an empty directory to write into, which replaces `path` if the block succeeds.
 
-    If a kill falls between the two renames, the next call restores the old directory. private: of mode 0700.
+    It is flushed to disk first; otherwise it is removed. If a kill comes between the two renames,
+    the next call restores the old directory. private: use mode 0700.
     """
     make_folder(path.parent)
     clear_leftovers(path)
@@ -157,12 +169,12 @@ def replacing_directory(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 def old_name(path: Path) -> Path:
-    """The hidden name of a directory while another one takes its place."""
+    """Return the hidden name of a directory while another one replaces it."""
     return path.with_name(f".{path.name}.old")
 
 
 def clear_leftovers(path: Path) -> None:
-    """Remove for good what a killed process left of the directory `path`, or restore it if it was being replaced."""
+    """Remove a killed process's parts of the directory `path`, or restore it if it was replaced."""
     sweep(path)
     aside = old_name(path)
     if aside.exists() and not path.exists():
@@ -183,7 +195,7 @@ def sweep(path: Path) -> None:
 
 
 def is_left_over(path: Path) -> bool:
-    """Recognise a `temporary_name` whose process is no longer running."""
+    """Return whether `path` is a `temporary_name` whose process no longer runs."""
     process = path.name.removesuffix(".tmp").rpartition(".")[2].partition("-")[0]
     if not path.name.endswith(".tmp") or not process.isdigit():
         return False
@@ -191,7 +203,10 @@ def is_left_over(path: Path) -> bool:
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError if nothing can be written beside `path`. Removes what killed processes left there of it."""
+    """Raise OSError if nothing can be written beside `path`.
+
+    Leftovers of killed processes are removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path)
     probe = temporary_name(path)
@@ -200,23 +215,24 @@ def check_writable(path: Path) -> None:
 
 
 def is_running(process: int, since: float) -> bool:
-    """Whether the process with this number runs, and was already running at `since`, in seconds since 1970.
+    """Return whether the process with this number runs, and already ran at `since`.
 
-    Numbers are used again, after a reboot and in every new container. One that ended and waits for its parent is over.
+    `since` is in seconds since 1970. Numbers are reused, after a reboot and in every new container.
+    A process that ended and waits for its parent does not count.
     """
     import psutil
 
     try:
         found = psutil.Process(process)
         return bool(found.create_time() <= since and found.status() != psutil.STATUS_ZOMBIE)
-    except psutil.AccessDenied:  # another account's
+    except psutil.AccessDenied:  # belongs to another account
         return True
     except (psutil.NoSuchProcess, ValueError, OverflowError):
         return False
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Make a folder if it is missing, and those above it. Their names are on disk when this returns."""
+    """Create a folder and its parents if missing. Their names are on disk when this returns."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(mode, exist_ok=True)
@@ -224,7 +240,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 
 def keep_private(directory: Path) -> None:
-    """Make a folder, and let only its owner read it and the files in it, whatever the umask."""
+    """Create a folder, and let only its owner read it and its files, for any umask."""
     make_folder(directory)
     directory.chmod(0o700)
     for path in directory.iterdir():
@@ -233,11 +249,11 @@ def keep_private(directory: Path) -> None:
 
 
 def copy_directory(source: Path, target: Path) -> None:
-    """Replace `target` by a copy of `source` that is on disk when this returns."""
+    """Replace `target` by a copy of `source`, which is on disk when this returns."""
     with replacing_directory(target) as temporary:
         try:
             shutil.copytree(source, temporary, dirs_exist_ok=True)
-        except shutil.Error as error:  # it holds a list: of files, and of what went wrong with each
+        except shutil.Error as error:  # its argument is a list of files and their errors
             raise OSError(f"{source} cannot be copied to {target}: {error.args[0][0][-1]}") from error
 
 

@@ -1,4 +1,7 @@
-"""Record which processes work with real images. Each holds a lock of its own, which `stage forget` checks."""
+"""Record which processes work with real images.
+
+Each holds its own lock, which `stage forget` checks.
+"""
 
 import atexit
 import os
@@ -15,27 +18,28 @@ from filelock import Timeout
 from sfumato.errors import BudgetError
 from sfumato.storage.locks import file_lock, holding
 
-IN_USE = "in_use"  # below the state directory: one folder of locks per dataset
-ANY = ".any"  # the folder for work that may concern any dataset
-GATE = ".gate.lock"  # held while a process begins its work, and by `forget` from its check to its end
+IN_USE = "in_use"  # Below the state directory: one folder of locks per dataset
+ANY = ".any"  # Folder for work that may concern any dataset
+# Locked while a process begins its work, and by `forget` from its check to its end
+GATE = ".gate.lock"
 
-until_the_end = ExitStack()  # what `use_until_the_end` holds
+until_the_end = ExitStack()  # Locks of `use_until_the_end`
 atexit.register(until_the_end.close)
 
 
 @contextmanager
 def in_use(state: Path, dataset_id: str = ANY) -> Iterator[None]:
-    """Make `unused` refuse until the block ends or the process does, even if it is killed.
+    """Make `unused` refuse until the block or the process ends, even if the process is killed.
 
-    Waits for a `forget` that is running: check only inside the block whether the images are there.
+    Waits for a running `forget`, so check only inside the block whether the images exist.
     """
-    if not state.is_dir():  # nothing is kept, so nothing can be forgotten
+    if not state.is_dir():  # nothing is stored, so nothing can be forgotten
         yield
         return
     folder = state / IN_USE / dataset_id
     for directory in (folder.parent, folder):
         directory.mkdir(mode=0o700, exist_ok=True)
-    # distinct names, as several machines may share the directory
+    # Names are distinct, because several machines may share the directory.
     file = folder / f"{this_process()} {secrets.token_hex(4)}.lock"
     held = ExitStack()
     owner = os.getpid()
@@ -56,7 +60,10 @@ def use_until_the_end(state: Path, dataset_id: str = ANY) -> None:
 
 @contextmanager
 def unused(state: Path, dataset_id: str) -> Iterator[None]:
-    """Let no process begin to use a dataset until the block ends. Raises BudgetError if one uses it."""
+    """Let no process begin to use a dataset until the block ends.
+
+    Raises BudgetError if one uses it.
+    """
     home = state / IN_USE
     home.mkdir(mode=0o700, exist_ok=True)
     with holding(file_lock(home / GATE)):
@@ -74,7 +81,7 @@ def unused(state: Path, dataset_id: str) -> Iterator[None]:
 
 
 def this_process() -> str:
-    """Name the running program for a person, without what its options contain: `stage evaluate (process 12 on pc)`."""
+    """Name the running program, without option values: `stage evaluate (process 12 on pc)`."""
     words = [Path(sys.argv[0]).name, *sys.argv[1:2]]
     program = " ".join(word for word in words if re.fullmatch(r"[a-z_.]{1,40}", word)) or "python"
     return f"{program} (process {os.getpid()} on {re.sub('[^A-Za-z0-9.-]', '_', platform.node())})"

@@ -1,10 +1,12 @@
-"""An append-only journal whose entries are chained, so that one that was lost, replaced, cut or edited is found.
+"""An append-only journal with chained entries.
 
-Each entry is one JSON line in `<state>/odometer/<dataset_id>.jsonl`. Its `head` is an HMAC of the head before it and of
-the entry, under a secret salt: it reveals no entry and may be published, and a head that the journal lacks shows that
-entries are missing. Salt and newest head, the anchor, are in `<state>/keys/<dataset_id>.journal`. An append holds a
-lock, and the entry is on disk when it returns. A journal that does not hold is set aside by `stage ledger adopt`, and
-another one counts its records.
+So a lost, replaced, cut or edited entry is noticed.
+
+Each entry is one JSON line in `<state>/odometer/<dataset_id>.jsonl`. Its `head` is an HMAC of the
+previous head and of the entry, under a secret salt: it reveals no entry and may be published, and a
+head that the journal lacks shows that entries are missing. Salt and newest head, the anchor, are in
+`<state>/keys/<dataset_id>.journal`. An append takes a lock, and the entry is on disk when it
+returns. `stage ledger adopt` sets an invalid journal aside, and a new one counts its records.
 """
 
 import hmac
@@ -23,9 +25,10 @@ from sfumato.storage.documents import dataset_name, parse_json, read_json
 from sfumato.storage.files import make_folder, sweep, sync, write_local
 from sfumato.storage.locks import file_lock, holding
 
-GENESIS = "genesis"  # the first entry; of a journal older than the chain, the first that is chained
-ADOPT = "adopt"  # records and heads of ledgers, artifacts and a journal that was set aside, which this one lacks
-REGROUP = "regroup"  # images on which something was spent came again in other groups
+GENESIS = "genesis"  # The first entry; in a journal older than the chain, the first chained one
+# Records and heads of ledgers, artifacts and a journal set aside, which this one lacks
+ADOPT = "adopt"
+REGROUP = "regroup"  # Images with past spending were prepared again in other groups
 WAY_OUT = (
     "what was spent is unknown, so nothing more can be spent. Restore it from a backup of the whole state directory, "
     "or run `stage ledger adopt`, which counts what can be read and marks the odometer as incomplete"
@@ -33,7 +36,10 @@ WAY_OUT = (
 
 
 class Journal:
-    """The journal of one dataset id in one state directory. Raises ConfigError for an id that cannot name a file."""
+    """The journal of one dataset id in one state directory.
+
+    Raises ConfigError for an id that cannot name a file.
+    """
 
     def __init__(self, state: Path, dataset_id: str) -> None:
         with explained(ConfigError, str):
@@ -54,10 +60,10 @@ class Journal:
             yield
 
     def begin(self, *, lost: bool = False) -> None:
-        """Write the genesis entry if there is none. A journal from before there was a chain is continued.
+        """Write the genesis entry if there is none. A journal from before the chain is continued.
 
-        lost: after `set_aside`. Otherwise raises BudgetError if the journal does not hold, or is missing while images
-        were prepared.
+        lost: called after `set_aside`. Otherwise raises BudgetError if the journal is invalid, or
+        is missing although images were prepared.
         """
         with self.locked():
             if self.anchor.exists():
@@ -78,10 +84,11 @@ class Journal:
             self._append(salt, head, GENESIS, {})
 
     def entries(self) -> list[dict]:
-        """Every entry, oldest first; none before images are prepared. Raises BudgetError if it does not hold.
+        """Return every entry, oldest first; none before images are prepared.
 
-        It skips an unfinished last line: that append never returned, so nothing was drawn because of it. A last line
-        that lacks only its newline is an entry.
+        It skips an unfinished last line: that append never returned, so nothing was drawn because
+        of it. A last line that lacks only its newline is an entry. Raises BudgetError if the
+        journal is invalid.
         """
         if not self.anchor.exists() and not self.path.exists():
             self._refuse_lost()
@@ -92,35 +99,37 @@ class Journal:
         return entries
 
     def records(self) -> list[dict]:
-        """The record of every charge in every entry: of one that was resumed, several."""
+        """Return the record of every charge in every entry; a resumed charge has several."""
         found = [(*entry.get("records", ()), entry.get("record")) for entry in self.entries()]
         return [record for records in found for record in records if record is not None]
 
     def head(self) -> str | None:
-        """The head of the newest entry, which stands for all; None if the journal was never begun."""
+        """Return the head of the newest entry, which represents all; None if it was never begun."""
         entries = self.entries()
         return entries[-1]["head"] if entries else None
 
     def append(self, kind: str, **fields: object) -> None:
-        """Add an entry and flush it to disk. A caller whose entry depends on what it read holds `locked()`.
+        """Add an entry and flush it to disk.
 
-        Raises BudgetError if the journal was never begun or does not hold, or the disk is full.
+        A caller whose entry depends on what it read must be in `locked()`. Raises BudgetError if
+        the journal was never begun or is invalid, or the disk is full.
         """
         with self.locked():
             salt, newest = self._secrets()
             self._append(salt, self._checked(salt, newest)[-1]["head"], kind, fields)
 
     def set_aside(self) -> tuple[list[dict], int]:
-        """Put a journal that does not hold out of the way.
+        """Set an invalid journal aside.
 
-        Returns the entries, unchecked, of all that were ever set aside, since a kill may have come before they were
-        counted; and how many cannot be read.
+        Returns the entries, unchecked, of all journals ever set aside, since a kill may have come
+        before they were counted; and the number of unreadable ones.
         """
         aside = self.path.with_name(f"{self.dataset_id}.{time.time_ns()}.aside")
         if self.path.exists():
             self.path.rename(aside)
         else:
-            aside.touch(0o600)  # until the entry that adopts is written, it shows that a journal was lost
+            # shows that a journal was lost, until the entry that adopts is written
+            aside.touch(0o600)
         sync(aside.parent)
         self.anchor.unlink(missing_ok=True)
         found = []
@@ -131,11 +140,11 @@ class Journal:
         return found, len(lines) - len(found)
 
     def lines(self, file: Path | None = None) -> list[str]:
-        """The lines of the journal, or of another file, without an unfinished last one."""
+        """Return the lines of the journal, or of another file, without an unfinished last one."""
         path = file or self.path
         if not path.exists():
             return []
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # reading a pipe would wait
             raise BudgetError(f"{path} is not a file: {WAY_OUT}")
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
         if not is_whole(lines[-1]):
@@ -143,27 +152,30 @@ class Journal:
         return [line for line in lines if line]
 
     def _aside(self) -> list[Path]:
-        """The journals of this dataset that were set aside, oldest first."""
+        """Return the journals of this dataset that were set aside, oldest first."""
         name = re.compile(rf"{re.escape(self.dataset_id)}\.\d+\.aside")
         return sorted(path for path in self.path.parent.glob("*.aside") if name.fullmatch(path.name) and path.is_file())
 
     def _never_begun(self, lines: list[str]) -> bool:
-        """Whether these lines are of a journal whose first `begin` was killed before it had an anchor.
+        """Return whether these lines are a journal whose first `begin` was killed early.
 
-        Guarantee: such a journal has no charge. Every entry but the first needs the anchor to be written, and is on
-        disk before an image is drawn; the key and the images come after the anchor.
+        It was killed before the journal had an anchor.
+
+        Guarantee: such a journal has no charge. Every entry but the first needs the anchor to be
+        written, and is on disk before an image is drawn; the key and the images come after the
+        anchor.
         """
         if self.key.exists() or self.images.exists() or self._aside():
             return False
         return len(lines) == 1 and self._parsed(lines[0], 1)["kind"] == GENESIS
 
     def _refuse_lost(self) -> None:
-        """Raise BudgetError if a journal that is not there was lost, and not just never begun."""
+        """Raise BudgetError if a missing journal was lost, and not just never begun."""
         if self.images.exists() or self._aside():
             raise self._missing()
 
     def _secrets(self) -> tuple[bytes, str]:
-        """Salt and newest head."""
+        """Return salt and newest head."""
         begin = "run `stage prepare sensitive`, or set SFUMATO_STATE to where it is"
         missing = f"the journal {self.path} was never begun: {begin}"
         broken = f"{self.anchor} cannot be read"
@@ -174,7 +186,10 @@ class Journal:
             return bytes.fromhex(content["salt"]), str(content["head"])
 
     def _checked(self, salt: bytes, newest: str) -> list[dict]:
-        """The entries, each of which follows from those before it; `newest` is the head of one of them."""
+        """Return the entries.
+
+        Each must follow from the previous ones, and one have the head `newest`.
+        """
         if not self.path.exists():
             raise self._missing()
         found, head, chained = [], "", False
@@ -213,29 +228,31 @@ class Journal:
             last = content.rfind(b"\n") + 1
             if is_whole(content[last:].decode(errors="replace")):
                 line = b"\n" + line
-            elif len(content) > last:  # a killed append: cut its piece off, so that this entry starts its own line
+            # a killed append: its piece is cut off, so that this entry starts its own line
+            elif len(content) > last:
                 os.ftruncate(descriptor, last)
             try:
-                whole = os.write(descriptor, line) == len(line)  # a full disk: the next append cuts the piece off
+                # False if the disk is full: the next append cuts the piece off
+                whole = os.write(descriptor, line) == len(line)
                 os.fsync(descriptor)
             except OSError:
                 whole = False
             if not whole:
                 raise BudgetError(f"{self.path} could not be written whole: make room on its disk and run again")
             if not content:
-                sync(self.path.parent)  # it holds the name of a new journal
+                sync(self.path.parent)  # the folder contains the name of a new journal
         finally:
             os.close(descriptor)
 
 
 def link(salt: bytes, before: str, entry: dict) -> str:
-    """The head of an entry: HMAC-SHA256 under `salt` of the head before it and of the entry without its head."""
+    """Return an entry's head: HMAC-SHA256, under `salt`, of the previous head and its content."""
     content = {key: value for key, value in entry.items() if key != "head"}
     return hmac.digest(salt, canonical([before, content]), "sha256").hex()
 
 
 def is_whole(line: str) -> bool:
-    """Whether a line that lacks its newline is an entry all the same. JSON cut short is none."""
+    """Return whether a line without its newline is still an entry. JSON cut short is not."""
     try:
         return isinstance(parse_json(line), dict)
     except ValueError:

@@ -1,6 +1,7 @@
 """Limits on what a file may expand to while it is read: a picture, an archive, a table, a document.
 
-Headers are compared with these limits before memory is taken or a file is written. Needs the standard library only.
+Headers are compared with these limits before memory is allocated or a file is written. Needs only
+the standard library.
 """
 
 import io
@@ -13,28 +14,32 @@ from pathlib import Path
 
 from sfumato.errors import DataError
 
-LARGEST_PICTURE = 2**28  # bytes of pixels, or of its file: 89 megapixels in colour, 134 in grey at 16 bits
-LONGEST_SIDE = 2**16 - 1  # pixels, as in a data card
-LARGE_PICTURE = 2**25  # bytes: pictures above are decoded one after the other, whatever the number of threads
-EXPANSION = 100  # times its own size that an archive may expand to; masks of one colour reach 100, pictures 2
-DEEPEST_ARCHIVE = 3  # archives within each other
-DEEPEST_FOLDER = 50  # folders within each other in an archive
-DISK_BLOCK = 4096  # bytes of disk that an empty file takes, about
-SPARE_DISK = 2**28  # bytes that stay free
-LARGEST_DIRECTORY = 2**27  # bytes that list the files of an archive: 1.3 million pictures of ImageNet take 10⁸
-MOST_CELLS = 10_000_000  # of a table; CelebA's has 8.3 million
-MOST_ROWS = 2_000_000  # of a table
-LONGEST_ROW = 2**20  # characters of a row of a table
-LARGEST_TEXT = 2**28  # bytes of a document or a table
-MOST_VALUES = 2_000_000  # in a JSON document
+# Bytes of pixels, or of its file: 89 megapixels in colour, 134 in grey at 16 bits
+LARGEST_PICTURE = 2**28
+LONGEST_SIDE = 2**16 - 1  # Pixels, as in a data card
+# Bytes: larger pictures are decoded one after the other, whatever the number of threads
+LARGE_PICTURE = 2**25
+# An archive may expand to its own size times this; masks of one colour reach 100, pictures 2
+EXPANSION = 100
+DEEPEST_ARCHIVE = 3  # Archives within each other
+DEEPEST_FOLDER = 50  # Folders within each other in an archive
+DISK_BLOCK = 4096  # Bytes of disk that an empty file takes, about
+SPARE_DISK = 2**28  # Bytes that stay free
+# Bytes that list an archive's files: 1.3 million pictures of ImageNet take 10⁸
+LARGEST_DIRECTORY = 2**27
+MOST_CELLS = 10_000_000  # Cells of a table; CelebA's has 8.3 million
+MOST_ROWS = 2_000_000  # Rows of a table
+LONGEST_ROW = 2**20  # Characters in a row of a table
+LARGEST_TEXT = 2**28  # Bytes of a document or a table
+MOST_VALUES = 2_000_000  # Values in a JSON document
 
 large_picture = threading.RLock()
 
 
 def check_picture(name: str, height: int, width: int, channels: int = 1, itemsize: int = 1) -> int:
-    """The bytes that a picture takes, by its header. Raises DataError if they are more than LARGEST_PICTURE.
+    """Return the bytes of a picture by its header.
 
-    itemsize: bytes of a value.
+    itemsize: bytes of a value. Raises DataError if they are more than LARGEST_PICTURE.
     """
     size = height * width * channels * itemsize
     if size > LARGEST_PICTURE or max(height, width) > LONGEST_SIDE:
@@ -47,7 +52,7 @@ def check_picture(name: str, height: int, width: int, channels: int = 1, itemsiz
 
 @contextmanager
 def room_for_picture(name: str, height: int, width: int, channels: int = 1, itemsize: int = 1) -> Iterator[None]:
-    """Check a picture's header as `check_picture` does, and wait while another large picture is being decoded."""
+    """Check a picture's header by `check_picture`; wait while another large one is decoded."""
     if check_picture(name, height, width, channels, itemsize) <= LARGE_PICTURE:
         yield
         return
@@ -68,7 +73,7 @@ class Allowance:
     """The bytes that an archive, and the archives within it, may still write into a folder."""
 
     def __init__(self, path: Path, size: int, folder: Path) -> None:
-        """path: of the archive; size: its bytes."""
+        """Compute the limit. path: path of the archive; size: its bytes."""
         self.path = path
         self.folder = folder
         made = next(place for place in (folder, *folder.parents) if place.exists())
@@ -77,12 +82,12 @@ class Allowance:
         self.left = self.limit
 
     def take(self, size: int) -> None:
-        """Reserve a file of so many bytes. Raises DataError if that is more than what is left."""
+        """Reserve a file of so many bytes. Raises DataError if that exceeds the remainder."""
         self.require(max(size, DISK_BLOCK))
         self.left -= max(size, DISK_BLOCK)
 
     def require(self, size: int) -> None:
-        """Raise DataError if so many bytes are more than what is left."""
+        """Raise DataError if so many bytes exceed the remainder."""
         if size > self.left:
             raise DataError(
                 f"{self.path} expands to more than {self.limit:,} bytes. It may take {EXPANSION} times its own size "
@@ -92,16 +97,16 @@ class Allowance:
 
 
 class BoundedReader(io.BufferedReader):
-    """A file whose headers may claim any size: a read takes no more memory than the file has bytes left."""
+    """A file whose headers may claim any size: a read uses no more memory than bytes remain."""
 
     def __init__(self, path: Path, most: int) -> None:
-        """most: bytes that one read may ask for, of those that there are."""
+        """Open the file. most: largest number of existing bytes that one read may request."""
         super().__init__(path.open("rb", buffering=0))
         self.most = most
         self.size = os.fstat(self.fileno()).st_size
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """As usual. Raises ValueError for more than `most` bytes."""
+        """Read as usual. Raises ValueError for more than `most` bytes."""
         left = max(0, self.size - self.tell())
         if size is None or size < 0 or size > left:
             size = left
@@ -111,7 +116,7 @@ class BoundedReader(io.BufferedReader):
 
 
 def check_values(text: str) -> None:
-    """Raise ValueError if a JSON text has more than MOST_VALUES values, by its commas and brackets."""
+    """Raise ValueError if a JSON text has more than MOST_VALUES values, by commas and brackets."""
     values = sum(map(text.count, ",[{"))
     if values > MOST_VALUES:
         raise ValueError(f"it has {values:,} values, expected at most {MOST_VALUES:,}")

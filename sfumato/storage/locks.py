@@ -1,4 +1,4 @@
-"""Locks on files: the system releases them when their process ends, however it ends."""
+"""Locks on files: the system releases them when their process ends, for any reason."""
 
 import errno
 from collections.abc import Iterator
@@ -13,17 +13,22 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def file_lock(path: Path, *, blocking: bool = True, thread_local: bool = True) -> FileLock:
-    """A lock to be acquired by `holding`. Without `blocking`, that raises Timeout if another process holds it.
+    """Create a lock to be acquired by `holding`.
 
+    blocking: wait for another process; otherwise `holding` raises Timeout if one has the lock;
     thread_local: only the thread that acquired it can release it.
     """
-    # A lock that is only a file would outlive its process, and every file of an earlier lock would be one.
+    # A lock that is only a file would outlive its process, and every file of an earlier lock would
+    # be one.
     return FileLock(path, blocking=blocking, thread_local=thread_local, fallback_to_soft=False)
 
 
 @contextmanager
 def holding(lock: FileLock) -> Iterator[None]:
-    """Hold a lock until the end. Raises ConfigError if its file system has no locks, without which nothing is safe."""
+    """Acquire a lock until the block ends.
+
+    Raises ConfigError if its file system has no locks, without which nothing is safe.
+    """
     try:
         lock.acquire()
     except OSError as error:

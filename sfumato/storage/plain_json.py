@@ -1,4 +1,4 @@
-"""Reading JSON files that anyone may have written, as `documents` describes. Recipients need Python only."""
+"""Read JSON files of unknown origin, as `documents` describes. Recipients need only Python."""
 
 import json
 import math
@@ -9,16 +9,19 @@ from typing import Any
 from sfumato.storage.files import reading
 from sfumato.storage.limits import LARGEST_TEXT, check_values
 
-DEEPEST = 50  # levels of nested lists and mappings
+DEEPEST = 50  # Levels of nested lists and mappings
 
 
 def read_text(path: Path, largest: int = LARGEST_TEXT) -> str:
-    """The text of a regular file of at most `largest` bytes of UTF-8. Pipes and devices are refused at once."""
+    """Read a regular file of at most `largest` bytes of UTF-8.
+
+    Pipes and devices are refused at once.
+    """
     return read_bytes(path, largest).decode("utf-8")
 
 
 def read_bytes(path: Path, largest: int) -> bytes:
-    """The content of a regular file of at most `largest` bytes. Pipes and devices are refused at once."""
+    """Read a regular file of at most `largest` bytes. Pipes and devices are refused at once."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder")
     with reading(path) as file:
@@ -30,12 +33,12 @@ def read_bytes(path: Path, largest: int) -> bytes:
 
 
 def read_json(path: Path, *, infinite: bool = False) -> Any:
-    """The content of a JSON file. infinite: accept NaN and infinities, as in files of other programs."""
+    """Read a JSON file. infinite: accept NaN and infinities, as in files of other programs."""
     return parse_json(read_text(path), infinite=infinite)
 
 
 def parse_json(text: str, *, infinite: bool = False) -> Any:
-    """The content of a JSON text. An integer of more than 64 bits becomes a float, as in most readers of JSON."""
+    """Parse JSON. An integer of more than 64 bits becomes a float, as in most readers of JSON."""
 
     def number(text: str) -> float:
         if not math.isfinite(value := float(text)) and not infinite:
@@ -64,7 +67,7 @@ def once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def check_plain(content: Any, level: int = 0) -> None:
-    """Raise ValueError for nesting deeper than DEEPEST, integers above 64 bits, and text with unpaired surrogates."""
+    """Raise ValueError for nesting beyond DEEPEST, integers above 64 bits, unpaired surrogates."""
     if isinstance(content, str):
         content.encode()
     elif isinstance(content, int):

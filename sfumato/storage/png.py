@@ -1,4 +1,4 @@
-"""Grids of images as PNG files. Nothing here decides what is released."""
+"""Grids of images as PNG files. No function here decides what is released."""
 
 import io
 import math
@@ -15,14 +15,16 @@ from sfumato.storage.files import replace_file
 
 
 def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np.ndarray:
-    """Images side by side, row by row, as (H', W', C) uint8 on a white ground; small ones are magnified.
+    """Arrange images in a grid, (H', W', C) uint8, on a white ground; small ones are magnified.
 
-    images: (N, C, H, W) float, clamped to [0, 1], NaN shown black; smallest: pixels of a side that are magnified to.
+    images: (N, C, H, W) float, clamped to [0, 1], NaN shown black;
+    smallest: least pixels per side after magnification.
     """
     array = torch.as_tensor(images).detach().float().cpu().nan_to_num(0.0).clamp(0, 1).mul(255).round().byte().numpy()
     count, channels, height, width = array.shape
     factor = max(1, math.ceil(smallest / min(height, width)))
-    array = array.transpose(0, 2, 3, 1).repeat(factor, axis=1).repeat(factor, axis=2)  # (N, fH, fW, C)
+    # (N, fH, fW, C)
+    array = array.transpose(0, 2, 3, 1).repeat(factor, axis=1).repeat(factor, axis=2)
     height, width = array.shape[1:3]
     columns = max(1, min(columns, count))
     gap = 2  # pixels between images
@@ -36,7 +38,10 @@ def to_grid(images: Tensor | np.ndarray, columns: int, smallest: int = 48) -> np
 
 
 def named_grid(images: Tensor, names: Sequence[str], columns: int, smallest: int) -> np.ndarray:
-    """A row of `columns` images for each name, which stands at its left. images: as `to_grid` takes them."""
+    """Arrange a row of `columns` images for each name, which is printed at its left.
+
+    images: see `to_grid`.
+    """
     grid = to_grid(images, columns, smallest)
     letters = 18  # pixels
     font = ImageFont.load_default(letters)
@@ -49,12 +54,15 @@ def named_grid(images: Tensor, names: Sequence[str], columns: int, smallest: int
 
 
 def save_png(path: Path, array: np.ndarray, xmp: str | None = None) -> None:
-    """Write (H, W), (H, W, 1) or (H, W, 3) uint8 as a PNG, as it is. xmp: metadata to put into it."""
+    """Write (H, W), (H, W, 1) or (H, W, 3) uint8 as a PNG, unchanged. xmp: metadata to embed."""
     replace_file(path, png_bytes(array, xmp))
 
 
 def png_bytes(array: np.ndarray, xmp: str | None = None) -> bytes:
-    """(H, W), (H, W, 1) or (H, W, 3) uint8 as a PNG. xmp: an XMP packet, which goes where the XMP standard says."""
+    """Encode (H, W), (H, W, 1) or (H, W, 3) uint8 as a PNG.
+
+    xmp: XMP packet, embedded as the XMP standard defines.
+    """
     pixels = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
     info = PngInfo()
     content = io.BytesIO()

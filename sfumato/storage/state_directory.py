@@ -1,4 +1,4 @@
-"""The private state directory, and whether git would take a file of it."""
+"""The private state directory, and whether git would track a file of it."""
 
 import functools
 import os
@@ -9,17 +9,22 @@ from platformdirs import user_state_path
 
 from sfumato.errors import ConfigError
 
-CAUTION = ("-c", "safe.bareRepository=explicit", "-c", "core.fsmonitor=false")  # no program of a repository is run
-NAMING_A_REPOSITORY = (  # set within a git hook: another one would answer, and without git's question who owns it
+# run no program of a repository
+CAUTION = ("-c", "safe.bareRepository=explicit", "-c", "core.fsmonitor=false")
+# variables of a git hook: another repository would answer, without git's check of its owner
+NAMING_A_REPOSITORY = (
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE"),
     *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE"),
 )
 REFUSED = 126
-DVC_INDEX = "dvc"  # below the state directory, as the Makefile and the container name it too
+DVC_INDEX = "dvc"  # Folder below the state directory, also named in the Makefile and the container
 
 
 def state_dir() -> Path:
-    """Where sensitive bytes, keys, journals and checkpoints live: $SFUMATO_STATE, or the user's state directory."""
+    """Return the folder of sensitive bytes, keys, journals and checkpoints.
+
+    It is $SFUMATO_STATE, or the user's state directory.
+    """
     named = os.environ.get("SFUMATO_STATE")
     path = Path(named or user_state_path("sfumato"))
     if named and not path.is_absolute():
@@ -36,29 +41,32 @@ def state_dir() -> Path:
 
 
 def git(*words: str) -> tuple[int, str]:
-    """Exit code and standard output of git; 127 without git, REFUSED for the repository of another account.
+    """Run git; return its exit code and standard output.
 
-    A repository can name programs, which git would run as this account (CVE-2022-24765): git's own safeguard stays.
+    The code is 127 without git, and REFUSED for the repository of another account. A repository can
+    name programs, which git would run as this account (CVE-2022-24765): git's own safeguard stays.
     """
     environment = {name: value for name, value in os.environ.items() if name not in NAMING_A_REPOSITORY}
-    environment["GIT_ALLOW_PROTOCOL"] = "none"  # a file that is missing would be fetched, by the repository's program
+    # else the repository's program would fetch a missing file
+    environment["GIT_ALLOW_PROTOCOL"] = "none"
     try:
         done = subprocess.run(
             ["git", *CAUTION, *words], capture_output=True, errors="replace", check=False, timeout=60, env=environment
         )
     except OSError:
         return 127, ""
-    if done.returncode != 0 and "safe.directory" in done.stderr:  # the remedy that git names, in every language
+    # git names this remedy in every language
+    if done.returncode != 0 and "safe.directory" in done.stderr:
         return REFUSED, ""
     return done.returncode, done.stdout
 
 
 @functools.cache
 def in_git(path: Path) -> bool:
-    """Whether git would take a file: it lies in a work tree that does not ignore it, as far as git can say.
+    """Return whether git would track a file: it is in a work tree that does not ignore it.
 
-    A repository that git refuses as another account's counts as one that takes the file, unless it is `is_foreign`,
-    such as one that somebody put into a shared folder above: git takes nothing there.
+    A repository that git refuses because another account owns it counts as tracking the file,
+    unless it `is_foreign`, such as one in a shared folder above: git tracks nothing there.
     """
     path = path.resolve()
     root = next((folder for folder in path.parents if (folder / ".git").exists()), None)
@@ -69,8 +77,11 @@ def in_git(path: Path) -> bool:
 
 
 def is_foreign(root: Path) -> bool:
-    """Whether a third account, neither this one nor root, put the repository into a folder that is not this one's."""
-    if not hasattr(os, "geteuid"):  # Windows, which has no such numbers
+    """Return whether a third account put the repository into a folder that is not this account's.
+
+    A third account is neither this one nor root.
+    """
+    if not hasattr(os, "geteuid"):  # Windows has no such numbers
         return False
     this = os.geteuid()
     return (root / ".git").lstat().st_uid not in (this, 0) and root.stat().st_uid != this

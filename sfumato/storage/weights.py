@@ -1,4 +1,4 @@
-"""A network on disk: its weights as safetensors, and a JSON file with the arguments that rebuild it."""
+"""Networks on disk: weights as safetensors, and JSON with the arguments that rebuild them."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,12 +17,15 @@ from sfumato.storage.files import replacing, write_json
 
 WEIGHTS = "weights.safetensors"
 CONFIG = "config.json"
-LARGEST_HEADER = 2**24  # bytes of a list of tensors: 100 for each
+LARGEST_HEADER = 2**24  # Bytes of a list of tensors: 100 for each
 Network = TypeVar("Network", bound=nn.Module)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write tensors as safetensors. Raises OSError if they cannot be written, a full disk included."""
+    """Write tensors as safetensors.
+
+    Raises OSError if they cannot be written, or the disk is full.
+    """
     try:
         save_file(dict(tensors), path, metadata)
     except SafetensorError as error:
@@ -35,11 +38,15 @@ def save_network(model: nn.Module, arguments: Mapping[str, Any], directory: Path
     write_json(directory / CONFIG, arguments, indent=2, sort_keys=True)
     with replacing(directory / weights) as temporary:
         save_tensors(tensors, temporary)
-        temporary.chmod((directory / CONFIG).stat().st_mode)  # for safetensors lets only the owner read it
+        # because safetensors lets only the owner read it
+        temporary.chmod((directory / CONFIG).stat().st_mode)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises ValueError if it is none, or a number in it is not finite."""
+    """Read a safetensors file.
+
+    Raises ValueError if it is invalid, or a number in it is not finite.
+    """
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
     if header > LARGEST_HEADER:
@@ -55,7 +62,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 class Room(TorchFunctionMode):
-    """While it is in force, tensors are made for `left` numbers in all; one more is a ValueError, before it is made."""
+    """A limit on created tensors: beyond `left` numbers in all, ValueError is raised first."""
 
     def __init__(self, left: int) -> None:
         super().__init__()
@@ -71,9 +78,10 @@ class Room(TorchFunctionMode):
 
 
 def load_network(directory: Path, build: Callable[..., Network], stage: str, weights: str = WEIGHTS) -> Network:
-    """The network that `save_network` wrote. build: makes it from its arguments; stage: the one that writes it.
+    """Load the network that `save_network` wrote.
 
-    Raises DataError if files do not fit together. No more memory is taken than they could fill, and 2²⁷ numbers.
+    build: constructor; stage: stage that writes the network. Raises DataError if files do not fit
+    together. It uses no more memory than they could fill, and 2²⁷ numbers.
     """
     for name in (CONFIG, weights):
         if not (directory / name).is_file():

@@ -1,6 +1,7 @@
-"""A public text-to-image model on disk, in the layout of `diffusers`: its parts, their bytes, the image sizes it takes.
+"""A public text-to-image model on disk, in the layout of `diffusers`.
 
-It reads only JSON and file names, so a plan can be checked without the libraries. It never opens a pickle.
+It reads only JSON and file names, so a plan can be checked without the libraries. It never opens a
+pickle.
 """
 
 import re
@@ -15,7 +16,7 @@ from sfumato.storage import documents
 from sfumato.storage.digest import digest_of, digest_of_file
 
 INDEX = "model_index.json"
-KNOWN = {  # the classes that this package can load, by part
+KNOWN = {  # classes that this package can load, by part
     "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast", "T5Tokenizer", "T5TokenizerFast"),
     "text_encoder": ("CLIPTextModel", "T5EncoderModel"),
     "vae": ("AutoencoderKL",),
@@ -23,7 +24,8 @@ KNOWN = {  # the classes that this package can load, by part
     "transformer": ("PixArtTransformer2DModel",),
 }
 MODEL_PARTS = (*KNOWN, "scheduler")
-CONFIG_OF = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_config.json"}  # the others: config.json
+# all others have config.json
+CONFIG_OF = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_config.json"}
 WEIGHTS_OF = {"text_encoder": "model"} | dict.fromkeys(("vae", "unet", "transformer"), "diffusion_pytorch_model")
 HUB = "hub:"
 AGAIN = "download the model again"
@@ -35,7 +37,11 @@ LAYOUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDirectory:
-    """A complete model. classes: by part, such as {"unet": "UNet2DConditionModel"}; configs: the JSON of each part."""
+    """A complete model.
+
+    classes: class of each part, such as {"unet": "UNet2DConditionModel"}; configs: JSON of each
+    part.
+    """
 
     path: Path
     classes: dict[str, str]
@@ -43,12 +49,12 @@ class ModelDirectory:
 
     @property
     def denoiser(self) -> str:
-        """The part that is trained: "unet" or "transformer"."""
+        """Name of the trained part: "unet" or "transformer"."""
         return "unet" if "unet" in self.classes else "transformer"
 
     @property
     def prediction(self) -> str:
-        """What the network predicts: "epsilon" (the noise) or "v_prediction"."""
+        """Prediction of the network: "epsilon" (the noise) or "v_prediction"."""
         return str(self.configs["scheduler"].get("prediction_type", "epsilon"))
 
     @property
@@ -58,7 +64,7 @@ class ModelDirectory:
 
     @property
     def multiple(self) -> int:
-        """The VAE and the network take image sizes that this number divides."""
+        """Divisor of all image sizes that the VAE and the network accept."""
         config = self.configs[self.denoiser]
         if self.denoiser == "unet":
             return self.factor * 2 ** (len(config["block_out_channels"]) - 1)
@@ -66,7 +72,7 @@ class ModelDirectory:
 
     @property
     def image_size(self) -> int:
-        """The side of the images that the model was trained on."""
+        """Side of the images that the model was trained on."""
         return int(self.configs[self.denoiser]["sample_size"]) * self.factor
 
 
@@ -79,9 +85,10 @@ def require_library() -> None:
 
 
 def locate(directory: str) -> Path:
-    """The local directory of `model.directory`; `hub:owner/name[@revision]` is looked up in the cache or downloaded.
+    """Return the local directory of `model.directory`.
 
-    Raises ConfigError if there is none.
+    `hub:owner/name[@revision]` is looked up in the cache or downloaded. Raises ConfigError if there
+    is none.
     """
     if not directory.startswith(HUB):
         path = Path(directory).expanduser()
@@ -101,13 +108,13 @@ def locate(directory: str) -> Path:
     parts += [f"{part}/*.safetensors" for part in WEIGHTS_OF]
     failed = f"model.directory={directory} cannot be downloaded from the hub"
     fix = "download it elsewhere and name the directory"
-    # the type of the error depends on what fails: network, name, permission
+    # The type of the error depends on what fails: network, name, permission.
     with explained(ConfigError, lambda error: f"{failed} ({reason_of(error)}): {fix}", causes=(Exception,)):
         return Path(snapshot_download(match[1], revision=match[2], allow_patterns=parts))
 
 
 def reason_of(error: Exception) -> str:
-    """The first line of a library's error message, or the type of the error if it has none."""
+    """Return the first line of a library's error message, or the error's type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -123,7 +130,8 @@ def read_model_directory(directory: str) -> ModelDirectory:
     if len(others) < len(MODEL_PARTS) - 2 or len(classes) - len(others) != 1:
         raise DataError(f"{path / INDEX} names {', '.join(classes) or 'no part'}: {LAYOUT}")
     for part, name in classes.items():
-        if not (name in KNOWN[part] if part in KNOWN else name.endswith("Scheduler")):  # others may run programs
+        # other schedulers may run programs
+        if not (name in KNOWN[part] if part in KNOWN else name.endswith("Scheduler")):
             expected = f"{' or '.join(KNOWN.get(part, ['a scheduler']))}, as in Stable Diffusion 1.x and 2.x or PixArt"
             raise DataError(f"{path}: the {part} is a {name}, which is not supported: expected {expected}")
     configs = {part: read_json(path / part / CONFIG_OF.get(part, "config.json")) for part in classes}
@@ -141,7 +149,7 @@ def read_model_directory(directory: str) -> ModelDirectory:
 
 
 def names_code(config: Any) -> bool:
-    """Whether a config, or a part of it, makes `transformers` fetch or run what is no part of it: kernels, classes."""
+    """Return whether a config makes `transformers` fetch or run other code: kernels, classes."""
     if not isinstance(config, dict):
         return False
     attention = {config.get("attn_implementation"), config.get("_attn_implementation")}
@@ -159,9 +167,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def weights_of(path: Path, part: str) -> tuple[Path, str]:
-    """The weight file of a part, or the index of its shards, and its variant, "" or ".fp16".
+    """Return a part's weight file, or the index of its shards, and its variant, "" or ".fp16".
 
-    Raises DataError if there is none: a pickle is not looked at.
+    Raises DataError if there is none; pickles are ignored.
     """
     directory = path / part
     stem = WEIGHTS_OF[part]
@@ -174,7 +182,10 @@ def weights_of(path: Path, part: str) -> tuple[Path, str]:
 
 
 def part_files(path: Path, part: str) -> list[Path]:
-    """The files of a part that are read, by name. Raises DataError if one is missing, or as `weights_of`."""
+    """Return the files of a part that are read, by name.
+
+    Raises DataError if one is missing, or as `weights_of`.
+    """
     directory = path / part
     files = {directory / CONFIG_OF.get(part, "config.json")}
     if part == "tokenizer":
@@ -194,12 +205,15 @@ def part_files(path: Path, part: str) -> list[Path]:
 
 
 def part_digest(path: Path, part: str) -> str:
-    """One sha256 over the names and bytes of all files of a part."""
+    """Compute one sha256 over the names and bytes of all files of a part."""
     return digest_of({file.name: digest_of_file(file) for file in part_files(path, part)})
 
 
 def choose_image_size(model: ModelDirectory, settings: Model) -> int:
-    """`model.image_size`, or the model's own. Raises ConfigError if the VAE or the network cannot take it."""
+    """Return `model.image_size`, or the model's own size.
+
+    Raises ConfigError if the VAE or the network does not accept it.
+    """
     size = settings.image_size or model.image_size
     multiple = model.multiple
     if size % multiple:

@@ -1,4 +1,4 @@
-"""Public text-to-image latent diffusion models (Stable Diffusion 1.x and 2.x, PixArt) as a `Denoiser` of latents."""
+"""Public latent diffusion models (Stable Diffusion 1.x and 2.x, PixArt) as a `Denoiser`."""
 
 import inspect
 import shutil
@@ -25,11 +25,16 @@ TRAINED = "trained.safetensors"
 
 
 class LatentDiffusion(Denoiser):
-    """A text-conditional denoiser of latents. Raises DataError if the prompts do not fit the network.
+    """A text-conditional denoiser of latents.
 
-    network: U-Net or transformer of `model`, the only trained part; prompts: (classes + 1, tokens, D), the last for no
-    label; mask: (classes + 1, tokens) bool, or None; alphas_cumprod: (T,) ᾱ of the model's own schedule; image_size:
-    side of the images before encoding; reference: the folder that it was read from, None for an outline.
+    Raises DataError if the prompts do not fit the network.
+
+    network: U-Net or transformer of `model`, the only trained part;
+    prompts: (classes + 1, tokens, D), the last for no label;
+    mask: (classes + 1, tokens) bool, or None;
+    alphas_cumprod: (T,) ᾱ of the model's own schedule;
+    image_size: side of the images before encoding;
+    reference: folder that it was read from, None for an outline.
     """
 
     at_a_time = 16
@@ -62,13 +67,16 @@ class LatentDiffusion(Denoiser):
         self.sized = bool(getattr(network, "use_additional_conditions", False))
         self.reference = reference
         self.prompts = nn.Buffer(prompts, persistent=False)
-        # a U-Net sees every token, also padding, as in its training
+        # A U-Net sees every token, including padding, as in its training.
         seen = mask.bool() if mask is not None and self.is_transformer else None
         self.register_buffer("mask", seen, persistent=False)
         self.alphas_cumprod = nn.Buffer(alphas_cumprod.float(), persistent=False)
 
     def forward(self, x: Tensor, timesteps: Tensor, labels: Tensor) -> Tensor:
-        """The model's prediction for noisy latents x, both (B, c, h, w); timesteps, labels: (B,), labels 0..classes."""
+        """Compute the model's prediction for noisy latents x, both (B, c, h, w).
+
+        timesteps, labels: (B,), labels 0..classes.
+        """
         more: dict[str, Any] = {}
         if self.is_transformer:
             sizes: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
@@ -82,10 +90,11 @@ class LatentDiffusion(Denoiser):
         return output[:, : self.channels]  # some models also predict a variance, unused here
 
     def per_image_loss(self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
-        """Mean squared error of the model's own prediction, (B,) float32. images: latents; levels: int64 timesteps.
+        """Compute the mean squared error of the model's own prediction, (B,) float32.
 
         x_t = √ᾱ·x + √(1 − ᾱ)·ε; the target is ε, or v = √ᾱ·ε − √(1 − ᾱ)·x.
-        Source: Ho et al. 2020; Salimans & Ho 2022 for v.
+
+        images: latents; levels: int64 timesteps. Source: Ho et al. 2020; Salimans & Ho 2022 for v.
         """
         alphas_cumprod = self.alphas_cumprod[levels][:, None, None, None]
         image_scale = alphas_cumprod.sqrt()
@@ -95,21 +104,26 @@ class LatentDiffusion(Denoiser):
         return (output - target).square().mean(dim=(1, 2, 3))
 
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
-        """n independent timesteps of the law, (n,) int64, on the generator's device.
+        """Draw n independent timesteps, (n,) int64, on the generator's device.
 
-        Log-normal: draw σ, then take the first timestep whose √((1 − ᾱ)/ᾱ) is not below it.
+        Under a log-normal law it draws σ, then takes the first timestep whose √((1 − ᾱ)/ᾱ) is not
+        below it.
         """
         steps = len(self.alphas_cumprod)
         if isinstance(law, TimestepMixture):
             return draw_timesteps(law, n, generator, steps)
         sigma = draw_noise_levels(law, n, generator)
-        levels = ((1 - self.alphas_cumprod) / self.alphas_cumprod.clamp(min=1e-12)).sqrt().to(sigma.device)  # rising
+        # Levels rise with the timestep.
+        levels = ((1 - self.alphas_cumprod) / self.alphas_cumprod.clamp(min=1e-12)).sqrt().to(sigma.device)
         return torch.searchsorted(levels, sigma).clamp(max=steps - 1)
 
     def sampler(
         self, steps: int, guidance: float, generator: torch.Generator, shape: Sequence[int] | None, guide: Guide | None
     ) -> Sampler:
-        """Images by the library's sampler, decoded and resized to `shape`. Raises ValueError for a guide."""
+        """Draw images by the library's sampler, decoded and resized to `shape`.
+
+        Raises ValueError for a guide.
+        """
         if guide is not None:
             raise ValueError("a classifier of images cannot guide a model that draws latents")
         assert self.reference is not None
@@ -128,15 +142,19 @@ class LatentDiffusion(Denoiser):
     def sample_latents(
         self, scheduler: Any, labels: Tensor, steps: int, guidance: float, generator: torch.Generator, autocast: bool
     ) -> Tensor:
-        """One latent for each label, by a scheduler of `diffusers`: (B, c, h, w) float32 on the model's device.
+        """Draw one latent per label, by a scheduler of `diffusers`.
 
-        guidance: g in ε + g·(ε − ε_no label), the library's guidance_scale − 1; generator: a CPU one, which fixes the
-        latents; autocast: run the network in bfloat16.
+        Returns (B, c, h, w) float32 on the model's device.
+
+        guidance: g in ε + g·(ε − ε_no label), the library's guidance_scale − 1;
+        generator: a CPU generator, which fixes the latents;
+        autocast: run the network in bfloat16.
         """
         device = next(self.parameters()).device
         labels = labels.to(device)
         scheduler.set_timesteps(steps, device=device)
-        # one at a time, so that the k-th latent does not depend on the batch size
+        # Noise is drawn one latent at a time, so that the k-th latent does not depend on the batch
+        # size.
         start = torch.stack([torch.randn(self.shape, generator=generator) for _ in labels])
         x = start.to(device) * float(scheduler.init_noise_sigma)
         draws = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
@@ -151,7 +169,7 @@ class LatentDiffusion(Denoiser):
         return x
 
     def save(self, directory: Path, trained: Sequence[str]) -> None:
-        """Write the trained parameters, and the reference that they belong to. Other changes of the model are lost."""
+        """Write the trained parameters and their reference. Other changes of the model are lost."""
         tensors = {name: self.get_parameter(name).detach().cpu().contiguous() for name in trained}
         save_tensors(tensors, directory / TRAINED)
         assert self.reference is not None
@@ -160,7 +178,7 @@ class LatentDiffusion(Denoiser):
 
 
 def load_latent(directory: Path) -> LatentDiffusion:
-    """The network of a reference with the model's own weights, float32, frozen."""
+    """Load the network of a reference with the model's own weights, float32, frozen."""
     reference = read_reference(directory)
     model = referred(reference, "denoiser", "scheduler")
     file = directory / PROMPTS
@@ -176,7 +194,7 @@ def load_latent(directory: Path) -> LatentDiffusion:
 
 
 def outline(settings: Model, classes: int) -> LatentDiffusion:
-    """The network that `settings` names, on the meta device, for estimates."""
+    """Build the network that `settings` names, on the meta device, for estimates."""
     assert settings.directory is not None
     model = read_model_directory(settings.directory)
     image_size = choose_image_size(model, settings)
@@ -192,7 +210,10 @@ def outline(settings: Model, classes: int) -> LatentDiffusion:
 
 
 def load_trained(directory: Path) -> LatentDiffusion:
-    """The network that `LatentDiffusion.save` wrote. Raises DataError if the files do not fit the model."""
+    """Load the network that `LatentDiffusion.save` wrote.
+
+    Raises DataError if files do not fit the model.
+    """
     model = load_latent(directory)
     file = directory / TRAINED
     what = f"{file} cannot be read, or does not fit the model"

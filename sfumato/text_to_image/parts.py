@@ -1,4 +1,7 @@
-"""The parts of a public text-to-image model, built by `diffusers` and `transformers`. Only this module imports them."""
+"""Build the parts of a public text-to-image model.
+
+Only this module imports `diffusers` and `transformers`.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +13,12 @@ from torch import Tensor, nn
 from sfumato.errors import DataError, explained
 from sfumato.text_to_image.directory import AGAIN, WEIGHTS_OF, ModelDirectory, reason_of, require_library, weights_of
 
-DECODED = {"cpu": 1, "cuda": 2**20}  # pixels at a time, at least one image: 3 GiB
-LONGEST_T5 = 120  # tokens; class prompts are far shorter, and masked tokens only cost time
+DECODED = {"cpu": 1, "cuda": 2**20}  # Pixels at a time, at least one image: 3 GiB
+LONGEST_T5 = 120  # Tokens; class prompts are far shorter, and masked tokens only cost time
 
 
 def class_named(name: str) -> Any:
-    """A class of `diffusers` or `transformers`, whose progress bars and warnings are switched off."""
+    """Return a class of `diffusers` or `transformers`, with progress bars and warnings off."""
     require_library()
     import diffusers
     import transformers
@@ -30,14 +33,17 @@ def class_named(name: str) -> Any:
 
 
 def load_part(model: ModelDirectory, part: str) -> Any:
-    """A part with its weights: float32, frozen, in evaluation mode. Raises DataError if its files do not fit."""
+    """Load a part: float32, frozen, in evaluation mode.
+
+    Raises DataError if its files do not fit.
+    """
     kind = class_named(model.classes[part])
     options: dict[str, Any] = {"local_files_only": True}
     if part in WEIGHTS_OF:
         variant = weights_of(model.path, part)[1].removeprefix(".") or None
         options |= {"use_safetensors": True, "torch_dtype": torch.float32, "variant": variant}
     failed = f"{model.path / part} cannot be loaded as {model.classes[part]}"
-    # the type of the error depends on what is wrong with the files
+    # The type of the error depends on what is wrong with the files.
     with explained(DataError, lambda error: f"{failed} ({reason_of(error)}): {AGAIN}", causes=(Exception,)):
         loaded = kind.from_pretrained(str(model.path / part), **options)
     if isinstance(loaded, nn.Module):
@@ -48,7 +54,10 @@ def load_part(model: ModelDirectory, part: str) -> Any:
 
 
 class PlainAttention:
-    """Attention in plain operations: exact and without in-place updates under `vmap(grad)`. Fused without gradients."""
+    """Attention in plain operations: exact, without in-place updates under `vmap(grad)`.
+
+    Without gradients it is fused.
+    """
 
     def __call__(
         self,
@@ -59,13 +68,15 @@ class PlainAttention:
         *_: Any,
         **__: Any,
     ) -> Tensor:
-        """The attended tokens, (B, n, D) as hidden_states; encoder_hidden_states: (B, m, E), None: self-attention.
+        """Return the attended tokens, (B, n, D) as hidden_states.
 
-        attention_mask: (B, 1, m), added to the scores.
+        encoder_hidden_states: (B, m, E), or None for self-attention; attention_mask: (B, 1, m),
+        added to the scores.
         """
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         q, k, v = (
-            project(tokens).unflatten(-1, (attn.heads, -1)).transpose(1, 2)  # (B, heads, n or m, D/heads)
+            # (B, heads, n or m, D/heads)
+            project(tokens).unflatten(-1, (attn.heads, -1)).transpose(1, 2)
             for project, tokens in ((attn.to_q, hidden_states), (attn.to_k, context), (attn.to_v, context))
         )
         bias = None if attention_mask is None else attention_mask[:, None]  # (B, 1, 1, m)
@@ -83,9 +94,10 @@ class PlainAttention:
 
 
 class GroupNorm(nn.GroupNorm):
-    """The same numbers as `nn.GroupNorm`, computed as a layer norm over (group, ...).
+    """`nn.GroupNorm`, computed as a layer norm over (group, ...), with the same numbers.
 
-    Under vmap the backward pass of `F.group_norm` splits into many small operations; that of `F.layer_norm` does not.
+    Under vmap the backward pass of `F.group_norm` splits into many small operations, unlike that of
+    `F.layer_norm`.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,7 +108,7 @@ class GroupNorm(nn.GroupNorm):
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` in float32 or wider: on a CPU the backward pass of a mixed-precision one fails under vmap."""
+    """`nn.LayerNorm` in float32 or wider, as mixed precision fails under vmap on a CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -130,7 +142,7 @@ class CheapSiLU(nn.SiLU):
 
 
 def build_network(model: ModelDirectory) -> nn.Module:
-    """The U-Net or the transformer with untrained weights, on the current device."""
+    """Build the U-Net or the transformer with untrained weights, on the current device."""
     kind = class_named(model.classes[model.denoiser])
     what = f"{model.path / model.denoiser}: config.json does not describe a {kind.__name__}"
     with explained(DataError, lambda error: f"{what} ({error}): {AGAIN}", causes=(Exception,)):
@@ -138,10 +150,13 @@ def build_network(model: ModelDirectory) -> nn.Module:
 
 
 def make_differentiable(network: Any) -> None:
-    """Make the network work under `vmap(grad)`, in place: same weights, names and numbers. Raises DataError if not."""
-    # of an attention
+    """Make the network work under `vmap(grad)`, in place: same weights, names and numbers.
+
+    Raises DataError if that is impossible.
+    """
+    # Attributes of an unsupported attention.
     unsupported = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj", "residual_connection")
-    # the same weights, another forward pass
+    # Replacements with the same weights and another forward pass.
     kinds: dict[type, type] = {nn.GroupNorm: GroupNorm, nn.LayerNorm: LayerNorm, nn.SiLU: CheapSiLU}
     for path, module in network.named_modules():
         odd = [name for name in unsupported if getattr(module, name, None)]
@@ -156,9 +171,10 @@ def make_differentiable(network: Any) -> None:
 
 @torch.no_grad()
 def embed_prompts(model: ModelDirectory, prompts: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The embeddings of each prompt and, last, of the empty one; the masks of their real tokens, or None. On the CPU.
+    """Embed each prompt and, last, the empty one; return embeddings and masks, on the CPU.
 
-    Returns ((len(prompts) + 1, tokens, D) float32, (len(prompts) + 1, tokens) bool).
+    A mask marks the real tokens; a U-Net has none. Returns ((len(prompts) + 1, tokens, D) float32,
+    (len(prompts) + 1, tokens) bool or None).
     """
     tokenizer = load_part(model, "tokenizer")
     encoder = load_part(model, "text_encoder").to(device)
@@ -191,9 +207,12 @@ class LatentCodec:
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) float32 in [0, 1] to (B, c, h, w) float32: resize, repeat grey, take the mean of the posterior.
+        """Encode (B, C, H, W) float32 in [0, 1] as (B, c, h, w) float32.
 
-        Guarantee: row i depends only on image i, bit for bit, whatever the others hold and however many there are.
+        Images are resized, grey is repeated, and the mean of the posterior is taken.
+
+        Guarantee: row i depends only on image i, bit for bit, whatever the others hold and however
+        many there are.
         """
         rows = []
         for image in images.to(self.device).split(1):
@@ -203,7 +222,7 @@ class LatentCodec:
 
     @torch.no_grad()
     def decode(self, latents: Tensor, shape: tuple[int, int, int]) -> Tensor:
-        """(B, c, h, w) to images of `shape` (C, H, W): (B, C, H, W) float32 in [0, 1], on the CPU."""
+        """Decode (B, c, h, w) to (B, C, H, W) float32 in [0, 1], on the CPU. shape: (C, H, W)."""
         channels, height, _ = shape
         size = max(1, DECODED[self.device.type] // self.image_size**2)
         rows = [self.vae.decode(part / self.scale).sample.float() for part in latents.to(self.device).split(size)]
@@ -212,21 +231,24 @@ class LatentCodec:
 
 
 def with_channels(images: Tensor, channels: int) -> Tensor:
-    """(B, C, H, W) with `channels` channels: repeat grey, average colour."""
+    """Convert (B, C, H, W) to `channels` channels: repeat grey, average colour."""
     if images.shape[1] == channels:
         return images
     return images.mean(dim=1, keepdim=True).expand(-1, channels, -1, -1)
 
 
 def resize(images: Tensor, size: int) -> Tensor:
-    """(B, C, H, W) in [0, 1] to (B, C, size, size), antialiased."""
+    """Resize (B, C, H, W) in [0, 1] to (B, C, size, size), antialiased."""
     if images.shape[-2:] == (size, size):
         return images
     return F.interpolate(images, (size, size), mode="bicubic", antialias=True).clamp(0, 1)
 
 
 def make_scheduler(model: ModelDirectory) -> Any:
-    """The library's sampler that the model names. Raises DataError if it has no discrete noise schedule."""
+    """Build the library's sampler that the model names.
+
+    Raises DataError if it has no discrete noise schedule.
+    """
     scheduler = load_part(model, "scheduler")
     alphas_cumprod = getattr(scheduler, "alphas_cumprod", None)
     if not isinstance(alphas_cumprod, Tensor) or alphas_cumprod.ndim != 1:

@@ -1,6 +1,7 @@
-"""A reference to a public text-to-image model: its path, the sha256 of its parts, the embedded prompts of the classes.
+"""A reference to a public text-to-image model.
 
-`stage pretrain` writes it instead of weights.
+It has the model's path, the sha256 of its parts, and embedded class prompts. `stage pretrain`
+writes it instead of weights.
 """
 
 import re
@@ -22,8 +23,10 @@ from sfumato.text_to_image.parts import LatentCodec, embed_prompts, make_schedul
 CONFIG = "config.json"
 PROMPTS = "prompts.safetensors"
 KIND = "latent-diffusion"
-TEMPLATE = "An image of {article} {class}"  # of a prompt; class names are public, and so are prompts
-PROMPTS_OF: dict[str, str | dict[str, str]] = {  # by data.dataset_id: another template, or the prompt of each class
+# Template of a prompt; class names are public, and so are prompts
+TEMPLATE = "An image of {article} {class}"
+# By data.dataset_id: another template, or the prompt of each class
+PROMPTS_OF: dict[str, str | dict[str, str]] = {
     "celeba": "An image of {article} {class} face",
     "octmnist": "An optical coherence tomography (OCT) image for retinal disease {number}",
     "camelyon": {"normal": "A normal lymph node image", "tumor": "A lymph node histopathology image"},
@@ -31,17 +34,19 @@ PROMPTS_OF: dict[str, str | dict[str, str]] = {  # by data.dataset_id: another t
 
 
 def is_latent(directory: Path) -> bool:
-    """Whether the artifact refers to a public text-to-image model; else it holds a network of our own."""
+    """Return whether the artifact refers to a public model, or contains a network of our own."""
     with passing_over(*UNREADABLE):
         return bool(read_json(directory / CONFIG).get("kind") == KIND)
     return False
 
 
 def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list[str]:
-    """One prompt for each class: the first of `model.prompts`, `model.prompt`, that of `dataset_id`, TEMPLATE.
+    """Return one prompt per class.
 
-    In a template, {class} is the name with spaces for underscores, {article} "a" or "an", {number} counts from 1.
-    Raises ConfigError: an unknown field, a prompt for an unknown class, two classes with the same prompt.
+    It comes from `model.prompts`, else `model.prompt`, else the one of `dataset_id`, else TEMPLATE.
+    In a template, {class} is the name with spaces for underscores, {article} "a" or "an", {number}
+    counts from 1. Raises ConfigError for an unknown field, a prompt for an unknown class, or two
+    classes with the same prompt.
     """
     for name in model.prompts:
         if name not in classes:
@@ -72,10 +77,11 @@ def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list
 def save_reference(
     settings: Model, dataset_id: str, classes: Sequence[str], directory: Path, device: torch.device
 ) -> dict[str, Any]:
-    """Check the model that `settings` names, encode the class prompts, write `config.json` and `prompts.safetensors`.
+    """Check the model that `settings` names, encode the class prompts, and write the reference.
 
-    Returns the content of `config.json`. Raises ConfigError or DataError: no such model, a missing part, another
-    sha256, an image size that the model cannot take.
+    The files are `config.json` and `prompts.safetensors`. Returns the content of `config.json`.
+    Raises ConfigError or DataError if there is no such model, a part is missing, the sha256
+    differs, or the model does not accept the image size.
     """
     assert settings.directory is not None
     model = read_model_directory(settings.directory)
@@ -107,7 +113,7 @@ def save_reference(
 
 
 def read_reference(directory: Path) -> dict[str, Any]:
-    """`config.json` of a reference. Raises DataError if it cannot be used."""
+    """Read `config.json` of a reference. Raises DataError if it cannot be used."""
     file = directory / CONFIG
     with explained(DataError, lambda error: f"{file} refers to no public model ({error}): run `stage pretrain` again"):
         content = read_json(file)
@@ -117,7 +123,10 @@ def read_reference(directory: Path) -> dict[str, Any]:
 
 
 def referred(reference: Mapping[str, Any], *parts: str) -> ModelDirectory:
-    """The model that a reference names, after a check of the bytes of `parts`; "denoiser": U-Net or transformer."""
+    """Return the model that a reference names, after checking the bytes of `parts`.
+
+    "denoiser" means U-Net or transformer.
+    """
     model = read_model_directory(reference["directory"])
     for part in parts:
         if part == "denoiser":

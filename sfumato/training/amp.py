@@ -1,6 +1,8 @@
 """Adversarial model perturbation (AMP): descend by the gradient at the worst weights nearby.
 
-Later noise in the weights then hurts less. Public training only; nothing here touches sensitive images.
+Later noise in the weights then hurts less. It serves public training only; no function here reads
+sensitive images.
+
 Source: RPGen §Stage 2, after Zheng, Zhang and Mao 2021.
 """
 
@@ -15,15 +17,17 @@ from sfumato.settings.training import Amp
 
 
 def amp_gradient(parameters: Iterable[Tensor], losses: Callable[[], Iterable[Tensor]], amp: Amp | None) -> Tensor:
-    """Put ∇L(θ + Δ*) in the parameters' `.grad` and return L(θ + Δ*). Δ* roughly maximises L within ‖Δ‖₂ ≤ γ.
+    """Put ∇L(θ + Δ*) in the parameters' `.grad` and return L(θ + Δ*).
 
-    On return, and on an exception, θ has its old bits. Without `amp`, or with radius 0, this is the plain gradient.
-    The optimiser then descends at θ: the paper's Eq. 5 prints a plus. With many processes, each has the losses of its
-    own part of the batch, and all add up to that of the whole.
+    Δ* roughly maximises L within ‖Δ‖₂ ≤ γ. On return, and on an exception, θ has its old bits.
+    Without `amp`, or with radius 0, this is the plain gradient. The optimiser then descends at θ:
+    the paper's Eq. 5 prints a plus. With many processes, each has the losses of its own part of the
+    batch, and the result is the total.
 
-    losses: scalars of the parameters' current values that add up to L, such as those of parts of a batch: each is
-    differentiated before the next is taken. It runs `amp.steps` + 1 times, so it must draw nothing at random. Enter
-    autocast inside it: autocast caches copies of weights, and the weights move here.
+    losses: scalars of the parameters' current values that add up to L, such as losses of parts of a
+    batch. Each is differentiated before the next is computed. It runs `amp.steps` + 1 times, so it
+    must draw nothing at random. Enter autocast inside it: autocast caches copies of weights, and
+    the weights move here.
     """
     parameters = list(parameters)
     if amp is None or amp.radius == 0:
@@ -36,11 +40,14 @@ def amp_gradient(parameters: Iterable[Tensor], losses: Callable[[], Iterable[Ten
             put(parameters, [weight + delta for weight, delta in zip(weights, perturbation, strict=True)])
         return descend(parameters, losses)
     finally:
-        put(parameters, weights)  # from the copy: θ + Δ − Δ is not θ in floating point
+        put(parameters, weights)  # restored from the copy: θ + Δ − Δ is not θ in floating point
 
 
 def slope(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]) -> tuple[Tensor, list[Tensor]]:
-    """The loss and its gradient by parameter, added up over all processes; zeros for one that the loss does not see."""
+    """Compute the loss and its gradient by parameter, summed over all processes.
+
+    A parameter that the loss does not use gets zeros.
+    """
     total: list[Any] = [0.0] * (1 + len(parameters))
     for loss in losses():
         parts = loss.detach(), *torch.autograd.grad(loss, parameters, materialize_grads=True)
@@ -57,7 +64,7 @@ def descend(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]]
 
 
 def ascend(perturbation: Sequence[Tensor], gradient: Sequence[Tensor], amp: Amp) -> list[Tensor]:
-    """project(Δ + η₁·∇L, ‖Δ‖₂ ≤ γ), the norm over all tensors together.
+    """Compute project(Δ + η₁·∇L, ‖Δ‖₂ ≤ γ), the norm over all tensors together.
 
     If the norm is not finite (a NaN, an overflow), Δ stays unchanged: zero at the first step.
     """

@@ -1,6 +1,7 @@
 """Warm-up: denoising training, phase by phase, on images that are public or already paid for.
 
-Nothing here touches sensitive images.
+No function here reads sensitive images.
+
 Source: DP-FETA §3.1 and FETA-Pro §3.2 ("from easy to hard"), RPGen §Stage 2.
 """
 
@@ -30,7 +31,8 @@ from sfumato.training.amp import amp_gradient
 class MappedImages:
     """Rows of a memory map, indexed like a tensor of images: it reads only the rows of a batch.
 
-    images: (N, H, W, C) uint8; rows: (n,) int64 below N, the rows to use; None: all.
+    images: (N, H, W, C) uint8;
+    rows: (n,) int64 below N, the rows to use; None for all.
     """
 
     images: np.ndarray
@@ -40,7 +42,7 @@ class MappedImages:
         return len(self.images if self.rows is None else self.rows)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
-        """rows: (B,) int64 below len(self). Returns (B, C, H, W) uint8."""
+        """Read a batch, (B, C, H, W) uint8. rows: (B,) int64 below len(self)."""
         wanted = rows.numpy() if self.rows is None else self.rows[rows.numpy()]
         return torch.from_numpy(np.array(self.images[wanted])).permute(0, 3, 1, 2).contiguous()
 
@@ -49,7 +51,7 @@ Images = Tensor | MappedImages  # (N, C, H, W), uint8 or float32 in [0, 1]
 # name -> images; labels (N,) int64, rows of the model's label table, or (N, classes) of 0 and 1
 Sources = Mapping[str, tuple[Images, Tensor]]
 
-IMAGES_PER_DRAW = 2  # of RandAugment operations
+IMAGES_PER_DRAW = 2  # Images per draw of RandAugment operations
 
 
 def warm_up(
@@ -63,8 +65,11 @@ def warm_up(
 ) -> dict[str, Tensor]:
     """Train `model` in place through the phases, and return the average of its weights by name.
 
-    Each phase has a new Adam, without weight decay. The average runs over all phases, so the last one weighs most.
-    seed: fixes batches, noise and augmentation; report: called with (steps done, steps of all phases).
+    Each phase has a new Adam, without weight decay. The average runs over all phases, so the last
+    one weighs most.
+
+    seed: fixes batches, noise and augmentation; report: called with (steps done, steps of all
+    phases).
     """
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
@@ -80,10 +85,11 @@ def warm_up(
         if device.type == "cuda":
             batches = ahead(batches)
         for step, batch in enumerate(batches, start=1):
-            # a step of Adam, on the gradient here or at the worst weights nearby
+            # Each step of Adam uses the gradient here or at the worst weights nearby.
             parts = (to_device(distributed.local_shard(tensor), device).split(most) for tensor in batch)
             mean = functools.partial(mean_loss, model, autocast=fast, size=phase.batch)
-            losses = functools.partial(map, mean, [*zip(*parts, strict=True)])  # of `most` images each
+            # batches of at most `most` images
+            losses = functools.partial(map, mean, [*zip(*parts, strict=True)])
             amp_gradient(parameters.values(), losses, phase.amp)
             optimiser.step()
             ema.update(parameters)
@@ -95,7 +101,7 @@ def warm_up(
 def drawn_batches(
     model: UNet, phase: Phase, sources: Sources, generator: torch.Generator, label_dropout: float
 ) -> Iterator[tuple[Tensor, ...]]:
-    """The batches of a phase on the CPU, one by one: images, labels, sigma, noise, as in `per_image_loss`."""
+    """Yield a phase's batches on the CPU: images, labels, sigma, noise for `per_image_loss`."""
     for _ in range(phase.steps):
         images, labels = mixed_batch(phase, sources, generator)
         if phase.augment:
@@ -106,7 +112,7 @@ def drawn_batches(
 
 
 def ahead(batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
-    """The same, each made in a thread while the one before is in use, so that a GPU does not wait for it."""
+    """Prepare each batch in a thread while the previous one is used, so that a GPU never waits."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, batches, None)
         while (batch := coming.result()) is not None:
@@ -115,9 +121,9 @@ def ahead(batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]
 
 
 def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool, size: int) -> Tensor:
-    """The training loss of a batch already drawn: images, labels, sigma, noise, as in `per_image_loss`.
+    """Compute the training loss of a batch: images, labels, sigma, noise, as in `per_image_loss`.
 
-    size: of the whole batch, of which this may be one process's part.
+    size: images in the full batch, of which this may be one process's part.
     """
     images, labels, sigma, noise = batch
     with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast):
@@ -125,7 +131,10 @@ def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool, size: int) -
 
 
 def mixed_batch(phase: Phase, sources: Sources, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`phase.batch` images drawn with replacement, from sources by weight. Returns float32 in [0, 1] and labels."""
+    """Draw `phase.batch` images with replacement, from sources by weight.
+
+    Returns float32 in [0, 1] and labels.
+    """
     names = sorted(phase.sources)
     weights = torch.tensor([phase.sources[name] for name in names])
     choice = torch.multinomial(weights, phase.batch, replacement=True, generator=generator)
@@ -140,23 +149,26 @@ def mixed_batch(phase: Phase, sources: Sources, generator: torch.Generator) -> t
 
 
 def rand_augment(images: Tensor, operations: int, generator: torch.Generator) -> Tensor:
-    """`operations` of the 14 RandAugment operations on each image, drawn again for every IMAGES_PER_DRAW images.
+    """Apply `operations` of the 14 RandAugment operations to each image.
 
-    images: (N, C, H, W) float32 in [0, 1], rounded to 8 bits. Returns the same shape and range, in the same order.
+    They are drawn once for every IMAGES_PER_DRAW images. images: (N, C, H, W) float32 in [0, 1],
+    rounded to 8 bits. Returns the same shape and range, in the same order.
+
     Source: Cubuk et al. 2019, with torchvision's bag and its default magnitude.
     """
     from torchvision.transforms import InterpolationMode, RandAugment
     from torchvision.transforms.autoaugment import _apply_op
 
-    # groups in random order, because neighbours in a batch come from the same source
+    # Groups are in random order, because neighbours in a batch come from the same source.
     order = torch.randperm(len(images), generator=generator)
     pixels = (images * 255).round().clamp(0, 255).to(torch.uint8)
     drawn = torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
     augment = RandAugment()
     bag = [*augment._augmentation_space(augment.num_magnitude_bins, images.shape[-2:]).items()]
 
-    # the draws of `RandAugment.forward`, group by group, not by the global generator: batches are made in a thread;
-    # then each operation on all images that drew it
+    # Operations are drawn as in `RandAugment.forward`, group by group, but not from the global
+    # generator: batches are made in a thread. Then each operation is applied to all images that
+    # drew it.
     rounds: list[dict[tuple[str, float], list[Tensor]]] = [{} for _ in range(operations)]
     for group, groups_of in itertools.product(order.split(IMAGES_PER_DRAW), rounds):
         name, (magnitudes, signed) = bag[int(torch.randint(len(bag), (1,), generator=drawn))]

@@ -1,6 +1,9 @@
-"""The public classifier: a network trained only on the labelled public images (RPGen stage 1, PrivImage).
+"""The public classifier: a network trained only on the labelled public images.
 
-It reads no sensitive image. `sfumato.queries.histogram` counts its answers on sensitive images, and charges for it.
+Source: RPGen stage 1; PrivImage.
+
+It reads no sensitive image. `sfumato.queries.histogram` counts its predictions on sensitive images,
+and charges for it.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,10 +24,12 @@ def train_public_classifier(
 ) -> tuple[PublicNetwork, float]:
     """Train on a random part of the public images, and measure the accuracy on the rest.
 
-    images: read batch by batch, so they may be memory-mapped; seed: fixes the split, initialisation, order and
-    augmentation; the global generator does not change.
-    Returns the network after its last step, in evaluation mode, and its accuracy on the validation part, in [0, 1].
-    Raises DataError if the set is too small to split.
+    images: read batch by batch, so they may be memory-mapped;
+    seed: fixes the split, initialisation, order and augmentation; the global generator does not
+    change.
+
+    Returns the network after its last step, in evaluation mode, and its accuracy on the validation
+    part, in [0, 1]. Raises DataError if the set is too small to split.
     """
     order = np.random.default_rng(seed)
     chosen = order.permutation(len(images))
@@ -53,7 +58,10 @@ def train_public_classifier(
 
 
 def shuffled(indices: np.ndarray, batch: int, order: np.random.Generator) -> Iterator[np.ndarray]:
-    """Endless whole batches, in a new order in each pass. Each is sorted, which reads faster from disk."""
+    """Yield endless full batches, in a new order in each pass.
+
+    Each is sorted, which reads faster from disk.
+    """
     batch = min(batch, len(indices))
     while True:
         indices = order.permutation(indices)

@@ -1,6 +1,8 @@
-"""Choose public images: relabel those of the classes with the most votes, or let the teacher choose and label.
+"""Choose public images: by the classes with the most votes, or by the teacher, and relabel them.
 
-It reads only what was released and public images, so it is free, and how many to keep may be tuned afterwards.
+It reads only releases and public images, so it is free, and the number to keep may be tuned
+afterwards.
+
 Source: RPGen stage 1; PrivImage.
 """
 
@@ -18,26 +20,29 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text, write_json
 from sfumato.storage.png import save_png, to_grid
 
-EXAMPLES = 6  # images of a class in the picture
+EXAMPLES = 6  # Images per class in the picture
 
 
 class Kept(NamedTuple):
     public: int  # public class, or image
-    row: int  # that chose it: a sensitive class, or 0
+    row: int  # row that chose it: a sensitive class, or 0
     votes: float  # noisy, or a probability; NaN without a histogram
 
 
 def number_to_keep(settings: Select, public_classes: int) -> int:
-    """The number of public classes that `select.ratio` stands for, at least one."""
+    """Return the number of public classes for `select.ratio`, at least one."""
     return max(1, round(settings.ratio * public_classes))
 
 
 def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
-    """The `keep` public classes with the most votes, most voted first. Ties go by row, then by class.
+    """Choose the `keep` public classes with the most votes, the most voted first.
 
-    histogram: (R, P) noisy votes. One row: the top `keep` (RPGen). One row per sensitive class (PrivImage): go through
-    the pairs of row and class from the most voted down. A class goes to the first row that asks for it, and a row stops
-    at its share. In the end each row has ⌊keep/R⌋ or ⌈keep/R⌉ classes, and no two rows share one.
+    Ties are resolved by row, then by class.
+
+    histogram: (R, P) noisy votes. One row: the top `keep` (RPGen). One row per sensitive class
+    (PrivImage): pairs of row and class are processed from the most voted down. A class goes to the
+    first row that requests it, and a row stops at its share. In the end each row has ⌊keep/R⌋ or
+    ⌈keep/R⌉ classes, and no two rows share one.
     """
     rows, public_classes = histogram.shape
     share, extra = divmod(keep, rows)
@@ -58,16 +63,22 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
 
 
 def select_public(settings: Select, votes: np.ndarray | None, public_classes: int) -> list[Kept]:
-    """The classes to keep, by the votes, (R, P). Without votes all of them: a plan has no smaller ratio then."""
+    """Choose the classes to keep by the votes, (R, P).
+
+    Without votes, all are kept: a plan has no smaller ratio then.
+    """
     if votes is not None:
         return select_classes(votes, number_to_keep(settings, public_classes))
     return [Kept(public, 0, math.nan) for public in range(public_classes)]
 
 
 def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np.ndarray, bool]:
-    """The noisy votes that `stage histogram` wrote, (R, P), and whether they are by sensitive class.
+    """Read the noisy votes of `stage histogram`, (R, P), and whether they are by sensitive class.
 
-    public: names of the public classes; classes: number of sensitive ones. Raises DataError for votes of others.
+    public: names of the public classes;
+    classes: number of sensitive classes.
+
+    Raises DataError for votes of other classes.
     """
     votes = load_array(histogram / "histogram.npy")
     with explained(DataError, lambda error: f"{histogram} holds no votes ({error!r}): run `stage histogram` again"):
@@ -108,7 +119,10 @@ def save_selection(
 def save_choice(
     directory: Path, indices: np.ndarray, labels: np.ndarray, kind: str, classes: Sequence[str], kept: Sequence[str]
 ) -> None:
-    """Write the chosen images and their labels. kind: "sensitive" or "public"; classes: by label; kept: by rank."""
+    """Write the chosen images and their labels.
+
+    kind: "sensitive" or "public"; classes: names by label; kept: names by rank.
+    """
     np.save(directory / "indices.npy", indices, allow_pickle=False)
     np.save(directory / "labels.npy", labels, allow_pickle=False)
     content = {"labels": kind, "classes": list(classes), "kept": list(kept), "images": len(indices)}
@@ -118,10 +132,11 @@ def save_choice(
 def relabel(
     labels: np.ndarray, kept: Sequence[Kept], public_classes: int, per_class: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The public images to keep and their new labels: int64 indices, ascending, and int64 labels of the same length.
+    """Return the public images to keep, ascending, and their new labels, both int64.
 
-    labels: (N,) int64 below `public_classes`. per_class: an image takes the sensitive class that chose its class
-    (PrivImage); else the kept classes are numbered 0, 1, … in the order of `kept`.
+    labels: (N,) int64 below `public_classes`;
+    per_class: an image gets the sensitive class that chose its class (PrivImage); else the kept
+    classes are numbered 0, 1, … in the order of `kept`.
     """
     new = np.full(public_classes, -1, dtype=np.int64)
     for rank, choice in enumerate(kept):
@@ -132,10 +147,10 @@ def relabel(
 
 
 def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
-    """The images that a teacher is surest of: `per_class` for each class, each image for one class at most.
+    """Choose the `per_class` images of each class that a teacher is surest of.
 
-    probabilities: (N, M), of public images; chosen as `select_classes` chooses classes by their votes.
-    Returns (int64 indices, int64 labels), class by class, the surest first.
+    An image is chosen for one class only. probabilities: (N, M), of public images; the choice works
+    like `select_classes`. Returns (int64 indices, int64 labels), class by class, the surest first.
     """
     chosen = select_classes(probabilities.T, per_class * probabilities.shape[1])
     indices, labels, _ = zip(*sorted(chosen, key=lambda choice: choice.row), strict=True)
@@ -145,7 +160,7 @@ def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.nd
 def save_surest(
     directory: Path, images: ImageSet, sure: np.ndarray, indices: np.ndarray, labels: np.ndarray, names: Sequence[str]
 ) -> None:
-    """Write the chosen images and their labels, and by class how sure the teacher is and where they come from."""
+    """Write the chosen images and labels, and the teacher's confidence and origin by class."""
     save_choice(directory, indices, labels, "sensitive", names, names)
     rows = []
     for label, name in enumerate(names):
@@ -162,7 +177,10 @@ def save_surest(
 
 
 def example_grid(images: ImageSet, kept: Sequence[Kept]) -> np.ndarray:
-    """A row of EXAMPLES images, perhaps white, for each of the first 60 kept classes: (H', W', C) uint8."""
+    """Draw EXAMPLES images for each of the first 60 kept classes, one row each: (H', W', C) uint8.
+
+    Missing images are white.
+    """
     cells = np.ones((len(kept[:60]) * EXAMPLES, *images.shape), dtype=np.float32)
     for place, choice in enumerate(kept[:60]):
         members = np.flatnonzero(images.labels == choice.public)

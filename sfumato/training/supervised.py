@@ -1,4 +1,4 @@
-"""Supervised training of an image classifier: the one loop, its schedule, and the accuracy afterwards."""
+"""Supervised training of an image classifier: the loop, its schedule, and the accuracy."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -12,21 +12,22 @@ from torch import Tensor, nn
 from sfumato.data.images import ImageSet
 from sfumato.runtime.compute import device_of, fast_bfloat16
 
-SHIFT = 8  # an image moves by at most its side / SHIFT
+SHIFT = 8  # An image moves by at most its side / SHIFT
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How a classifier is trained: cross-entropy under a one-cycle learning rate, by AdamW or SGD."""
+    """Schedule of a classifier's training: one-cycle learning rate, by AdamW or SGD."""
 
     steps: int
-    learning_rate: float  # its peak
+    learning_rate: float  # peak of the cycle
     weight_decay: float
     batch: int = 128
     decay_vectors: bool = True  # scales and offsets decay too, not only weight matrices
-    sgd: bool = False  # with Nesterov momentum; otherwise AdamW
+    sgd: bool = False  # SGD with Nesterov momentum instead of AdamW
     label_smoothing: float = 0.0
-    augment: bool = False  # shift images a little, and mirror colour ones (a mirrored letter is another letter)
+    # shift images a little, and mirror colour ones (a mirrored letter is another letter)
+    augment: bool = False
 
 
 def train_supervised(
@@ -35,10 +36,11 @@ def train_supervised(
     schedule: Schedule,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Train `model` in place, on its device. It ends in evaluation mode.
+    """Train `model` in place, on its device, and leave it in evaluation mode.
 
-    batches: (images (B, C, H, W) float32 in [0, 1], labels (B,) int64, or (B, classes) of 0 and 1: the loss is then
-    that of independent labels), one for each step; progress: called with (steps done, steps).
+    batches: one batch per step, images (B, C, H, W) float32 in [0, 1] and labels, (B,) int64, or
+    (B, classes) of 0 and 1 for a loss over independent labels;
+    progress: called with (steps done, steps).
     """
     device = device_of(model)
     matrices = [value for value in model.parameters() if value.ndim > 1]
@@ -55,7 +57,8 @@ def train_supervised(
     rates = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
         max_lr=schedule.learning_rate,
-        total_steps=schedule.steps + (schedule.steps == 5),  # it divides by zero if one step is the whole rise
+        # the schedule divides by zero if one step is the full rise
+        total_steps=schedule.steps + (schedule.steps == 5),
         pct_start=0.2,
         cycle_momentum=not schedule.sgd,
     )
@@ -84,7 +87,7 @@ def shift_and_mirror(images: Tensor, mirror: bool) -> Tensor:
     mirror: also mirror each image with probability 1/2.
     """
     count, _, height, width = images.shape
-    rows, columns = (  # (B, H), (B, W): where each pixel comes from
+    rows, columns = (  # (B, H), (B, W): source of each pixel
         (torch.arange(size) - torch.randint(-(size // SHIFT), size // SHIFT + 1, (count, 1))).clamp(0, size - 1)
         for size in (height, width)
     )
@@ -95,16 +98,16 @@ def shift_and_mirror(images: Tensor, mirror: bool) -> Tensor:
 
 
 def to_tensor(images: np.ndarray, device: str) -> Tensor:
-    """(B, H, W, C) uint8 -> (B, C, H, W) float32 in [0, 1]; stays channels-last in memory."""
+    """Convert (B, H, W, C) uint8 to (B, C, H, W) float32 in [0, 1], channels-last in memory."""
     tensor = torch.from_numpy(np.array(images, order="C")).to(device).permute(0, 3, 1, 2)
     return tensor.float().div_(255)
 
 
 @torch.no_grad()
 def apply(function: Callable[[Tensor], Tensor], images: np.ndarray, device: str, size: int = 1000) -> np.ndarray:
-    """`function` over (N, H, W, C) uint8 images in batches; returns its rows as one float32 array.
+    """Apply `function` to (N, H, W, C) uint8 images in batches; return one float32 array.
 
-    size: images of a batch, fewer if they are large, which bounds the memory.
+    size: images per batch, fewer if they are large, which bounds the memory.
     """
     size = min(size, max(1, 1000 * 64 * 64 // (images.shape[1] * images.shape[2])))
     parts = [images[start : start + size] for start in range(0, len(images), size)]
@@ -112,10 +115,10 @@ def apply(function: Callable[[Tensor], Tensor], images: np.ndarray, device: str,
 
 
 def logits(model: nn.Module, images: np.ndarray) -> np.ndarray:
-    """(N, H, W, C) uint8 -> (N, classes) float32, by the model in evaluation mode, in which it stays."""
+    """Compute logits in evaluation mode, which stays: (N, H, W, C) uint8 -> (N, classes)."""
     return apply(model.eval(), images, device_of(model).type)
 
 
 def accuracy(model: nn.Module, image_set: ImageSet) -> float:
-    """Share of the images that the model labels right, in [0, 1]."""
+    """Return the share of images that the model labels correctly, in [0, 1]."""
     return float((logits(model, image_set.images).argmax(axis=1) == image_set.labels).mean())

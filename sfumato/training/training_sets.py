@@ -1,4 +1,4 @@
-"""What the warm-up shows: images and labels of each source, from the artifacts that hold them."""
+"""Load the warm-up's images and labels of each source from the artifacts."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,9 +21,10 @@ SELECT_AGAIN = "run `stage select` again"
 def training_sets(
     paths: Mapping[str, Path], shape: Shape, classes: Sequence[str]
 ) -> tuple[dict[str, tuple[Images, Tensor]], int]:
-    """Images and labels by source, "central", "public" or a stage that gives images, as far as `paths` has them.
+    """Load images and labels by source: "central", "public" or a stage that gives images.
 
-    "public" needs "select" too. The number is that of the further classes that the labels need.
+    Only sources in `paths` are loaded. "public" needs "select" too. Also returns the number of
+    further classes that the labels need.
     """
     sources: dict[str, tuple[Images, Tensor]] = {}
     extra = 0
@@ -42,10 +43,11 @@ def training_sets(
 
 
 def load_central(directory: Path, shape: Shape) -> tuple[Tensor, Tensor]:
-    """Images and labels of all releases of `stage central`: ((R·M, C, H, W) float32 in [0, 1], (R·M,) int64).
+    """Load all releases of `stage central`: ((R·M, C, H, W) float32 in [0, 1], (R·M,) int64).
 
-    Of histograms, each pixel is the midpoint of its fullest bin. The median blur of each channel removes noise. Free.
-    shape: (C, H, W) of the sensitive images. Raises DataError for a release of another shape.
+    In histograms, each pixel is the midpoint of its fullest bin. A median blur of each channel
+    removes noise; it is free. shape: (C, H, W) of the sensitive images. Raises DataError for a
+    release of another shape.
     """
     file = directory / ("mode.npy" if (directory / "mode.npy").is_file() else "mean.npy")
     released = torch.from_numpy(np.array(load_array(file)))
@@ -61,12 +63,14 @@ def load_central(directory: Path, shape: Shape) -> tuple[Tensor, Tensor]:
 
 
 def public_training_set(public: ImageSet, selection: Path, classes: int | None) -> tuple[MappedImages, Tensor, int]:
-    """The selected images (still memory-mapped), the label of each, and how many extra classes they add to the model.
+    """Return the selected images (memory-mapped), their labels, and the number of extra classes.
 
-    selection: directory that `stage select` wrote; classes: M, of the sensitive set, None if it relabelled. Labels are
-    rows of the label table of `UNet(extra_classes=k)`: sensitive classes 0..M-1 if the selection relabelled to them
-    (PrivImage; k = 0), else M + 1 + j for the j-th of its k public classes (RPGen).
-    Raises DataError if the selection is damaged or belongs to another public set.
+    selection: directory that `stage select` wrote;
+    classes: M, number of sensitive classes, None if it relabelled.
+
+    Labels are rows of the label table of `UNet(extra_classes=k)`: sensitive classes 0..M-1 if the
+    selection relabelled to them (PrivImage; k = 0), else M + 1 + j for the j-th of its k public
+    classes (RPGen). Raises DataError if the selection is damaged or belongs to another public set.
     """
     file = selection / "selection.json"
     with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {SELECT_AGAIN}"):

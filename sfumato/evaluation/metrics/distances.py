@@ -1,20 +1,22 @@
-"""Distances between two sets of features: Fréchet, sliced, maximum mean discrepancy; Inception Score of one set.
+"""Distances between two sets of features, and the Inception Score of one set.
 
-On Inception features the first and the last distance are FID and KID. On other features they are not called so:
-published values do not compare with them. SciPy and scikit-learn load when a metric is computed.
+The distances are Fréchet, sliced, and maximum mean discrepancy. On Inception features the first and
+the last are FID and KID. On other features they are not called so, because published values do not
+compare with them. SciPy and scikit-learn load when a metric is computed.
 """
 
 import numpy as np
 
-PROJECTED = 2_000_000  # numbers held at a time, of each set
+PROJECTED = 2_000_000  # Numbers in memory at a time, of each set
 
 
 def frechet_distance(features_a: np.ndarray, features_b: np.ndarray) -> float:
-    """||μa − μb||² + tr(A) + tr(B) − 2 tr((A^½ B A^½)^½), with A, B the sample covariances.
+    """Compute ||μa − μb||² + tr(A) + tr(B) − 2 tr((A^½ B A^½)^½), with sample covariances A, B.
 
-    features_a, features_b: (N, D), finite, two rows or more each; N may be below D. Computed in float64.
-    tr((A^½ B A^½)^½) is the nuclear norm of X Yᵀ, with A = XᵀX and B = YᵀY, so A and B may be singular: X and Y are the
-    QR factors of the centred rows. Source: Heusel et al. 2017, Eq. 6 (the distance: Dowson and Landau 1982).
+    features_a, features_b: (N, D), finite, two rows or more each; N may be below D. Computed in
+    float64. tr((A^½ B A^½)^½) is the nuclear norm of X Yᵀ, with A = XᵀX and B = YᵀY, so A and B may
+    be singular: X and Y are the QR factors of the centred rows. Source: Heusel et al. 2017, Eq. 6
+    (the distance: Dowson and Landau 1982).
     """
     means = [features.mean(axis=0, dtype=np.float64) for features in (features_a, features_b)]
     x, y = (
@@ -29,10 +31,13 @@ def frechet_distance(features_a: np.ndarray, features_b: np.ndarray) -> float:
 def sliced_distance(
     features_a: np.ndarray, features_b: np.ndarray, count: int, directions: int = 1000, seeds: int = 5
 ) -> tuple[float, float]:
-    """Mean and standard deviation, over the seeds, of the root of the mean squared difference of sorted projections.
+    """Compute the root mean squared difference of sorted projections.
 
-    features_a, features_b: (N, D), finite; count: rows that a seed draws of each, beside the directions. In float64.
-    Source: MIND (Berthet et al. 2026, arXiv 2605.06797), a sliced Wasserstein distance.
+    Returns mean and standard deviation over the seeds.
+
+    features_a, features_b: (N, D), finite; count: rows that each seed draws of each, beside the
+    directions. In float64. Source: MIND (Berthet et al. 2026, arXiv 2605.06797), a sliced
+    Wasserstein distance.
     """
     distances = []
     for seed in range(seeds):
@@ -49,11 +54,12 @@ def sliced_distance(
 def kernel_distance(
     features_a: np.ndarray, features_b: np.ndarray, subsets: int = 100, size: int = 1000
 ) -> tuple[float, float]:
-    """Mean and standard deviation, over random subsets, of the unbiased estimate of MMD².
+    """Estimate MMD² without bias on random subsets; return mean and standard deviation.
 
-    features_a, features_b: (N, D), finite, two rows or more each. A subset has `size` rows of each set, fewer if the
-    smaller set has fewer. Unlike the Fréchet distance it has no bias at few images, and can be negative. In float64.
-    Source: Bińkowski et al. 2018 (KID: 100 subsets of 1000).
+    features_a, features_b: (N, D), finite, two rows or more each. A subset has `size` rows of each
+    set, fewer if the smaller set has fewer. Unlike the Fréchet distance it has no bias at few
+    images, and can be negative. In float64. Source: Bińkowski et al. 2018 (KID: 100 subsets of
+    1000).
     """
     random = np.random.default_rng(0)
     size = min(size, len(features_a), len(features_b))
@@ -65,7 +71,10 @@ def kernel_distance(
 
 
 def squared_mmd(a: np.ndarray, b: np.ndarray) -> float:
-    """Unbiased MMD² of (n, D) and (m, D) float64 under k(x, y) = (x·y / D + 1)³: inner sums without their diagonals."""
+    """Compute unbiased MMD² of (n, D) and (m, D) float64 under k(x, y) = (x·y / D + 1)³.
+
+    Inner sums leave out their diagonals.
+    """
 
     from sklearn.metrics.pairwise import polynomial_kernel
 
@@ -77,11 +86,12 @@ def squared_mmd(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def inception_score(probabilities: np.ndarray, splits: int = 10) -> tuple[float, float]:
-    """Mean and standard deviation over `splits` parts of exp(mean KL(p(y|x) ‖ p(y))), from 1 to the number of classes.
+    """Compute exp(mean KL(p(y|x) ‖ p(y))) on `splits` parts; return mean and standard deviation.
 
-    Are single images clear, and are all of them together varied? It uses no real image.
-    probabilities: (N, classes), rows that add up to 1. They are shuffled first, because sets may be sorted by class.
-    There are fewer parts if one would have fewer than two images. Source: Salimans et al. 2016.
+    The score is from 1 to the number of classes, and higher if single images are clear and all of
+    them together are varied. It uses no real image. probabilities: (N, classes), rows that add up
+    to 1. They are shuffled first, because sets may be sorted by class. There are fewer parts if one
+    would have fewer than two images. Source: Salimans et al. 2016.
     """
     from scipy.stats import entropy
 

@@ -1,4 +1,4 @@
-"""How near a set of images comes to another, in one feature space: the table of metrics, and those of one set."""
+"""Compare sets of images in one feature space: the table of metrics, and the metrics of one set."""
 
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
@@ -16,9 +16,11 @@ from sfumato.settings.evaluate import Evaluate
 class Metric(NamedTuple):
     """One metric.
 
-    meaning: its line in docs/reference.md; measure: gives its numbers from a part of what `fidelity` takes; without it
-    `evaluate_folder` has them from images; needs: its extractor, any if empty; yardstick: also measured of blurred
-    ones.
+    meaning: its line in docs/reference.md;
+    measure: computes its numbers from some arguments of `fidelity`; without it `evaluate_folder`
+    computes them from images;
+    needs: required extractor, any if empty;
+    yardstick: measure it for blurred images too.
     """
 
     meaning: str
@@ -32,7 +34,7 @@ def frechet(compared: np.ndarray, reference: np.ndarray, **_: Any) -> dict[str, 
 
 
 def mind(compared: np.ndarray, reference: np.ndarray, novel: tuple[np.ndarray, ...], **_: Any) -> dict[str, float]:
-    """Of the set, and of training images: equally many, because the distance falls with their number."""
+    """Compute MIND of equally many images of the set and of training, as it falls with numbers."""
     count = min(map(len, (compared, reference, novel[1])))
     real = {"mind_real": sliced_distance(novel[1], reference, count)[0]}
     return with_spread("mind", sliced_distance(compared, reference, count)) | real
@@ -43,7 +45,8 @@ def mmd(compared: np.ndarray, reference: np.ndarray, **_: Any) -> dict[str, floa
 
 
 def score(compared: np.ndarray, extractor: Extractor, **_: Any) -> dict[str, float]:
-    assert extractor.head is not None  # Inception's; without bias, as in the first Inception Score
+    # Inception's head, without bias as in the first Inception Score
+    assert extractor.head is not None
     probabilities = softmax(compared.astype(np.float64) @ extractor.head.T, axis=1)
     return with_spread("inception_score", inception_score(probabilities))
 
@@ -76,7 +79,7 @@ METRICS = {
 
 
 def chosen_metrics(config: Evaluate) -> tuple[str, ...]:
-    """`evaluate.fidelity`, filled in."""
+    """Return `evaluate.fidelity`, or its default."""
     if config.fidelity is not None:
         return config.fidelity
     return tuple(name for name, metric in METRICS.items() if metric.needs in ("", config.extractor))
@@ -91,10 +94,14 @@ def fidelity(
     metrics: Collection[str],
     warn: Callable[[str], None],
 ) -> dict:
-    """The metrics of the set called `name`: {"space", "reference", "images", "reference_images", "frechet", "mmd", …}.
+    """Compute the metrics of the set called `name`.
 
-    compared, reference: (N, D) and (M, D) features, of the set and of the hold-out; novel: (features to test for
-    copies, training, hold-out); metrics: some of METRICS; warn: called with what limits a number.
+    compared, reference: (N, D) and (M, D) features, of the set and of the hold-out;
+    novel: features to test for copies, of training and of hold-out;
+    metrics: names from METRICS;
+    warn: called with the reason why a number is of limited use.
+
+    Returns {"space", "reference", "images", "reference_images", "frechet", "mmd", …}.
     """
     numbers: dict[str, Any] = {}
     for key, metric in METRICS.items():

@@ -1,8 +1,10 @@
-"""Feature Likelihood Divergence: fidelity, diversity and novelty in one number (Jiralerspong et al. 2023).
+"""Feature Likelihood Divergence: fidelity, diversity and novelty in one number (Jiralerspong et al.
 
-A Gaussian stands on every synthetic feature. Its width is fitted so that the *training* features become likely; the
-likelihood of the *hold-out* features is the score. A copy of a training image gets an almost zero width, and no
-hold-out feature is near it.
+2023).
+
+There is a Gaussian on every synthetic feature. Its width is fitted so that the *training* features
+become likely; the likelihood of the *hold-out* features is the score. A copy of a training image
+gets an almost zero width, and no hold-out feature is near it.
 """
 
 import math
@@ -11,25 +13,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ROUNDS = 40  # of expectation-maximisation
-SETTLED = 1e-5  # stop when a round brings less log-likelihood per dimension
-MIN_VARIANCE = 1e-4  # of a Gaussian: a hundredth of a feature's standard deviation
+ROUNDS = 40  # Rounds of expectation-maximisation
+SETTLED = 1e-5  # Stop when a round gains less log-likelihood per dimension
+MIN_VARIANCE = 1e-4  # Least variance of a Gaussian: a hundredth of a feature's standard deviation
 ROWS_AT_ONCE = 256
 
 
 def feature_likelihood(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, float]:
-    """`fld` and `generalisation_gap`, in hundredths of a nat per dimension.
+    """Compute `fld` and `generalisation_gap`, in hundredths of a nat per dimension.
 
-    synthetic, train, holdout: (N, D), finite, 4 rows or more each, brought to mean 0 and variance 1 by the moments of
-    the hold-out; features that are constant there are left out.
-    `fld`: negative log-likelihood of the hold-out, less that of a baseline whose centres are one half of the training
-    features, its widths fitted to the other half. 0 is as good as real images, copies reach thousands.
-    `generalisation_gap`: negative log-likelihood of the training set less that of the hold-out; far below 0 when images
-    were memorised. Widths come from expectation-maximisation, not the authors' 50 steps of Adam.
+    `fld` is the negative log-likelihood of the hold-out, less the same of a baseline whose centres
+    are one half of the training features, its widths fitted to the other half. 0 is as good as real
+    images, copies reach thousands. `generalisation_gap` is the negative log-likelihood of the
+    training set less that of the hold-out; far below 0 when images were memorised. Widths come from
+    expectation-maximisation, not the authors' 50 steps of Adam.
+
+    synthetic, train, holdout: (N, D), finite, 4 rows or more each, brought to mean 0 and variance 1
+    by the moments of the hold-out; features that are constant there are left out.
     """
     random = np.random.default_rng(0)
     most = 4000  # centres, and half the points they are fitted to: bounds time and memory (0.3 GB)
-    size = min(len(train) // 2, len(synthetic), most)  # as many centres for both: more centres look better
+    # equal numbers of centres, because more look better
+    size = min(len(train) // 2, len(synthetic), most)
     centres, fitted, scored = (
         np.asarray(features[random.permutation(len(features))[:number]], dtype=np.float64)
         for features, number in ((synthetic, size), (train, 2 * size), (holdout, most))
@@ -49,14 +54,16 @@ def feature_likelihood(synthetic: np.ndarray, train: np.ndarray, holdout: np.nda
 
 
 def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
-    """(M,) variance of the Gaussian on each of the (M, D) centres, such that the (N, D) points are likely.
+    """Fit the variance of the Gaussian on each of the (M, D) centres, (M,), to the (N, D) points.
 
-    The weights are equal. While fitting, one broad Gaussian at the mean of the points takes those that no centre
-    explains, so that they do not widen the nearest one. It is dropped afterwards, as the authors do.
+    The weights are equal. While fitting, one broad Gaussian at the mean of the points covers points
+    that no centre explains, so that they do not widen the nearest one. It is dropped afterwards, as
+    the authors do.
     """
     dimension = points.shape[1]
     distances = torch.cdist(points, centres).square_()  # (N, M)
-    far = 0.9**2 * torch.cdist(points, points.mean(dim=0, keepdim=True)).square_()  # (N, 1), shrunk towards the mean
+    # (N, 1), shrunk towards the mean
+    far = 0.9**2 * torch.cdist(points, points.mean(dim=0, keepdim=True)).square_()
     variances = ((distances.min(dim=0).values + 1e-3) / dimension).clamp_min(MIN_VARIANCE)
     background = torch.ones(1, dtype=torch.float64)
     before = -math.inf
@@ -85,7 +92,7 @@ def fit_variances(centres: Tensor, points: Tensor) -> Tensor:
 
 
 def negative_log_likelihood(points: Tensor, centres: Tensor, variances: Tensor) -> float:
-    """Mean over the points, per dimension, in nats."""
+    """Compute the mean over the points, per dimension, in nats."""
     dimension, total = points.shape[1], 0.0
     for part in points.split(ROWS_AT_ONCE):
         log_density = log_gaussian(torch.cdist(part, centres).square_(), variances, dimension)
@@ -94,5 +101,5 @@ def negative_log_likelihood(points: Tensor, centres: Tensor, variances: Tensor) 
 
 
 def log_gaussian(distances: Tensor, variances: Tensor, dimension: int) -> Tensor:
-    """(N, M) squared distances, (M,) variances -> log densities of isotropic Gaussians."""
+    """Compute isotropic Gaussians' log densities: (N, M) squared distances, (M,) variances."""
     return (distances * (-0.5 / variances)).sub_(0.5 * dimension * (2 * math.pi * variances).log())

@@ -1,16 +1,20 @@
-"""Metrics from nearest neighbours in a feature space: precision, recall, density, coverage, authenticity.
+"""Metrics from nearest neighbours in a feature space.
 
-scikit-learn loads when a metric is computed: `stage plan` needs only the names of the metrics.
+They are precision, recall, density, coverage and authenticity. scikit-learn loads when a metric is
+computed: `stage plan` needs only the names of the metrics.
 """
 
 import numpy as np
 
-MEMORY = 32.0  # MiB of distances held at a time
-NEIGHBOURS = 5  # k of precision, recall, density, coverage; fewer of few images
+MEMORY = 32.0  # MiB of distances in memory at a time
+NEIGHBOURS = 5  # k of precision, recall, density, coverage; fewer if there are few images
 
 
 def nearest(features: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest row of `reference` for each row of `features`: (index (N,) int64, distance (N,) float64)."""
+    """Find the nearest row of `reference` for each row of `features`.
+
+    Returns (index (N,) int64, distance (N,) float64).
+    """
     from sklearn.metrics import pairwise_distances_argmin_min
 
     index, distance = pairwise_distances_argmin_min(features.astype(np.float64), reference.astype(np.float64))
@@ -18,7 +22,10 @@ def nearest(features: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np
 
 
 def radii(features: np.ndarray, k: int) -> np.ndarray:
-    """(N,) distance of each row to its k-th nearest other row, float64. Raises ValueError for too few rows."""
+    """Return the distance of each row to its k-th nearest other row, (N,) float64.
+
+    Raises ValueError for too few rows.
+    """
     from sklearn.neighbors import NearestNeighbors
 
     distances, _ = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(features.astype(np.float64)).kneighbors()
@@ -26,19 +33,20 @@ def radii(features: np.ndarray, k: int) -> np.ndarray:
 
 
 def precision_recall(synthetic: np.ndarray, real: np.ndarray, k: int = NEIGHBOURS) -> dict[str, float]:
-    """Precision, recall (Kynkäänniemi et al. 2019), density, coverage (Naeem et al. 2020): balls to the k-th neighbour.
+    """Compute precision, recall, density and coverage, from balls to the k-th neighbour.
 
-    synthetic: (N, D), real: (M, D), finite. Balls are closed; k is 3 in the first paper. Also returns the "neighbours".
-    Precision: share of synthetic images inside some real ball. Recall: share of real images inside some synthetic ball.
-    Density: mean number of real balls around a synthetic image, over k; it can exceed 1. Coverage: share of real balls
-    that hold a synthetic image.
+    synthetic: (N, D), real: (M, D), finite. Balls are closed; k is 3 in the first paper. Also
+    returns the "neighbours". Precision is the share of synthetic images inside some real ball,
+    recall the share of real images inside some synthetic ball. Density is the mean number of real
+    balls around a synthetic image, over k; it can exceed 1. Coverage is the share of real balls
+    that contain a synthetic image. Source: Kynkäänniemi et al. 2019; Naeem et al. 2020.
     """
     from sklearn.metrics import pairwise_distances_chunked
 
     k = min(k, len(synthetic) - 1, len(real) - 1)
     real_radii = radii(real, k)
     synthetic_radii = radii(synthetic, k)
-    balls: list[int] = []  # of each synthetic image, how many real ones it is in
+    balls: list[int] = []  # number of real balls around each synthetic image
     recalled = np.zeros(len(real), dtype=bool)
     covered = np.zeros(len(real), dtype=bool)
     chunks = pairwise_distances_chunked(synthetic.astype(np.float64), real.astype(np.float64), working_memory=MEMORY)
@@ -58,11 +66,12 @@ def precision_recall(synthetic: np.ndarray, real: np.ndarray, k: int = NEIGHBOUR
 
 
 def authenticity(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, float]:
-    """Whether a set comes nearer to the training images than fresh real images do.
+    """Measure whether a set is nearer to the training images than fresh real images are.
 
-    `authenticity`: share of synthetic images farther from their nearest training image than that one is from its own
-    (Alaa et al. 2022); near one half for fresh real images, 0 for copies. `distance_ratio`: median distance of a
-    synthetic image to its nearest training image, over that of a hold-out image; 1 for fresh real images, 0 for copies.
+    `authenticity` is the share of synthetic images farther from their nearest training image than
+    that one is from its own nearest (Alaa et al. 2022); near one half for fresh real images, 0 for
+    copies. `distance_ratio` is the median distance of a synthetic image to its nearest training
+    image, over that of a hold-out image; 1 for fresh real images, 0 for copies.
     """
     index, distance = nearest(synthetic, train)
     fresh = float(np.median(nearest(holdout, train)[1]))
