@@ -19,13 +19,48 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_MEMORY = ("not enough memory", "can't allocate", "out of memory", "Cannot allocate", "Unable to allocate")
 
 
+Spelling = Callable[[str], str]  # how a front end writes the name of an option
+
+
 class SfumatoError(Exception):
-    """A mistake that a message can explain. Its text names the thing, its value and the fix."""
+    """A mistake that a message can explain. Its text names the thing, its value and the fix.
+
+    option: the option of a command, or the parameter of a function, that the mistake is about. The text of such an
+    error is a template of `values`, and names options as in {option.size_hint}: each front end spells them its own way.
+    proposed: a value for the option.
+    """
 
     exit_code = 1
     public = False  # whether it follows from public facts alone: a log may show it after sensitive files were opened
-    option: str | None = None  # of `survey`, that decides: only the owner of the images can
-    proposed: str | None = None  # its value
+    undecided = False  # whether only the owner of the images can decide the option: a front end may ask for it
+
+    def __init__(
+        self, text: object = "", *, option: str | None = None, proposed: str | None = None, **values: object
+    ) -> None:
+        super().__init__(text)
+        self.option = option
+        self.proposed = proposed
+        self.values = values
+
+    def __str__(self) -> str:
+        return self.spelled(str)
+
+    def spelled(self, spelling: Spelling) -> str:
+        """Return the text with the names of options as `spelling` writes them. `str` writes them as in Python."""
+        text = super().__str__()
+        if self.option is None:
+            return text
+        return text.format(option=OptionNames(spelling), **self.values)
+
+
+class OptionNames:
+    """The names of options by attribute, for templates."""
+
+    def __init__(self, spelling: Spelling) -> None:
+        self.spelling = spelling
+
+    def __getattr__(self, name: str) -> str:
+        return self.spelling(name)
 
 
 class ConfigError(SfumatoError):

@@ -22,6 +22,7 @@ from stages.compare import compare
 from stages.doctor import doctor
 from stages.egress import egress
 from stages.evaluate import evaluate
+from stages.flags import flag
 from stages.forget import du, forget
 from stages.init import init
 from stages.launch import EXIT_CODE, leave
@@ -74,7 +75,7 @@ def main() -> None:
         sys.stdout = None  # type: ignore[assignment]  # nothing is left to flush at the end
         sys.exit(1)
     except Exception as error:
-        reason = str(error) if isinstance(error, SfumatoError) else beyond_the_machine(error)
+        reason = error.spelled(flag) if isinstance(error, SfumatoError) else beyond_the_machine(error)
         public = getattr(error, "public", getattr(error, "errno", None) in FULL)
         if named and not public and not sys.stderr.isatty():
             reason = withheld(reason or traceback.format_exc())

@@ -12,9 +12,10 @@ import typer
 from sfumato import errors
 from sfumato.errors import ConfigError
 from sfumato.settings.data import GROUP
-from sfumato.settings.fields import part_of
+from sfumato.settings.options import InitOptions
 from sfumato.storage.documents import read_yaml
 from sfumato.storage.in_use import use_until_the_end
+from stages.flags import flag, with_flags
 from stages.plan import show_budget, show_minutes
 from stages.screen import say, show_numbers, tell, wrapped
 from stages.state import state_dir
@@ -25,39 +26,44 @@ if TYPE_CHECKING:
 HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # by parameter
 
 
+FLAGS: dict[str, Any] = {  # by the field of InitOptions
+    "images": Annotated[Path, typer.Argument(help=HELP["images"], metavar="FOLDER")],
+    "epsilon": Annotated[float | None, typer.Option(min=0.0, help="The privacy budget, the owner's decision.")],
+    "groups": Annotated[str | None, typer.Option(help=HELP["groups"])],
+    "alone": Annotated[bool, typer.Option("--alone", help=HELP["alone"])],
+    "one_image_each": Annotated[bool, typer.Option("--one-image-each", help=HELP["one_image_each"])],
+    "range": Annotated[str | None, typer.Option(help=HELP["range"])],
+    "label_column": Annotated[str | None, typer.Option(help=HELP["label_column"])],
+    "classes": Annotated[str | None, typer.Option(help=HELP["classes"])],
+    "skip": Annotated[str, typer.Option(help=HELP["skip"], metavar="SHARE")],
+    "fit": Annotated[str, typer.Option(help=HELP["fit"], metavar="crop|pad")],
+    "minutes": Annotated[float | None, typer.Option(min=0.0, help="Time there is, on this machine.")],
+    "size": Annotated[str | None, typer.Option(help=HELP["size"])],
+    "size_hint": Annotated[int | None, typer.Option(min=3, help=HELP["size_hint"])],
+    "dataset_id": Annotated[str | None, typer.Option(help=HELP["dataset_id"])],
+    "public": Annotated[Path | None, typer.Option(help="Folder of public images, one folder a class.")],
+    "evaluate": Annotated[bool, typer.Option("--evaluate/--no-evaluate", help=HELP["evaluate"])],
+    "out": Annotated[Path, typer.Option(help="Folder of the project.")],
+    "force": Annotated[bool, typer.Option("--force", help="Replace files of an earlier project.")],
+}
+
+
+@with_flags(FLAGS)
 def init(
-    images: Annotated[Path, typer.Argument(help=HELP["images"], metavar="FOLDER")],
-    epsilon: Annotated[float | None, typer.Option(min=0.0, help="The privacy budget, the owner's decision.")] = None,
-    groups: Annotated[str | None, typer.Option(help=HELP["groups"])] = None,
-    alone: Annotated[bool, typer.Option("--alone", help=HELP["alone"])] = False,
-    one_image_each: Annotated[bool, typer.Option("--one-image-each", help=HELP["one_image_each"])] = False,
-    range: Annotated[str | None, typer.Option(help=HELP["range"])] = None,
-    label_column: Annotated[str | None, typer.Option(help=HELP["label_column"])] = None,
-    classes: Annotated[str | None, typer.Option(help=HELP["classes"])] = None,
-    skip: Annotated[float, typer.Option(parser=part_of, help=HELP["skip"], metavar="SHARE")] = 0.0,
-    fit: Annotated[str, typer.Option(help=HELP["fit"], metavar="crop|pad")] = "crop",
-    minutes: Annotated[float | None, typer.Option(min=0.0, help="Time there is, on this machine.")] = None,
-    size: Annotated[str | None, typer.Option(help=HELP["size"])] = None,
-    size_hint: Annotated[int | None, typer.Option(min=3, help=HELP["size_hint"])] = None,
-    dataset_id: Annotated[str | None, typer.Option(help=HELP["dataset_id"])] = None,
-    public: Annotated[Path | None, typer.Option(help="Folder of public images, one folder a class.")] = None,
-    evaluate: Annotated[bool, typer.Option("--evaluate/--no-evaluate", help=HELP["evaluate"])] = True,
-    out: Annotated[Path, typer.Option(help="Folder of the project.")] = Path("."),
+    options: InitOptions,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take the defaults.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace files of an earlier project.")] = False,
 ) -> None:
     """Local: look at a folder of images, and write a project whose parameters fit them, ε and the minutes."""
-    given = dict(locals())  # by the names of the parameters of `propose_project`
-    del given["yes"]
     from sfumato.planning.create import Owner, propose_project, summary, warnings
     from sfumato.planning.project_files import unsaid
 
     use_until_the_end(state_dir())  # which dataset it looks at is not known yet
 
-    decided = [name for name in ("epsilon", "dataset_id", "minutes", "size_hint") if given[name] is None]
-    lacking = ", ".join([*(f"--{name.replace('_', '-')}" for name in decided), "--groups or --one-image-each"])
-    owner = Owner(None if yes else partial(ask, lacking), say if sys.stderr.isatty() else unsaid)
-    made = propose_project(owner=owner, state=state_dir(), **given)
+    decided = [name for name in ("epsilon", "dataset_id", "minutes", "size_hint") if getattr(options, name) is None]
+    lacking = ", ".join([*map(flag, decided), "--groups or --one-image-each"])
+    asking = None if yes else partial(ask, lacking)
+    owner = Owner(asking, say if sys.stderr.isatty() else unsaid, flag)
+    made = propose_project(options, owner, state_dir())
     from sfumato.planning.make import risk_line  # slow to import: pictures that cannot be used are named first
 
     say(*summary(made))
@@ -68,7 +74,7 @@ def init(
     show_sizes(made)
     if not owner.answer("Write the project?", True, None):
         raise typer.Exit(1)
-    made.write(say, force=force, more=officers_words(owner))
+    made.write(say, force=options.force, more=officers_words(owner))
     following = "dvc repro"
     if made.out != Path.cwd():
         following = f"cd {made.out} && dvc repro"

@@ -39,10 +39,13 @@ def shown(
     """
     if span is None:
         error = DataError(
-            f"{name} has {values.dtype} values: set those to show, such as range: [0, 4095] for 12 bits (in `data`; "
-            "`stage init --range 0,4095`). It is public, so take it from the kind of device, not from these images."
+            "{name} has {kind} values: set those to show, such as range: [0, 4095] for 12 bits (in `data`; of a new "
+            "project, {option.range}=0,4095). It is public, so take it from the kind of device, not from these images.",
+            option="range",
+            name=name,
+            kind=values.dtype,
         )
-        error.option = "span"
+        error.undecided = True
         raise error
     if alpha is not None and not alpha.any():
         raise DataError(f"{name} {TRANSPARENT}.")

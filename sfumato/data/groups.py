@@ -85,11 +85,15 @@ def ids_in_names(pattern: str, files: Sequence[Any], alone: bool) -> Ids:
     missed = [file.name for file, match in zip(files, matches, strict=True) if match is None]
     if missed and (not alone or len(missed) == len(files)):
         error = DataError(
-            f"data.groups.pattern={pattern} finds no id in {len(missed)} of {len(files)} file names, as in "
-            f"{missed[0]}: change it, or say data.groups.alone: true (--alone) where each such image is its person's "
-            "only one"
+            "data.groups.pattern={pattern} finds no id in {missed} of {files} file names, as in {example}: change it, "
+            "or say data.groups.alone: true ({option.alone}) where each such image is its person's only one",
+            option="groups",
+            pattern=pattern,
+            missed=len(missed),
+            files=len(files),
+            example=missed[0],
         )
-        error.option = "groups"
+        error.undecided = True
         raise error
     return [match and match[1] for match in matches]
 

@@ -23,6 +23,7 @@ from sfumato.data.sources.splits import folders_in, is_filing, split_of, visible
 from sfumato.data.tables import meaning
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import OUTER, Groups
+from sfumato.settings.options import ALL, Classes
 from sfumato.storage.files import files_in
 
 FOLDERS: dict[str, Any] = {"name": "imagefolder"}  # the layout of class folders
@@ -39,29 +40,27 @@ PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re
 MANY = 20  # classes: of more, pictures than FEW in each are few; else than LEAST
 FEW = 50
 LEAST = 10
-ALL = ("all",)  # the owner's word that none of the classes found is a person's
 
 
 class Unclear(ConfigError):
     """What only the owner can decide."""
 
-    def __init__(self, text: str, option: str, proposed: str | None = None) -> None:
-        super().__init__(text)
-        self.option = option
-        self.proposed = proposed
+    undecided = True
 
 
-def layout_of(
-    path: Path, label: str | None, groups: Groups | None = None, classes: Sequence[str] | None = None
-) -> Layout:
+def layout_of(path: Path, label: str | None, groups: Groups | None = None, classes: Classes | None = None) -> Layout:
     """The keys of a Request that say where labels are, and where persons' ids are, if it shows.
 
     label: the column that the owner names; groups, classes: what the owner says of them. Raises Unclear where only the
     owner can tell; ConfigError for persons' ids as labels.
     """
     if label is not None and PERSONS.fullmatch(meaning(label)):
-        what = f"--label-column={label} looks like persons' ids, which would be published as names of classes"
-        raise ConfigError(f"{what}: name the column of the labels, or rename this one")
+        raise ConfigError(
+            "{option.label_column}={label} looks like persons' ids, which would be published as names of classes: "
+            "name the column of the labels, or rename this one",
+            option="label_column",
+            label=label,
+        )
     path = unpacked(path)
     named = {}
     if classes not in (None, ALL):
@@ -86,9 +85,13 @@ def layout_of(
     if label is None and len(folders) > 1:
         alike = any({*cells_in(table, name)} == folders for name in meant)
         if classes is None and not alike and (meant or several):
-            text = f"{path} has folders and {table.name}, and either may hold the classes: --label-column COLUMN takes "
-            text += "the table (with several labels, the name labels.csv does); --classes a,b,c or all, the folders"
-            raise Unclear(text, "classes")
+            raise Unclear(
+                "{path} has folders and {table}, and either may hold the classes: {option.label_column} COLUMN takes "
+                "the table (with several labels, the name labels.csv does); {option.classes} a,b,c or all, the folders",
+                option="classes",
+                path=path,
+                table=table.name,
+            )
         return folder_layout(path, groups, classes)
     if not columns:
         raise ConfigError(f"{table} has no column of labels, only persons' ids: add one, or folders of classes")
@@ -97,8 +100,14 @@ def layout_of(
     elif label is None and len(meant) == 1:
         label = meant[0]
     if label is None:
-        text = f"{table} has the columns {', '.join(heads)}: name that of the labels by --label-column"
-        raise Unclear(f"{text}; what stands in it is published", "label", columns[0] if len(columns) == 1 else None)
+        raise Unclear(
+            "{table} has the columns {heads}: name that of the labels by {option.label_column}; what stands in it is "
+            "published",
+            option="label_column",
+            proposed=columns[0] if len(columns) == 1 else None,
+            table=table,
+            heads=", ".join(heads),
+        )
     return FOLDERS | {"label_column": label} | named, groups
 
 
@@ -154,11 +163,15 @@ def groups_in(names: Iterable[str]) -> Groups | None:
     """The column, key or array that holds persons' ids, by the meaning of its name. Raises Unclear for several."""
     found = [name for name in names if PERSONS.fullmatch(meaning(name))]
     if len(found) > 1:
-        raise Unclear(f"{' and '.join(found)} may all hold persons' ids: --groups names the one to go by", "groups")
+        raise Unclear(
+            "{found} may all hold persons' ids: {option.groups} names the one to go by",
+            option="groups",
+            found=" and ".join(found),
+        )
     return Groups(column=found[0]) if found else None
 
 
-def folder_layout(path: Path, groups: Groups | None, classes: Sequence[str] | None) -> Layout:
+def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) -> Layout:
     """The layout of folders: of classes, or of classes and persons in one another."""
     train, test = split_of(path)
     outer = [folder for part in train + test for folder in folders_in(part)]
@@ -178,7 +191,9 @@ def folder_layout(path: Path, groups: Groups | None, classes: Sequence[str] | No
             check_names(sorted(names | held_out))
         if classes is None and len(held_out - names) > len(held_out) / 2:
             raise Unclear(
-                f"the folders in {path} have other names in training than in test, as persons have", "classes"
+                "the folders in {path} have other names in training than in test, as persons have",
+                option="classes",
+                path=path,
             )
         return FOLDERS, groups
     found = sorted({entry.name for entry in inner})
@@ -201,7 +216,9 @@ def check_beside(path: Path, train: Sequence[Path], outer: Sequence[Path], neste
     if unread and few:
         raise ConfigError(unread[0])
     if unread and not decided:
-        raise Unclear(f"{unread[0]}; --classes a,b,c or all takes the folders as they are", "classes")
+        raise Unclear(
+            "{why}; {option.classes} a,b,c or all takes the folders as they are", option="classes", why=unread[0]
+        )
 
 
 def why_unread(file: Path, few: bool) -> str | None:
@@ -235,18 +252,21 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
     if table is None and not any(is_filing(name) or dates.search(name) for name in first | second):
         forms = {1: "class/person", -1: "person/class"}
         proposed = forms.get(int(np.sign(likeness(second) - likeness(first))))
-    text = f"{path} holds folders in folders: --groups class/person or --groups person/class says which are classes"
-    text += f", whose names are published, as of {outer[0].name}/{inner[0].name}"
+    text = (
+        "{path} holds folders in folders: {option.groups} class/person or {option.groups} person/class says which are "
+        "classes, whose names are published, as of {one}/{other}"
+    )
     if len(first) > 1 and any(entry.is_dir() for entry in visible(inner[0])):
         text = f"{path} holds folders three deep, and two may be told apart: move pictures up to <class>/<person>/, or "
         return ConfigError(f"{text}list them in metadata.csv, with the columns file_name, label and patient")
     if len(second) < 3:
-        text += f"; if {inner[0].name} is neither, move its pictures up into {outer[0].name}"
+        text += "; if {other} is neither, move its pictures up into {one}"
     if table is not None:
-        text += f"; if labels are in {table.name}, name their column by --label-column"
+        text += "; if labels are in {table.name}, name their column by {option.label_column}"
     if len(first) == 1:
-        text += f"; if {outer[0].name} is neither, name the folder {outer[0]}"
-    return Unclear(text, "groups", proposed)
+        text += "; if {one} is neither, name the folder {folder}"
+    names = {"one": outer[0].name, "other": inner[0].name}
+    return Unclear(text, option="groups", proposed=proposed, path=path, table=table, folder=outer[0], **names)
 
 
 def likeness(names: Collection[str]) -> int:
@@ -281,6 +301,12 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
         "they have few pictures each, as persons do": np.median(counts or FEW) < (FEW if len(names) > MANY else LEAST),
     }
     if why := [reason for reason, holds in reasons.items() if holds]:
-        text = f"the names found for classes would be published, and {why[0]}: --classes a,b,c names the classes, or "
-        text += "--classes all takes all that were found, your word that none is a person's. "
-        raise Unclear(f"{text}Found are {len(names)}: {', '.join(names[:3])}, …", "classes")
+        raise Unclear(
+            "the names found for classes would be published, and {why}: {option.classes} a,b,c names the classes, or "
+            "{option.classes} all takes all that were found, your word that none is a person's. "
+            "Found are {number}: {first}, …",
+            option="classes",
+            why=why[0],
+            number=len(names),
+            first=", ".join(names[:3]),
+        )

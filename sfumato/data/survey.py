@@ -24,6 +24,7 @@ from sfumato.data.sources.source import Request
 from sfumato.data.sources.splits import TEST
 from sfumato.errors import UNREADABLE, ConfigError, DataError, reading_sensitive
 from sfumato.settings.data import SEVERAL, Groups
+from sfumato.settings.options import Classes
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
@@ -62,7 +63,7 @@ def survey(
     groups: Groups | None = None,
     span: Span | None = None,
     label: str | None = None,
-    classes: tuple[str, ...] | None = None,
+    classes: Classes | None = None,
     alone: bool = False,
     skip: float = 0.0,
     state: Path | None = None,
@@ -85,7 +86,12 @@ def survey(
     if classes is None:
         check_names(source.classes, per_class(labels, len(source.classes)).tolist())
     elif classes != ALL and {*classes} != {*source.classes}:
-        raise ConfigError(f"--classes={','.join(classes)}, but {path} holds others: name all of its classes")
+        raise ConfigError(
+            "{option.classes}={names}, but {path} holds others: name all of its classes",
+            option="classes",
+            names=",".join(classes),
+            path=path,
+        )
     if not source.size:
         raise DataError(f"{path} has {len(source.classes)} classes and no pictures: give some of each.")
     if source.test is not None and not source.held_out:

@@ -7,22 +7,20 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any, Literal
 
 from sfumato import errors
 from sfumato.data.duplicates import ORIGIN
-from sfumato.data.layout import Unclear
 from sfumato.data.sources.imagefolder import list_folder
 from sfumato.data.sources.splits import VALIDATION, split_of, words_in
 from sfumato.data.survey import Survey, survey
-from sfumato.errors import ConfigError, SfumatoError, explained
+from sfumato.errors import ConfigError, SfumatoError, Spelling
 from sfumato.planning.project_files import Say, project_files, unsaid, write_project
-from sfumato.settings.data import GROUP, IMAGE, OUTER, SEVERAL, Data, Groups
-from sfumato.settings.fields import Size, both_sides, by, part_of, size_of
+from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data
+from sfumato.settings.fields import Size, both_sides, by
+from sfumato.settings.options import InitOptions
 from sfumato.settings.params import Params
 from sfumato.settings.stages import PROPOSAL
 from sfumato.storage.documents import read_json
@@ -30,7 +28,7 @@ from sfumato.storage.files import write_local
 
 if TYPE_CHECKING:
     from sfumato.planning.kept import Plan
-    from sfumato.planning.proposal import Proposal
+    from sfumato.planning.proposal import Known, Proposal
 
 NOTES = {  # comments of `params.yaml`, by the section that they stand above
     "data": "dataset_id keeps its name for ever: the odometer counts by it",
@@ -44,20 +42,22 @@ class Owner:
     """Decides what was not given: is asked, or takes the defaults.
 
     ask: asks a question, with a default and the type of the answer, or None for yes and no; None: nobody is asked;
-    see: shows a line that only the owner may read.
+    see: shows a line that only the owner may read; spelling: of options, to the owner.
     """
 
     ask: Callable[[str, Any, type | None], Any] | None = None
     see: Say = unsaid
+    spelling: Spelling = str
 
     def answer(self, question: str, default: Any, kind: type | None = str) -> Any:
         return default if self.ask is None else self.ask(question, default, kind)
 
-    def number(self, question: str, given: float | None, default: float | None) -> float:
+    def number(self, question: str, given: float | None, default: float | None, option: str) -> float:
         if given is None:
             given = self.answer(question, default, float)
         if given is None or not 0 < given < math.inf:
-            raise errors.public(ConfigError(f"{question}: must be a positive number, got {given}"))
+            text = "{question}: must be a positive number, got {given}"
+            raise errors.public(ConfigError(text, option=option, question=question, given=given))
         return float(given)
 
 
@@ -66,7 +66,8 @@ class Proposed:
     """A project that is not written yet.
 
     survey: of the images, private; chosen: of the proposals, and the others by size; seconds: of each stage; plan: of
-    the chosen one; counted: whether the published number of images is theirs, rounded.
+    the chosen one; counted: whether the published number of images is theirs, rounded; spelling: of options, to the
+    owner.
     """
 
     out: Path
@@ -76,6 +77,7 @@ class Proposed:
     seconds: dict[str, float | None]
     plan: Plan
     counted: bool
+    spelling: Spelling
 
     def write(self, say: Say, *, force: bool = False, more: Mapping[str, Any] | None = None) -> None:
         """Write the files of the project, and begin its repository.
@@ -91,90 +93,67 @@ class Proposed:
         seen = self.survey
         shown: dict[str, Any] = {"images": seen.images, "persons": seen.persons}
         shown |= {"classes": dict(zip(seen.classes, seen.counts, strict=True)), "budget": self.plan.budget}
-        shown |= {"protects": protected(self.chosen.params), "sizes": list(size_rows(self)), "seconds": self.seconds}
+        shown |= {"protects": protected(self), "sizes": list(size_rows(self)), "seconds": self.seconds}
         write_local(self.out / PROPOSAL, json.dumps(shown).encode())  # for `stage serve`
 
 
-def propose_project(
-    out: Path,
-    images: Path,
-    owner: Owner,
-    state: Path,
-    *,
-    epsilon: float | None = None,
-    groups: str | None = None,
-    alone: bool = False,
-    one_image_each: bool = False,
-    range: str | None = None,
-    label_column: str | None = None,
-    classes: str | None = None,
-    skip: float | str = 0.0,
-    fit: str = "crop",
-    minutes: float | None = None,
-    size: int | str | None = None,
-    size_hint: int | None = None,
-    dataset_id: str | None = None,
-    public: str | Path | None = None,
-    evaluate: bool = True,
-    force: bool = False,
-) -> Proposed:
+def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed:
     """Look at a folder of images, and find the parameters that fit them, ε and the minutes. Writes and spends nothing.
 
-    out: the project's folder; state: the private state directory; of the others `stage init --help` says more. Raises
-    ConfigError or DataError, as `survey` does and for what does not fit.
+    state: the private state directory. Raises ConfigError or DataError, as `survey` does and for what does not fit.
     """
-    folder = images.expanduser().resolve()
-    out = out.expanduser().resolve()
-    public = Path(public).expanduser().resolve() if public else None
-    check_places(folder, public, out, force)
-    if epsilon is None and owner.ask is None:
-        raise ConfigError("--epsilon is missing: it is the owner's decision, and has no default (docs: choose ε)")
-    if fit not in ("crop", "pad"):
-        raise ConfigError(f"--fit={fit}: give crop or pad")
-    asked = size_of_text(size)
-    said = {"groups": groups, "alone": alone, "label": label_column, "classes": classes, "span": range, "skip": skip}
-    seen = look(folder, said, owner, state)
-    if seen.groups is not None and one_image_each:
+    check_places(options)
+    if options.epsilon is None and owner.ask is None:
         raise ConfigError(
-            "--one-image-each contradicts --groups (or the folder layout), which assigns several images to a person"
+            "{option.epsilon} is missing: it is the owner's decision, and has no default (docs: choose ε)",
+            option="epsilon",
         )
-    shorter, longer = sorted(both_sides(asked or 0))
-    if shorter > max(seen.side, 8) or longer > max(seen.longer, 8):
-        raise ConfigError(f"--size={size} is more than most images have, and they are not enlarged: give less")
-    name = choose_name(folder, dataset_id, owner, state)
-    epsilon = owner.number("Privacy budget ε", epsilon, None)
-    seen, unit = look_for_persons(seen, folder, said, owner, state, one_image_each)
-    wanted = {
-        "dataset_id": name,
-        "path": str(folder),
-        "epsilon": epsilon,
-        "minutes": owner.number("Minutes that a run may take on this machine", minutes, 30.0),
-        "size_hint": size_hint or ask_for_size(seen, owner),
-        "unit": unit,
-        "data": seen.data | ({"fit": fit} if fit == "pad" else {}),
-        "evaluate": evaluate,
-    }
-    return propose_for(seen, asked, public, out, state, counted=size_hint is None, **wanted)
+    options, seen = look(options, owner, state)
+    if seen.groups is not None and options.one_image_each:
+        raise ConfigError(
+            "{option.one_image_each} contradicts {option.groups} (or the folder layout), which assigns several images "
+            "to a person",
+            option="one_image_each",
+        )
+    check_size(options.size, seen)
+    name = choose_name(options.images, options.dataset_id, owner, state)
+    epsilon = owner.number("Privacy budget ε", options.epsilon, None, "epsilon")
+    seen, unit = look_for_persons(seen, options, owner, state)
+    minutes = owner.number("Minutes that a run may take on this machine", options.minutes, 30.0, "minutes")
+    size_hint = options.size_hint or ask_for_size(seen, owner)
+
+    # slow to import: pictures that cannot be used are named first
+    from sfumato.planning.proposal import Known, are_sided, sizes_of
+
+    sides = (options.size,) if options.size else sizes_of(seen.side, seen.longer, seen.proportion)
+    known = Known(
+        dataset_id=name,
+        path=str(options.images),
+        side=max(sides, key=both_sides),
+        longer=seen.longer,
+        channels=3 if seen.colour else 1,
+        size_hint=size_hint,
+        epsilon=epsilon,
+        minutes=minutes,
+        unit=unit,
+        data=seen.data,
+        fit=options.fit,
+        groups=seen.groups,
+        public=str(options.public) if options.public else None,
+        public_images=count_public(options.public, owner),
+        evaluate=options.evaluate,
+        sided=are_sided(seen.classes),
+    )
+    return propose_for(known, sides, seen, options, owner, state)
 
 
 def propose_for(
-    seen: Survey, asked: Size | None, public: Path | None, out: Path, state: Path, *, counted: bool, **wanted: Any
+    known: Known, sides: Sequence[Size], seen: Survey, options: InitOptions, owner: Owner, state: Path
 ) -> Proposed:
-    """The proposals for what was seen and is wanted, and the plan of the chosen one. wanted: of `Known`."""
-    # slow to import: pictures that cannot be used are named first
+    """Find a proposal for each size, and the plan of the chosen one."""
     from sfumato.planning import estimate
-    from sfumato.planning.proposal import PROPOSALS, Known, proposals, proposed_card, sizes_of
+    from sfumato.planning.proposal import proposals, proposed_card
     from sfumato.planning.resolve import make_plan
-
-    sides = (asked,) if asked else sizes_of(seen.side, seen.longer, seen.proportion)
-    if seen.groups is not None:
-        wanted["data"]["groups"] = seen.groups.model_dump(exclude_defaults=True)
-    if public is not None:
-        wanted |= {"public": str(public), "public_images": len(list_folder(public, "--public").train)}
-    words = {word for name in seen.classes for word in re.split(r"[\W_]+", name.lower())}
-    wanted["sided"] = not words.isdisjoint(PROPOSALS["sided"])
-    largest = max(sides, key=both_sides)
-    known = Known(side=largest, longer=seen.longer, channels=3 if seen.colour else 1, **wanted)
 
     def seconds_of(params: Params) -> dict[str, float | None]:
         shape = (known.channels, *both_sides(params.data.size or known.side))
@@ -182,53 +161,109 @@ def propose_for(
 
     chosen, *others = proposals(known, sides, lambda params: {k: v or 0.0 for k, v in seconds_of(params).items()})
     return Proposed(
-        out=out,
+        out=options.out,
         survey=seen,
         chosen=chosen,
         others=others,
         seconds=seconds_of(chosen.params),
         plan=make_plan(chosen.params, proposed_card(chosen.params, seen.classes, seen.held_out is not None)),
-        counted=counted,
+        counted=options.size_hint is None,
+        spelling=owner.spelling,
     )
 
 
-def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> None:
+def count_public(folder: Path | None, owner: Owner) -> int:
+    if folder is None:
+        return 0
+    return len(list_folder(folder, owner.spelling("public")).train)
+
+
+def check_places(options: InitOptions) -> None:
     """Raise ConfigError if there is no folder, if git would take the images, or if files would be overwritten."""
-    for images in filter(None, (folder, public)):
+    out = options.out
+    for option, images in (("images", options.images), ("public", options.public)):
+        if images is None:
+            continue
         if not images.exists():
-            raise ConfigError(f"{images} does not exist: name the folder of the images")
+            raise ConfigError("{images} does not exist: name the folder of the images", option=option, images=images)
         if out == images or out in images.parents or images in out.parents:
-            text = f"the project {out} and {images} lie in one another, where git would take the images"
-            raise ConfigError(f"{text}: run from another folder, or name one with --out")
-    if public == folder:
-        raise ConfigError(f"--public {public} holds the sensitive images: name a folder of public ones, or none")
+            raise ConfigError(
+                "the project {out} and {images} lie in one another, where git would take the images: run from another "
+                "folder, or name one with {option.out}",
+                option="out",
+                out=out,
+                images=images,
+            )
+    if options.public == options.images:
+        raise ConfigError(
+            "{option.public} {public} holds the sensitive images: name a folder of public ones, or none",
+            option="public",
+            public=options.public,
+        )
     there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
-    if there and not force:
-        raise ConfigError(f"{out} holds {' and '.join(there)} already: name another folder with --out, or give --force")
+    if there and not options.force:
+        raise ConfigError(
+            "{out} holds {there} already: name another folder with {option.out}, or give {option.force}",
+            option="out",
+            out=out,
+            there=" and ".join(there),
+        )
 
 
-def look(folder: Path, said: dict[str, Any], owner: Owner, state: Path) -> Survey:
-    """What the folder holds. said: the options of `survey`. What only the owner can decide is asked, and joins them."""
-    questions = {  # by the option that the answer is of
-        "groups": "How do I find each image's person? (same syntax as --groups, or `alone`)",
-        "classes": "The classes, as a,b,c; or `all` that were found",
-        "label": "The column of the labels",
-        "span": "Values shown as black and white, such as 0,4095",
-    }
+def check_size(size: Size | None, seen: Survey) -> None:
+    """Raise ConfigError if most images are smaller than the size that is asked for."""
+    if size is None:
+        return
+    rows, columns = both_sides(size)
+    if min(rows, columns) > max(seen.side, 8) or max(rows, columns) > max(seen.longer, 8):
+        raise ConfigError(
+            "{option.size}={size} is more than most images have, and they are not enlarged: give less",
+            option="size",
+            size=rows if rows == columns else f"{rows}x{columns}",
+        )
+
+
+def look(options: InitOptions, owner: Owner, state: Path) -> tuple[InitOptions, Survey]:
+    """Survey the images. What only the owner can decide is asked, and joins the options."""
     while True:
         try:
-            classes = said["classes"] and tuple(part.strip() for part in said["classes"].split(","))
-            read = {"groups": groups_of(said["groups"]), "classes": classes, "span": range_of(said["span"])}
-            seen = survey(folder, **said | read | {"skip": part_of(said["skip"])}, state=state)
+            seen = survey(
+                options.images,
+                groups=options.groups,
+                span=options.range,
+                label=options.label_column,
+                classes=options.classes,
+                alone=options.alone,
+                skip=options.skip,
+                state=state,
+            )
+        except SfumatoError as unclear:
+            if owner.ask is None or not unclear.undecided:
+                raise
+            options = ask_about(unclear, options, owner)
+        else:
             for line in understood(seen):
                 owner.see(line)
-            return seen
-        except SfumatoError as unclear:
-            if owner.ask is None or unclear.option is None:
-                raise
-            owner.see(str(unclear))
-            answer = owner.answer(questions[unclear.option], unclear.proposed)
-            said |= {"alone": True} if answer == "alone" else {unclear.option: answer}
+            return options, seen
+
+
+def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> InitOptions:
+    """Ask what only the owner can decide, again if the answer is not valid. Return the options with it."""
+    questions = {
+        "groups": f"How do I find each image's person? (same syntax as {owner.spelling('groups')}, or `alone`)",
+        "classes": "The classes, as a,b,c; or `all` that were found",
+        "label_column": "The column of the labels",
+        "range": "Values shown as black and white, such as 0,4095",
+    }
+    option = str(unclear.option)
+    owner.see(unclear.spelled(owner.spelling))
+    answer = owner.answer(questions[option], unclear.proposed)
+    if option == "groups" and answer == "alone":
+        return replace(options, alone=True)
+    try:
+        return replace(options, **{option: answer})
+    except ConfigError as mistake:
+        return ask_about(mistake, options, owner)
 
 
 def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> str:
@@ -240,53 +275,61 @@ def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> s
     name = given or owner.answer("Name of the dataset, for ever", before or plain or "images")
     if before not in (None, name):
         remedy = "keep that name, under which their costs add up, or move images of other people to another folder"
-        text = f"--dataset-id {name}: images of {folder} are counted as {before!r} already: {remedy}"
-        raise errors.public(ConfigError(text))
+        text = "{option.dataset_id} {name}: images of {folder} are counted as {before!r} already: {remedy}"
+        error = ConfigError(text, option="dataset_id", name=name, folder=folder, before=before, remedy=remedy)
+        raise errors.public(error)
     return str(name)
 
 
 def look_for_persons(
-    seen: Survey, folder: Path, said: dict[str, Any], owner: Owner, state: Path, one_image_each: bool
-) -> tuple[Survey, str | None]:
-    """What is seen with the persons that the owner names, and the unit of privacy. said: as of `look`."""
-    if seen.groups is None and not one_image_each:
-        said["groups"] = ask_for_groups(seen, owner)
-        if said["groups"]:
-            seen = look(folder, said, owner, state)
-        one_image_each = owner.ask is not None
+    seen: Survey, options: InitOptions, owner: Owner, state: Path
+) -> tuple[Survey, Literal["group", "image"] | None]:
+    """Return what is seen with the persons that the owner names, and the unit of privacy."""
+    confirmed = options.one_image_each
+    if seen.groups is None and not confirmed:
+        answered = ask_for_groups(seen, options, owner)
+        if answered is not None:
+            _, seen = look(answered, owner, state)
+        confirmed = owner.ask is not None and answered is None
     if seen.groups is not None:
         return seen, GROUP
-    if one_image_each:
+    if confirmed:
         return seen, IMAGE
     return seen, None
 
 
-def ask_for_groups(seen: Survey, owner: Owner) -> str | None:
-    """How each image's person is found, if two can be of one. Raises ConfigError if it seems so and nobody is asked.
+def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOptions | None:
+    """Ask how each image's person is found, and return the options with it; None if no two images are of one person.
 
-    Where something repeats, the default is to protect persons; without a proposal there is none.
+    Where something repeats, the default is to protect persons; without a proposal there is none. Raises ConfigError if
+    something repeats and nobody is asked.
     """
     likely: bool | None = False
     pattern = None
     if found := seen.repeats:
         pattern = found.groups
         likely = bool(pattern) or None
-        way = f"--groups '{pattern}'"
-        if pattern is None:
-            way = "--groups with a pattern, a column or a CSV file"
         if owner.ask is None:
             raise ConfigError(
-                f"{found.why}. Use {way} to protect people, or --one-image-each to confirm that no person appears twice"
+                "{why}. Use {option.groups} {way} to protect people, or {option.one_image_each} to confirm that no "
+                "person appears twice",
+                option="groups",
+                why=found.why,
+                way=f"'{pattern}'" if pattern else "with a pattern, a column or a CSV file",
             )
         owner.see(found.why)
         for name, person in found.examples:
             owner.see(f"         {name} would be of person {person}")
         if found.persons:
             owner.see(f"         {found.persons} persons, by the pattern {pattern}")
-    if owner.answer("Can the same person appear in more than one image?", likely, None):
-        way = "a pattern that captures the id in file names, such as ^(P\\d+)_, or a CSV file"
-        return owner.answer(f"Which images belong to the same person? ({way})", pattern)
-    return None
+    if not owner.answer("Can the same person appear in more than one image?", likely, None):
+        return None
+    way = "a pattern that captures the id in file names, such as ^(P\\d+)_, or a CSV file"
+    groups = owner.answer(f"Which images belong to the same person? ({way})", pattern)
+    try:
+        return replace(options, groups=groups)
+    except ConfigError as mistake:
+        return ask_about(mistake, options, owner)
 
 
 def ask_for_size(seen: Survey, owner: Owner) -> int:
@@ -298,44 +341,6 @@ def ask_for_size(seen: Survey, owner: Owner) -> int:
     if seen.held_out is None:
         units *= 1 - Data().holdout_fraction
     return int(owner.answer(f"How many {what}, roughly (published with the release)", rounded_size(round(units))))
-
-
-def groups_of(text: str | None) -> Groups | None:
-    """Which images are whose, as `--groups` says: a CSV file, a column, the order of folders, or a pattern."""
-    if text is None:
-        return None
-    if text == "class/person":
-        return Groups(folder=True)
-    if text == "person/class":
-        return Groups(folder=OUTER)
-    if Path(text).expanduser().is_file() or text.lower().endswith(".csv"):
-        return Groups(csv=str(Path(text).expanduser().resolve()))
-    if "(" not in text:  # it is no pattern around an id
-        return Groups(column=text)
-    try:
-        return Groups(pattern=text)
-    except ValidationError as error:
-        raise Unclear(f"--groups={text}: {error.errors()[0]['msg'].removeprefix('Value error, ')}", "groups") from error
-
-
-def range_of(text: str | None) -> tuple[float, float] | None:
-    """The values of black and white, as `--range` gives them: two numbers with a comma between."""
-    if text is None:
-        return None
-    with explained(ConfigError, lambda _: f"--range={text}: give two numbers, such as 0,4095", causes=(ValueError,)):
-        low, high = (float(part) for part in text.split(","))
-    return low, high
-
-
-def size_of_text(text: int | str | None) -> Size | None:
-    """The size that `--size` names: the side of squares, or rows x columns."""
-    if text is None:
-        return None
-    form = re.fullmatch(r"(\d{1,5})(?:[x×](\d{1,5}))?", str(text))
-    size = form and (int(form[1]), int(form[2] or form[1]))
-    if not size or min(size) < 8:
-        raise ConfigError(f"--size={text}: give 8 pixels a side or more, as in 64 or 192x256")
-    return size_of(size)
 
 
 def understood(seen: Survey) -> Iterator[str]:
@@ -369,7 +374,7 @@ def summary(made: Proposed) -> Iterator[str]:
     trained = [part.name for part in split_of(Path(str(params.data.path)))[0]]
     if joined := [name for name in trained if {*words_in(name)} & {*VALIDATION}]:
         yield f"         {', '.join(joined)}/ joins the training images: nothing is chosen by it"
-    yield f"protects {protected(params)}"
+    yield f"protects {protected(made)}"
     yield f"recipe   {params.recipe}: {made.chosen.row}"
     if params.synthesize.choose:
         yield "         public images join the drawn ones, if students of both mixtures then agree with the teacher"
@@ -379,7 +384,8 @@ def summary(made: Proposed) -> Iterator[str]:
     yield f"public   that the dataset exists, {names}, and privacy.size_hint={params.privacy.size}"
     if made.counted:
         what = "persons" if params.privacy.unit == GROUP else "images"
-        yield f"         size_hint is the number of {what} to one digit: if it must not be known, give --size-hint"
+        option = made.spelling("size_hint")
+        yield f"         size_hint is the number of {what} to one digit: if it must not be known, give {option}"
 
 
 def warnings(made: Proposed, state: Path) -> Iterator[str]:
@@ -412,9 +418,11 @@ def size_rows(made: Proposed) -> Iterator[list[str]]:
         yield [mark + pixels, minutes, f"{math.ceil(one.whole)}", useful]
 
 
-def protected(params: Params) -> str:
+def protected(made: Proposed) -> str:
+    params = made.chosen.params
     if params.data.groups:
         return f"each person with all their images, whose ids are found by: {params.data.groups.words}"
     if params.privacy.unit == IMAGE:
         return "each image (you confirmed that no two images show the same person)"
-    return "each image; a person with several is not protected as one (--groups, or --one-image-each if none has)"
+    groups, alone = map(made.spelling, ("groups", "one_image_each"))
+    return f"each image; a person with several is not protected as one ({groups}, or {alone} if none has)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import LAST_ERROR, ConfigError, DataError, SfumatoError, error_from
 from sfumato.planning.running import release_left
+from sfumato.settings.options import InitOptions
 from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER
 from sfumato.storage.documents import read_json
 from sfumato.storage.in_use import in_use
@@ -62,23 +62,13 @@ class Project:
         from sfumato.data.sources.packed import unpacking
         from sfumato.planning.create import Owner, propose_project, summary, warnings
 
-        given: dict[str, Any] = dict(options)
-        for name, value in options.items():
-            if isinstance(value, list | tuple):
-                given[name] = ",".join(map(str, value))
-            elif isinstance(value, Path):
-                given[name] = str(value)
+        stated = InitOptions(images=Path(images), out=Path(folder), epsilon=epsilon, **options)
         state = state_dir()
         with in_use(state), unpacking():
-            try:
-                made = propose_project(Path(folder), Path(images), Owner(), state, epsilon=epsilon, **given)
-            except SfumatoError as error:  # its options are parameters here
-                words = re.sub(r"(?<!`)--([a-z][a-z-]+)", lambda option: option[1].replace("-", "_"), str(error))
-                error.args = (words,)
-                raise
+            made = propose_project(stated, Owner(), state)
             for line in (*summary(made), *warnings(made, state)):
                 print(line)
-            made.write(print, force=bool(given.get("force")))
+            made.write(print, force=stated.force)
         return cls(folder)
 
     def plan(self) -> pandas.DataFrame:

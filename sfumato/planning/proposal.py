@@ -5,6 +5,7 @@ images, their classes, a rounded number of them, ε, and the minutes that `plann
 """
 
 import math
+import re
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import Any
 from sfumato.data.store import Card
 from sfumato.errors import ConfigError
 from sfumato.planning.forecast import kept
-from sfumato.settings.data import SEVERAL
+from sfumato.settings.data import SEVERAL, Data, Groups
 from sfumato.settings.fields import Size, both_sides, by, size_of
 from sfumato.settings.noise import noise_at
 from sfumato.settings.params import Params
@@ -44,7 +45,9 @@ class Known:
     epsilon: float
     minutes: float
     unit: str | None = None  # privacy.unit
-    data: Mapping[str, Any] = field(default_factory=dict)  # further keys of the section: labels, range, fit, groups
+    data: Mapping[str, Any] = field(default_factory=dict)  # further keys of the section: where the labels are, range
+    fit: str = "crop"
+    groups: Groups | None = None  # where persons' ids are found
     public: str | None = None  # folder of public images
     public_images: int = 0  # how many it holds
     evaluate: bool = True  # whether the release is judged on real images
@@ -104,6 +107,12 @@ def sizes_of(side: int, longer: int, proportion: float) -> tuple[Size, ...]:
         shorter = max(8, 4 * round(each * quarter / 4))
         sizes.append(size_of(sorted((shorter, each), reverse=proportion > 1)))
     return tuple(sizes)
+
+
+def are_sided(classes: Sequence[str]) -> bool:
+    """Return whether classes may be mirror images of one another, by the words in their names."""
+    words = {word for name in classes for word in re.split(r"[\W_]+", name.lower())}
+    return not words.isdisjoint(PROPOSALS["sided"])
 
 
 def rounded_size(count: int) -> int:
@@ -173,6 +182,10 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
     """One point between the first and the last numbers of a row: part 0 to 1."""
     data: dict[str, Any] = {"dataset_id": known.dataset_id, "source": "imagefolder", "path": known.path}
     data |= {"size": known.side, "channels": known.channels, **known.data}
+    if known.fit != Data().fit:
+        data["fit"] = known.fit
+    if known.groups is not None:
+        data["groups"] = known.groups.model_dump(exclude_defaults=True)
     privacy = {"epsilon": known.epsilon, "size_hint": known.size_hint, "accountant": "exact"}
     content: dict[str, Any] = {"recipe": None, "profile": None, "seed": 0, "data": data, "privacy": privacy}
     if known.unit is not None:

@@ -1,0 +1,134 @@
+"""The options of `stage init` and of `sfumato.Project.create`. Text is parsed here, and nowhere else."""
+
+import csv
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+
+from sfumato.errors import ConfigError
+from sfumato.settings.data import OUTER, Groups, Range
+from sfumato.settings.fields import Part, Size, both_sides
+
+ALL: Literal["all"] = "all"  # the owner's confirmation that none of the classes found is a person's
+Classes = tuple[str, ...] | Literal["all"]
+
+
+def parse_groups(text: str) -> Groups:
+    """Parse where persons' ids are: a CSV file, a column, the order of folders, or a pattern."""
+    if text == "class/person":
+        return Groups(folder=True)
+    if text == "person/class":
+        return Groups(folder=OUTER)
+    if Path(text).expanduser().is_file() or text.lower().endswith(".csv"):
+        return Groups(csv=str(Path(text).expanduser().resolve()))
+    if "(" not in text:  # it is no pattern around an id
+        return Groups(column=text)
+    return Groups(pattern=text)
+
+
+def parse_classes(text: str) -> Classes:
+    """Parse names with commas between them, as one line of CSV: a name with a comma in it stands in double quotes."""
+    if text == ALL:
+        return ALL
+    try:
+        (names,) = csv.reader([text], skipinitialspace=True, strict=True)
+    except csv.Error as error:
+        raise ValueError(f"{error}. Give a,b,c, and a name with a comma in double quotes") from error
+    return tuple(name.strip() for name in names)
+
+
+def parse_range(text: str) -> tuple[float, float]:
+    """Parse the values of black and white, with a comma between them."""
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError("give two numbers, such as 0,4095") from error
+    return low, high
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Parse the side of squares, or rows x columns."""
+    form = re.fullmatch(r"(\d{1,5})(?:[x×](\d{1,5}))?", text)
+    if form is None:
+        raise ValueError(SIZES)
+    return int(form[1]), int(form[2] or form[1])
+
+
+SIZES = "give 8 pixels a side or more, as in 64 or 192x256"
+
+
+def at_least_8(size: Size | None) -> Size | None:
+    if size is not None and min(both_sides(size)) < 8:
+        raise ValueError(SIZES)
+    return size
+
+
+def from_text(parse: Callable[[str], Any]) -> BeforeValidator:
+    """Return a validator that parses text, and passes any other value on to the type of the field."""
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse(value)
+        except ValidationError as error:
+            raise ValueError(reason_of_invalid(error)) from error
+
+    return BeforeValidator(read)
+
+
+def reason_of_invalid(error: ValidationError) -> str:
+    return error.errors()[0]["msg"].removeprefix("Value error, ")
+
+
+def absolute(path: Path) -> Path:
+    return path.expanduser().resolve()
+
+
+VALIDATION = ConfigDict(extra="forbid", validate_default=True, coerce_numbers_to_str=True)
+Place = Annotated[Path, AfterValidator(absolute)]
+
+
+@dataclass(frozen=True, kw_only=True, config=VALIDATION)
+class InitOptions:
+    """What an owner states about a folder of images and the project for it. None: to be asked or proposed.
+
+    Raises ConfigError for a value that is not valid.
+    """
+
+    images: Place
+    epsilon: float | None = None
+    groups: Annotated[Groups | None, from_text(parse_groups)] = None  # where persons' ids are found
+    alone: bool = False  # confirmed: an image without an id is its person's only one
+    one_image_each: bool = False  # confirmed: no person has two images
+    range: Annotated[Range, from_text(parse_range)] = None  # values shown as black and white
+    label_column: str | None = None
+    classes: Annotated[Classes | None, from_text(parse_classes)] = None
+    skip: Part = 0.0  # share of the pictures that may be broken
+    fit: Literal["crop", "pad"] = "crop"
+    minutes: float | None = None
+    size: Annotated[Size | None, from_text(parse_size), AfterValidator(at_least_8)] = None
+    size_hint: Annotated[int, Field(ge=3)] | None = None  # published number of images or persons
+    dataset_id: str | None = None
+    public: Place | None = None  # folder of public images
+    evaluate: bool = True
+    out: Place = Path()  # folder of the project
+    force: bool = False  # replace the files of an earlier project
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def explain(cls, values: Any, validate: Callable[[Any], Self]) -> Self:
+        """Raise the first mistake as a ConfigError about its option."""
+        try:
+            return validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = str(first["loc"][0])
+            if first["type"] == "unexpected_keyword_argument":
+                raise TypeError(f"{name!r} is no option of a new project") from error
+            text = f"{{option.{name}}}={{given}}: {{reason}}"
+            raise ConfigError(text, option=name, given=first["input"], reason=reason_of_invalid(error)) from error
