@@ -4,7 +4,9 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import wraps
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 
 def flag(name: str) -> str:
@@ -12,28 +14,39 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def with_flags(flags: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Show Typer one parameter for each field of a dataclass, which is the first parameter of the command.
+def with_flags(descriptions: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a Typer command an option for each field of a dataclass, the command's first parameter.
 
-    flags: how Typer reads each field. The defaults are those of the dataclass.
+    descriptions: for the help, by field.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         first, *others = inspect.signature(command, eval_str=True).parameters.values()
+        kind = first.annotation
 
         @wraps(command)
         def called(**given: Any) -> None:
-            options = first.annotation(**{name: given.pop(name) for name in flags})
+            options = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
             command(options, **given)
 
-        vars(called)["__signature__"] = inspect.Signature([*parameters_of(first.annotation, flags), *others])
+        vars(called)["__signature__"] = inspect.Signature([*parameters_of(kind, descriptions), *others])
         return called
 
     return decorate
 
 
-def parameters_of(kind: type, flags: Mapping[str, Any]) -> Iterator[inspect.Parameter]:
+def parameters_of(kind: type, descriptions: Mapping[str, str]) -> Iterator[inspect.Parameter]:
+    """Yield a parameter for each field: true or false, or text, which the dataclass parses."""
     for field in fields(kind):
-        default = inspect.Parameter.empty if field.default is MISSING else field.default
-        form = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        yield inspect.Parameter(field.name, form, default=default, annotation=flags[field.name])
+        default = field.default
+        annotation: Any = Annotated[str | None, typer.Option(help=descriptions[field.name])]
+        if default is MISSING:
+            default = inspect.Parameter.empty
+            annotation = Annotated[str, typer.Argument(help=descriptions[field.name])]
+        elif default is False:
+            annotation = Annotated[bool, typer.Option(flag(field.name), help=descriptions[field.name])]
+        elif default is True:
+            annotation = Annotated[bool, typer.Option(help=descriptions[field.name])]
+        yield inspect.Parameter(
+            field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation
+        )

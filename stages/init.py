@@ -23,32 +23,10 @@ from stages.state import state_dir
 if TYPE_CHECKING:
     from sfumato.planning.create import Owner, Proposed
 
-HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # by parameter
+HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # by option
 
 
-FLAGS: dict[str, Any] = {  # by the field of InitOptions
-    "images": Annotated[Path, typer.Argument(help=HELP["images"], metavar="FOLDER")],
-    "epsilon": Annotated[float | None, typer.Option(min=0.0, help="The privacy budget, the owner's decision.")],
-    "groups": Annotated[str | None, typer.Option(help=HELP["groups"])],
-    "alone": Annotated[bool, typer.Option("--alone", help=HELP["alone"])],
-    "one_image_each": Annotated[bool, typer.Option("--one-image-each", help=HELP["one_image_each"])],
-    "range": Annotated[str | None, typer.Option(help=HELP["range"])],
-    "label_column": Annotated[str | None, typer.Option(help=HELP["label_column"])],
-    "classes": Annotated[str | None, typer.Option(help=HELP["classes"])],
-    "skip": Annotated[str, typer.Option(help=HELP["skip"], metavar="SHARE")],
-    "fit": Annotated[str, typer.Option(help=HELP["fit"], metavar="crop|pad")],
-    "minutes": Annotated[float | None, typer.Option(min=0.0, help="Time there is, on this machine.")],
-    "size": Annotated[str | None, typer.Option(help=HELP["size"])],
-    "size_hint": Annotated[int | None, typer.Option(min=3, help=HELP["size_hint"])],
-    "dataset_id": Annotated[str | None, typer.Option(help=HELP["dataset_id"])],
-    "public": Annotated[Path | None, typer.Option(help="Folder of public images, one folder a class.")],
-    "evaluate": Annotated[bool, typer.Option("--evaluate/--no-evaluate", help=HELP["evaluate"])],
-    "out": Annotated[Path, typer.Option(help="Folder of the project.")],
-    "force": Annotated[bool, typer.Option("--force", help="Replace files of an earlier project.")],
-}
-
-
-@with_flags(FLAGS)
+@with_flags(HELP)
 def init(
     options: InitOptions,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take the defaults.")] = False,

@@ -54,13 +54,7 @@ def layout_of(path: Path, label: str | None, groups: Groups | None = None, class
     label: the column that the owner names; groups, classes: what the owner says of them. Raises Unclear where only the
     owner can tell; ConfigError for persons' ids as labels.
     """
-    if label is not None and PERSONS.fullmatch(meaning(label)):
-        raise ConfigError(
-            "{option.label_column}={label} looks like persons' ids, which would be published as names of classes: "
-            "name the column of the labels, or rename this one",
-            option="label_column",
-            label=label,
-        )
+    check_column(label)
     path = unpacked(path)
     named = {}
     if classes not in (None, ALL):
@@ -109,6 +103,16 @@ def layout_of(path: Path, label: str | None, groups: Groups | None = None, class
             heads=", ".join(heads),
         )
     return FOLDERS | {"label_column": label} | named, groups
+
+
+def check_column(label: str | None) -> None:
+    if label is not None and PERSONS.fullmatch(meaning(label)):
+        raise ConfigError(
+            "{option.label_column}={label} looks like persons' ids, which would be published as names of classes: "
+            "name the column of the labels, or rename this one",
+            option="label_column",
+            label=label,
+        )
 
 
 def cells_in(table: Path, column: str) -> list[str]:

@@ -86,12 +86,8 @@ def survey(
     if classes is None:
         check_names(source.classes, per_class(labels, len(source.classes)).tolist())
     elif classes != ALL and {*classes} != {*source.classes}:
-        raise ConfigError(
-            "{option.classes}={names}, but {path} holds others: name all of its classes",
-            option="classes",
-            names=",".join(classes),
-            path=path,
-        )
+        text = "{option.classes}={names}, but {path} holds others: name all of its classes"
+        raise ConfigError(text, option="classes", names=",".join(classes), path=path)
     if not source.size:
         raise DataError(f"{path} has {len(source.classes)} classes and no pictures: give some of each.")
     if source.test is not None and not source.held_out:

@@ -79,17 +79,27 @@ def verify(
     Raises LedgerError with every reason. ledger_only: compare it with no run, for a ledger without
     its project. Raises ConfigError inside a project.
     """
-    for flag, value in (("--epsilon", limit), ("--delta", delta)):
+    for option, value in (("epsilon", limit), ("delta", delta)):
         if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"{flag} {value:g} is not a bound: give a positive number")
+            text = f"{{option.{option}}} {{value:g}} is not a bound: give a positive number"
+            raise ConfigError(text, option=option, value=value)
     if unit not in (None, *UNITS):
-        raise ConfigError(f"--unit {unit} is not a unit: give one of {', '.join(UNITS)}")
+        text = "{option.unit} {unit} is not a unit: give one of {units}"
+        raise ConfigError(text, option="unit", unit=unit, units=", ".join(UNITS))
     beside = [path.parent / name for name in PROJECT_FILES if os.path.lexists(path.parent / name)]
     if ledger_only and artifacts:
-        raise ConfigError("--ledger-only compares a ledger with no run, so it excludes --artifacts: give one of them")
+        raise ConfigError(
+            "{option.ledger_only} compares a ledger with no run, so it excludes {option.artifacts}: give one of them",
+            option="ledger_only",
+        )
     if ledger_only and beside:
-        outside = "--ledger-only is for a ledger without its project: leave it out here"
-        raise ConfigError(f"{beside[0]} shows that {path} belongs to a project. {outside}")
+        raise ConfigError(
+            "{file} shows that {path} belongs to a project. {option.ledger_only} is for a ledger without its project: "
+            "leave it out here",
+            option="ledger_only",
+            file=beside[0],
+            path=path,
+        )
     ledger = read_ledger(path)
     spent, problems = check_ledger(ledger, limit=limit, delta=delta, unit=unit)
     if not ledger_only:
@@ -163,7 +173,7 @@ def check_ledger(
     spent = spent_on_one(records, delta, accountant, stored["adjacency"], apart)
     for what, bound, cost, at in (
         ("its own target", ledger["target"], stored["epsilon"][accountant], ledger["delta"]),
-        ("--epsilon", limit, spent, delta),
+        ("the limit", limit, spent, delta),
     ):
         if bound is not None and not cost <= bound:
             problems.append(f"epsilon={cost:.4f} at delta={at:.3g} exceeds {what} {bound:g}")

@@ -89,11 +89,11 @@ def absolute(path: Path) -> Path:
     return path.expanduser().resolve()
 
 
-VALIDATION = ConfigDict(extra="forbid", validate_default=True, coerce_numbers_to_str=True)
+STRICT_OPTIONS = ConfigDict(extra="forbid", validate_default=True, coerce_numbers_to_str=True)
 Place = Annotated[Path, AfterValidator(absolute)]
 
 
-@dataclass(frozen=True, kw_only=True, config=VALIDATION)
+@dataclass(frozen=True, kw_only=True, config=STRICT_OPTIONS)
 class InitOptions:
     """What an owner states about a folder of images and the project for it. None: to be asked or proposed.
 

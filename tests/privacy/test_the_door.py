@@ -311,9 +311,9 @@ def test_every_option_of_the_check_is_read(ledger, capsys):
     shown = capsys.readouterr().out
     assert all(f"{name} " in shown for name in ("rdp", "rdp_classic", "pld", "Opacus RDP", "Opacus PRV"))
     check(ledger, epsilon=spent + 0.01)
-    with pytest.raises(BudgetError, match="exceeds --epsilon"):
+    with pytest.raises(BudgetError, match="exceeds the limit"):
         check(ledger, epsilon=spent - 0.01)
-    with pytest.raises(BudgetError, match="exceeds --epsilon"):
+    with pytest.raises(BudgetError, match="exceeds the limit"):
         check(ledger, epsilon=spent + 0.01, delta=1e-9)  # a smaller δ costs more
     with pytest.raises(BudgetError, match="no artifact to verify") as refused:
         check(ledger, artifacts=True, epsilon=spent - 0.01)

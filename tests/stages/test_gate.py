@@ -254,11 +254,11 @@ EDITS: dict[str, tuple[Callable[[], object], str]] = {
     "units mixed": (resigned(lambda x: x["records"][0].update(OF_GROUPS)), "different units"),
     "target raised": (
         both(rewritten(lambda records: records.append(DEAR), target=50.0), appended("params.yaml", "\n# ε = 50\n")),
-        "exceeds --epsilon 10",
+        "exceeds the limit 10",
     ),
     "delta raised": (
         rewritten(lambda records: record_of(records, "teacher")["event"].update(noise_multiplier=1.4), delta=6e-4),
-        "exceeds --epsilon 10",
+        "exceeds the limit 10",
     ),
     "unit renamed": (rewritten(each(**OF_GROUPS)), "its privacy unit is"),
     # ledger and lock together

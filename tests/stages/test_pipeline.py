@@ -35,7 +35,7 @@ def test_a_first_run_ends_in_a_release_with_a_ledger_that_holds(repository):
     assert 0.9 < ledger["epsilon"]["rdp"] <= 1 and len(ledger["records"]) == len(QUERIES)
     assert (repository.path / "artifacts/report/index.html").stat().st_size > 10_000
     assert (repository.path / "evaluation/report.html").exists()
-    repository.stage("ledger check --epsilon 0.5", "exceeds --epsilon 0.5", code=3)
+    repository.stage("ledger check --epsilon 0.5", "exceeds the limit 0.5", code=3)
 
 
 def test_a_changed_file_a_cost_that_was_cut_away_and_a_trimmed_ledger_are_found(repository):
