@@ -127,8 +127,9 @@ class InitOptions:
             return validate(values)
         except ValidationError as error:
             first = error.errors()[0]
-            name = str(first["loc"][0])
+            name = first["loc"][0]
             if first["type"] == "unexpected_keyword_argument":
                 raise TypeError(f"{name!r} is no option of a new project") from error
             text = f"{{option.{name}}}={{given}}: {{reason}}"
-            raise ConfigError(text, option=name, given=first["input"], reason=reason_of_invalid(error)) from error
+            given = values.kwargs.get(name)
+            raise ConfigError(text, option=str(name), given=given, reason=reason_of_invalid(error)) from error

@@ -1,0 +1,84 @@
+"""The options of a new project: text and values give one typed form, and a mistake names its option."""
+
+from dataclasses import FrozenInstanceError, fields, replace
+
+import pytest
+
+from sfumato.errors import ConfigError
+from sfumato.settings.data import Groups
+from sfumato.settings.options import InitOptions
+from stages.flags import flag
+
+TEXTS = {  # option, as text -> the value that Python may give as well
+    "groups by order": ("groups", "class/person", Groups(folder=True)),
+    "groups by order, outer": ("groups", "person/class", Groups(folder="outer")),
+    "groups by pattern": ("groups", r"^(P\d+)_", Groups(pattern=r"^(P\d+)_")),
+    "groups by column": ("groups", "patient--id", Groups(column="patient--id")),
+    "all classes": ("classes", "all", "all"),
+    "a class called all": ("classes", '"all"', ("all",)),
+    "classes": ("classes", "a, b ,c", ("a", "b", "c")),
+    "classes with commas": ("classes", '"lung, left","lung, right"', ("lung, left", "lung, right")),
+    "classes with quotes": ("classes", 'a 5" cut,"""b"""', ('a 5" cut', '"b"')),
+    "classes with marks": ("classes", "-a,b: c,--d,'e'", ("-a", "b: c", "--d", "'e'")),
+    "a range": ("range", "-1000,400.5", (-1000.0, 400.5)),
+    "squares": ("size", "64", 64),
+    "rectangles": ("size", "96x128", (96, 128)),
+    "a share": ("skip", "1%", 0.01),
+    "a number": ("epsilon", "2.5", 2.5),
+    "a whole number": ("size_hint", "300", 300),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_text_is_parsed_to_what_python_may_give(case):
+    option, text, value = TEXTS[case]
+    options = InitOptions(images="in", **{option: text})
+    assert getattr(options, option) == value and type(getattr(options, option)) is type(value)
+    assert options == InitOptions(images="in", **{option: value}) == replace(options)
+
+
+MISTAKES = {
+    "epsilon": ("much", "unable to parse"),
+    "groups": ("(a)(b)", "2 groups in parentheses"),
+    "classes": ('"a"b,c', "a name with a comma in double quotes"),
+    "range": ("4095", "give two numbers"),
+    "skip": ("2", "less than 1"),
+    "fit": ("zoom", "'crop' or 'pad'"),
+    "size": ("24x7", "give 8 pixels a side or more"),
+    "size_hint": ("2", "greater than or equal to 3"),
+}
+
+
+@pytest.mark.parametrize("option", MISTAKES)
+def test_a_mistake_names_its_option_as_each_front_end_does(option):
+    given, reason = MISTAKES[option]
+    with pytest.raises(ConfigError, match=reason) as caught:
+        InitOptions(images="in", **{option: given})
+    assert caught.value.option == option
+    assert str(caught.value).startswith(f"{option}={given}: ")
+    assert caught.value.spelled(flag).startswith(f"{flag(option)}={given}: ")
+
+
+@pytest.mark.parametrize("option", ["groups", "label_column", "dataset_id"])
+def test_an_empty_text_is_one_sentence_or_text(option):
+    try:
+        assert getattr(InitOptions(images="in", **{option: ""}), option) == ""
+    except ConfigError as error:
+        assert "\n" not in str(error) and error.option == option
+
+
+def test_values_of_a_mistake_are_never_templates():
+    error = ConfigError("{option.size}={given}, not {option.fit}", option="size", given="{option.fit}--out{0}")
+    assert str(error) == "size={option.fit}--out{0}, not fit"
+    assert error.spelled(flag) == "--size={option.fit}--out{0}, not --fit"
+    assert str(ConfigError("/x/{a}--b")) == ConfigError("/x/{a}--b").spelled(flag) == "/x/{a}--b"
+
+
+def test_options_are_frozen_and_an_unknown_one_is_named():
+    options = InitOptions(images="in")
+    with pytest.raises(FrozenInstanceError):
+        options.epsilon = 5.0
+    with pytest.raises(TypeError, match="nonsense"):
+        InitOptions(images="in", nonsense=1)
+    assert options.images.is_absolute() and options.out.is_absolute()
+    assert {field.name for field in fields(InitOptions)} >= {"images", "epsilon", "groups", "classes", "size"}
