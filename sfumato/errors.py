@@ -46,7 +46,10 @@ class SfumatoError(Exception):
         return self.spelled(str)
 
     def spelled(self, spelling: Spelling) -> str:
-        """Return the text with the names of options as `spelling` writes them. `str` writes them as in Python."""
+        """Return the text for a front end.
+
+        spelling: writes the name of an option, as in `--size-hint`; `str` writes it as in Python.
+        """
         text = super().__str__()
         if self.option is None:
             return text

@@ -55,9 +55,12 @@ class Project:
     def create(cls, folder: str | Path, *, images: str | Path, epsilon: float, **options: Any) -> Project:
         """Look at a folder of images and write a project that fits them, ε and the minutes; spends nothing.
 
-        folder: of the project; images: one folder a class, elsewhere; epsilon: of the whole project; options: those of
-        `stage init`, with underscores: minutes, groups, one_image_each=True, size_hint, dataset_id, range=(0, 4095),
-        …. It prints what was chosen, and what becomes public. Raises ConfigError or DataError, as `stage init` does.
+        Prints what was chosen, and what becomes public.
+
+        folder: of the project; images: one folder per class, elsewhere; epsilon: of the whole project; options: the
+        others of `stage init`, with underscores, as text or as values: one_image_each=True, minutes=60, size=(96, 128),
+        range=(0, 4095), classes=("lung, left", "lung, right"). Raises ConfigError or DataError, whose `option` is the
+        parameter that the mistake is about.
         """
         from sfumato.data.sources.packed import unpacking
         from sfumato.planning.create import Owner, propose_project, summary, warnings

@@ -50,15 +50,15 @@ def parse_range(text: str) -> tuple[float, float]:
     return low, high
 
 
-def parse_size(text: str) -> tuple[int, int]:
+SIZES = "give 8 pixels a side or more, as in 64 or 192x256"
+
+
+def parse_size(text: str) -> Size | None:
     """Parse the side of squares, or rows x columns."""
     form = re.fullmatch(r"(\d{1,5})(?:[x×](\d{1,5}))?", text)
     if form is None:
         raise ValueError(SIZES)
-    return int(form[1]), int(form[2] or form[1])
-
-
-SIZES = "give 8 pixels a side or more, as in 64 or 192x256"
+    return at_least_8((int(form[1]), int(form[2] or form[1])))
 
 
 def at_least_8(size: Size | None) -> Size | None:
