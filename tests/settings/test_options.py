@@ -1,6 +1,9 @@
 """The options of a new project: text and values give one typed form, and a mistake names its option."""
 
+import ast
 from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+from string import Formatter
 
 import pytest
 
@@ -9,6 +12,7 @@ from sfumato.settings.data import Groups
 from sfumato.settings.options import InitOptions
 from stages.flags import flag
 
+ROOT = Path(__file__).resolve().parents[2]
 TEXTS = {  # option, as text -> the value that Python may give as well
     "groups by order": ("groups", "class/person", Groups(folder=True)),
     "groups by order, outer": ("groups", "person/class", Groups(folder="outer")),
@@ -82,3 +86,37 @@ def test_options_are_frozen_and_an_unknown_one_is_named():
         InitOptions(images="in", nonsense=1)
     assert options.images.is_absolute() and options.out.is_absolute()
     assert {field.name for field in fields(InitOptions)} >= {"images", "epsilon", "groups", "classes", "size"}
+
+
+def templates(function: ast.FunctionDef):
+    """The text of each error about an option that a function makes, and the names of the values it is given."""
+    assigned = [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "text"
+    ]
+    for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+        given = {keyword.arg for keyword in call.keywords}
+        kind = getattr(call.func, "id", "")
+        if kind in ("ConfigError", "DataError", "Unclear") and "option" in given and None not in given:
+            text = call.args[0]
+            if isinstance(text, ast.Name):  # the last text before it
+                text = max((node for node in assigned if node.lineno < call.lineno), key=lambda node: node.lineno).value
+            if isinstance(text, ast.Constant):
+                yield text.value, given
+
+
+def test_every_error_about_an_option_is_given_its_values():
+    """A value that is missing would end the program within its own error message."""
+    known = {field.name for field in fields(InitOptions)} | {"delta", "unit", "ledger_only", "artifacts"}
+    found = 0
+    for path in (ROOT / "sfumato").rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            for text, given in templates(function) if isinstance(function, ast.FunctionDef) else ():
+                found += 1
+                names = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
+                options = {name.removeprefix("option.") for name in names if name.startswith("option.")}
+                values = {name for name in names if not name.startswith("option.")}
+                assert options <= known, (path.name, text)
+                assert values == given - {"option", "proposed"}, (path.name, text)
+    assert found >= 15
