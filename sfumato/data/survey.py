@@ -88,10 +88,7 @@ def survey(
     elif classes != ALL and {*classes} != {*source.classes}:
         text = "{option.classes}={names}, but {path} holds others: name all of its classes"
         raise ConfigError(text, option="classes", names=",".join(classes), path=path)
-    if not source.size:
-        raise DataError(f"{path} has {len(source.classes)} classes and no pictures: give some of each.")
-    if source.test is not None and not source.held_out:
-        raise DataError(f"{path} has no pictures in its hold-out: add some, or remove {TEST}/ for one drawn by a key.")
+    check_not_empty(source, path)
     form_and_colour = looked(source, path, (span, skip), state)
     ids = None if source.groups is None else source.groups[:trained]
     other = form != FOLDERS
@@ -115,6 +112,14 @@ def survey(
         data={key: value for key, value in data.items() if value},
         **form_and_colour,
     )
+
+
+def check_not_empty(source: Source, path: Path) -> None:
+    """Raise DataError if there are no pictures, or none in a hold-out that the folder brings."""
+    if not source.size:
+        raise DataError(f"{path} has {len(source.classes)} classes and no pictures: give some of each.")
+    if source.test is not None and not source.held_out:
+        raise DataError(f"{path} has no pictures in its hold-out: add some, or remove {TEST}/ for one drawn by a key.")
 
 
 def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: Path | None) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_an_error_names_a_folder_as_it_is(desk, quick, tmp_path, name):
     pictures = write_shapes(tmp_path / "pictures", each=12)
     cases = {
         (missing, Path("out")): ("images", f"{missing} does not exist"),
-        (unclear, Path("out")): ("label_column", f"{unclear}/metadata.csv has the columns --alone, --size: name"),
+        (unclear, Path("out")): ("label_column", f"{unclear}/metadata.csv has the columns --alone, --size: "),
         (pictures, there): ("out", f"{there} holds params.yaml already"),
     }
     for (images, out), (option, start) in cases.items():

@@ -287,5 +287,5 @@ def test_what_a_folder_holds_is_recognised_by_its_layout(tmp_path):
     (tmp_path / "c/metadata.csv").write_text("file_name,label\ncat/0.png,cat\ndog/0.png,dog\n")
     assert layout_of(tmp_path / "c", None)[0] == {"name": "imagefolder"}, "both say the same"
     write_table(tmp_path / "d", [{"file_name": "0.png", "sex": "f", "age": 3}])
-    with pytest.raises(ConfigError, match="name that of the labels by label_column"):
+    with pytest.raises(ConfigError, match="label_column"):
         layout_of(tmp_path / "d", None)
