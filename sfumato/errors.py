@@ -48,7 +48,8 @@ class SfumatoError(Exception):
     def spelled(self, spelling: Spelling) -> str:
         """Return the text for a front end.
 
-        spelling: writes the name of an option, as in `--size-hint`; `str` writes it as in Python.
+        Args:
+            spelling: Writes the name of an option, such as `--size-hint`. `str` writes it as in Python.
         """
         text = super().__str__()
         if self.option is None:

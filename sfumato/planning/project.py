@@ -57,10 +57,18 @@ class Project:
 
         Prints what was chosen, and what becomes public.
 
-        folder: of the project; images: one folder per class, elsewhere; epsilon: of the whole project; options: the
-        others of `stage init`, with underscores, as text or as values: one_image_each=True, minutes=60, size=(96, 128),
-        range=(0, 4095), classes=("lung, left", "lung, right"). Raises ConfigError or DataError, whose `option` is the
-        parameter that the mistake is about.
+        Args:
+            folder: Folder of the project.
+            images: Folder of images elsewhere, with one folder per class.
+            epsilon: Privacy budget of the whole project.
+            options: Further options of `stage init`, with underscores, as text or as values:
+                one_image_each=True, minutes=60, size=(96, 128), range=(0, 4095),
+                classes=("lung, left", "lung, right").
+
+        Raises:
+            ConfigError: An option is not valid, or does not fit the images. Its `option` is the
+                name of the parameter.
+            DataError: The images cannot be used.
         """
         from sfumato.data.sources.packed import unpacking
         from sfumato.planning.create import Owner, propose_project, summary, warnings

@@ -95,9 +95,10 @@ Place = Annotated[Path, AfterValidator(absolute)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT_OPTIONS)
 class InitOptions:
-    """What an owner states about a folder of images and the project for it. None: to be asked or proposed.
+    """An owner's statements about a folder of images and the project for it. None is asked or proposed.
 
-    Raises ConfigError for a value that is not valid.
+    Raises:
+        ConfigError: A value is not valid.
     """
 
     images: Place
