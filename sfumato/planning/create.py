@@ -38,6 +38,8 @@ NOTES = {  # comments of `params.yaml`, by the section that they stand above
     "public": "free, and without any guarantee of their own: none of them was made from sensitive images",
 }
 
+USUAL_EPSILON = 5.0  # proposed at the prompt, never taken without an answer
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -142,7 +144,10 @@ def propose_project(
     if shorter > max(seen.side, 8) or longer > max(seen.longer, 8):
         raise ConfigError(f"--size={size} is more than most images have, and they are not enlarged: give less")
     name = choose_name(folder, dataset_id, owner, state)
-    epsilon = owner.number("Privacy budget ε", epsilon, None)
+    if epsilon is None:
+        owner.see("ε limits what anyone can learn about one person or image: 1 protects strongly, above 10 hardly.")
+        owner.see("It is your decision, and each run spends it. A smaller ε makes the images less useful.")
+    epsilon = owner.number("Privacy budget ε", epsilon, USUAL_EPSILON)
     seen, unit = look_for_persons(seen, folder, said, owner, state, one_image_each)
     wanted = {
         "dataset_id": name,
@@ -296,7 +301,9 @@ def ask_for_size(seen: Survey, owner: Owner) -> int:
     what = "sensitive images" if seen.persons is None else "persons"
     units: float = seen.persons or seen.images
     if seen.held_out is None:
-        units *= 1 - Data().holdout_fraction
+        fraction = Data().holdout_fraction
+        owner.see(f"{fraction:.0%} of the {what} are held out to judge the release: the number is of the others.")
+        units *= 1 - fraction
     return int(owner.answer(f"How many {what}, roughly (published with the release)", rounded_size(round(units))))
 
 
