@@ -30,7 +30,7 @@ from sfumato.features.teacher_network import load_teacher
 from sfumato.privacy.authorize import open_local
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE
 from sfumato.privacy.ledger import spent_on_one
-from sfumato.runtime.compute import configure_processor
+from sfumato.runtime.compute import keep_freed_memory
 from sfumato.settings.stages import ARTIFACTS, CARD_PATH
 from sfumato.storage.artifacts import read_artifact
 from stages.state import state_dir
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    configure_processor()
+    keep_freed_memory()
     folder = arguments.folder and arguments.folder.resolve()
     results = arguments.results.resolve()
     split = "official" if folder is None else "training"

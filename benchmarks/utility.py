@@ -28,7 +28,7 @@ from sfumato.evaluation.downstream import schedule_of
 from sfumato.evaluation.scores import check_fits
 from sfumato.evaluation.tables import csv_of
 from sfumato.privacy.authorize import open_local
-from sfumato.runtime.compute import configure_processor
+from sfumato.runtime.compute import keep_freed_memory
 from sfumato.settings.stages import ARTIFACTS, CARD_PATH
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.files import write_local
@@ -56,7 +56,7 @@ def main(
     """Local: accuracy by number of images, ensembles, and whether models rank alike on synthetic and real images."""
     plan, synthesize = load_plan("evaluate"), ARTIFACTS / "synthesize"
     check_local("--out", out / "utility.json")
-    configure_processor()
+    keep_freed_memory()
     read_artifact(synthesize, "synthesize")
     release, seeds = load_images(synthesize, plan.classes), plan.settings.seeds
     counts = sorted(map(int, sizes.split(","))) if sizes else [n for n in SIZES if n <= len(release)] or [len(release)]

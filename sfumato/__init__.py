@@ -30,4 +30,7 @@ MODULE_OF = {
 def __getattr__(name: str) -> Any:
     if name not in MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(MODULE_OF[name]), name)
+    from sfumato.errors import requiring
+
+    with requiring(f"sfumato.{name}"):
+        return getattr(import_module(MODULE_OF[name]), name)

@@ -163,6 +163,20 @@ def explained(
         raise kind(missing if absent else why(error)) from error
 
 
+PACKAGES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}  # whose modules have other names
+
+
+@contextmanager
+def requiring(what: str) -> Iterator[None]:
+    """Raise ConfigError, which names the package to install, if one that `what` imports is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = str(error.name).split(".")[0]
+        package = PACKAGES.get(module, module)
+        raise ConfigError(f"{what} needs {package}, which is not installed: pip install {package}") from error
+
+
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """Suggest a known name for an unknown one: the closest match, else `otherwise`, else all known names."""
     known = list(known)

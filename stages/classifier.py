@@ -1,6 +1,7 @@
 """`stage classifier`: a network that names images, trained on the public set only."""
 
-from sfumato.data.store import CARD, load_public, read_public_card
+from sfumato.data.cards import CARD, read_public_card
+from sfumato.data.store import load_public
 from sfumato.features.public_network import arguments_of
 from sfumato.settings.training import Classifier
 from sfumato.storage.files import write_json

@@ -43,6 +43,7 @@ app = typer.Typer(
     name="stage",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # plain help, without a quarter of a second of imports
     pretty_exceptions_show_locals=False,  # locals may hold sensitive pixels
     help="Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost. "
     "Each stage runs alone after `stage plan`.",
@@ -51,9 +52,9 @@ COMMANDS: list[Callable[..., None]] = [init, plan]
 COMMANDS += [command(stage) for stage in STAGES.values() if stage.kind is not Kind.LOCAL]
 COMMANDS += [evaluate, compare, merge, report, egress, serve, doctor, du, forget]
 for function in COMMANDS:
-    app.command()(function)
+    app.command(short_help=str(function.__doc__))(function)
 for name, group in {"prepare": prepare, "ledger": ledger, "recipe": recipe, "release": release}.items():
-    app.add_typer(group.app, name=name)
+    app.add_typer(group.app, name=name, short_help=group.app.info.help)
 
 
 def main() -> None:
@@ -63,6 +64,8 @@ def main() -> None:
     if EXIT_CODE not in os.environ:  # `torchrun` waits for its processes to end at once
         # as Ctrl-C: a container's first process would ignore it, and any other would leave private files behind
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # threads that wait for each other sleep: where other programs run, spinning made two 4 to 8 times as slow as one
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when PyTorch is imported
     watchers.extend((hold_back, keep_memory_off_disk))
     try:
         app(prog_name="stage")

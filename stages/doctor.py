@@ -6,11 +6,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from rich.table import Table
-
 from sfumato.errors import DataError, SfumatoError
-from sfumato.privacy.resolved import read_lineage
-from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.stages import CARD_PATH, PLAN, QUERIES, STAGES
 from sfumato.storage.state_directory import DVC_INDEX
 from stages.dvc_lock import lock_in_words, rwlock_in_words
@@ -22,8 +18,9 @@ from stages.state import read_policy, state_dir
 def doctor() -> None:
     """What is here: device, threads, libraries, data, state, DVC."""
     import torch
+    from rich.table import Table
 
-    from sfumato.data.store import read_card
+    from sfumato.data.cards import read_card
     from sfumato.runtime.compute import device
 
     processor = f"CPU, {torch.get_num_threads()} threads"
@@ -70,11 +67,13 @@ def index_of_dvc() -> str | None:
 
 def queries_in_words() -> dict[str, str]:
     """What each query of the plan will do, if there are a plan and prepared images."""
-    from sfumato.data.store import read_card
+    from sfumato.data.cards import read_card
     from sfumato.planning.kept import known_past
     from sfumato.privacy.authorize import check_known
     from sfumato.privacy.odometer import Odometer
     from sfumato.privacy.project_ledger import seen_in_project
+    from sfumato.privacy.resolved import read_lineage
+    from sfumato.settings.privacy import UNLIMITED
 
     words = {}
     try:

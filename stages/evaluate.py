@@ -43,14 +43,14 @@ def evaluate(
 
     if launch.asked() and not launched():
         raise SystemExit(launch.again())
-    from sfumato.data.store import read_card
+    from sfumato.data.cards import read_card
     from sfumato.evaluation.comparison import keep_evaluation
     from sfumato.evaluation.evaluate import evaluate_folder
     from sfumato.evaluation.tables import tables_of
     from sfumato.privacy.ledger import read_ledger
 
     join()
-    ready_processor("evaluate")
+    ready_processor()
     card = read_card(CARD_PATH)
     numbers = evaluate_folder(
         plan, synthesize, teacher, state_dir(), card, out, progress=lambda what: say(f"evaluate: {what}")

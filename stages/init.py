@@ -23,6 +23,10 @@ from stages.state import state_dir
 if TYPE_CHECKING:
     from sfumato.planning.create import Owner, Proposed
 
+WHY_THIS_SIZE = (
+    "Proposed is the largest size that fits into the minutes and is at least nine tenths as useful as the best one. "
+    "Minutes beyond the longest useful run change nothing."
+)
 HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # by option
 
 
@@ -89,9 +93,10 @@ def show_sizes(made: Proposed) -> None:
     """A row a size: its minutes, and how useful the release will probably be; and what would make it better."""
     from sfumato.planning.create import size_rows
     from sfumato.planning.forecast import advice
+    from sfumato.settings.data import GROUP
 
-    columns = "pixels a side", "minutes", "more help up to minute", "expected usefulness, and range"
-    show_numbers("sizes, of which --size chooses", columns, size_rows(made), words=columns[3:])
+    columns = "pixels a side", "minutes", "longest useful run (min)", "expected usefulness, and range"
+    show_numbers("sizes, of which --size chooses", columns, size_rows(made), words=columns[3:], note=WHY_THIS_SIZE)
     if kind := made.chosen.kind:
         privacy = made.chosen.params.privacy
         units = "persons" if privacy.unit == GROUP else "images"

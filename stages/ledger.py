@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from sfumato.errors import ConfigError
 from sfumato.settings.stages import LEDGER, LOCK
-from sfumato.storage.journal import GENESIS
 from stages.dvc_lock import keep_copy
 from stages.screen import charges, delta_text, say, table_console, tell
 from stages.state import dataset_of_project, read_policy, state_dir
 
 app = typer.Typer(no_args_is_help=True, help="Write, check and show the privacy ledger, and everything ever spent.")
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="The ledger file.")]
+OPINIONS_HELP = "own: by this package's accountants. all: also by Opacus' two, which must be installed."
 LEDGER_ONLY_HELP = "Compare with no run, for a ledger that you received without its project; refused inside a project."
 
 
@@ -40,15 +39,18 @@ def check(
     unit: Annotated[str | None, typer.Option(help="Fail unless this is protected: image, or group.")] = None,
     artifacts: Annotated[bool, typer.Option("--artifacts", help="Also verify the files and their records.")] = False,
     ledger_only: Annotated[bool, typer.Option("--ledger-only", help=LEDGER_ONLY_HELP)] = False,
+    opinions: Annotated[str, typer.Option(help=OPINIONS_HELP, metavar="own|all")] = "own",
 ) -> None:
     """Recompute epsilon from the records only; exit 3 if anything does not hold. Needs no data and no GPU."""
     from sfumato.privacy.check import verify
     from sfumato.privacy.events import PROTECTED
 
+    if opinions not in ("own", "all"):
+        raise ConfigError(f"--opinions {opinions} is unknown: give own or all")
     state = None
     with suppress(ConfigError):  # a stranger has none, and needs none
         state = state_dir()
-    options = {"artifacts": artifacts, "ledger_only": ledger_only}
+    options = {"artifacts": artifacts, "ledger_only": ledger_only, "all_opinions": opinions == "all"}
     checked = verify(ledger, limit=epsilon, delta=delta, unit=unit, state=state, **options)
     content = checked.ledger
     bound = f" ≤ {epsilon:g}" if epsilon is not None else ""
@@ -58,7 +60,9 @@ def check(
         f"{ledger} holds: ε = {checked.epsilon:.4f}{bound} at δ = {delta_text(checked.delta)}, "
         f"{charges(len(content['records']))}, {content['adjacency']}{protected}"
     )
-    tell(f"ε by accountant: {', '.join(f'{name} {opinion}' for name, opinion in checked.opinions.items())}")
+    by = ", ".join(f"{name} {opinion}" for name, opinion in checked.opinions.items())
+    compared = "" if opinions == "all" else " (not compared with Opacus: --opinions all)"
+    tell(f"ε by accountant: {by}{compared}")
     for name, spent in checked.apart.items():
         tell(f"ε = {spent:.4f} for a person in {name!r} only (the owners declare that they share no person)")
     if ledger_only:
@@ -70,6 +74,8 @@ def check(
 @app.command()
 def show(ledger: LedgerPath = LEDGER) -> None:
     """The ledger as a table."""
+    from rich.table import Table
+
     from sfumato.privacy.check import LedgerError, malformed
     from sfumato.privacy.events import Mechanism
     from sfumato.privacy.ledger import by_id, read_ledger
@@ -116,10 +122,13 @@ def history(
     delta: Annotated[float | None, typer.Option(help="Delta for the total. Default: that of the plan.")] = None,
 ) -> None:
     """Everything ever opened on the sensitive images, aborted charges too."""
+    from rich.table import Table
+
     from sfumato.privacy.accountant import epsilon
     from sfumato.privacy.events import Mechanism
     from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL_USE, OPEN, Odometer
     from sfumato.privacy.project_ledger import seen_in_project
+    from sfumato.storage.journal import GENESIS
 
     name = dataset or dataset_of_project()
     if name is None:

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato.settings.params import Params
-from sfumato.settings.recipes import read_yaml
 from sfumato.settings.stages import STAGES
 from stages.runner import memory_line
 from stages.screen import delta_text, say, show_numbers, tell
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from sfumato.planning.kept import Plan
     from sfumato.planning.make import ProjectPlan
     from sfumato.privacy.decision import Decision
+    from sfumato.settings.params import Params
 
 ParamsPath = Annotated[Path, typer.Option("--params", help="What the user edits.")]
 
@@ -31,6 +30,7 @@ def plan(
 ) -> None:
     """Free: one resolved configuration per stage, and the budget table."""
     from sfumato.planning.make import next_lines, resolve_project, risk_line, share_lines
+    from sfumato.settings.recipes import read_yaml
 
     see = say if sys.stderr.isatty() else None
     made = resolve_project(Path(), state_dir(), params, dry_run=dry_run, say=say, see=see)
@@ -70,7 +70,7 @@ def show_budget(made: Plan) -> None:
     """Stage, mechanism, epsilon alone, share; then the total against the target."""
     budget = made.budget
     title = f"{budget['recipe']}: privacy budget at δ = {delta_text(budget['delta'])}"
-    headings = ("stage", "σ", "sample rate", "releases", "ε alone", "share of RDP")
+    headings = ("stage", "σ", "sample rate", "releases", "ε alone", "share of budget")
     rows = []
     for name, row in budget["stages"].items():
         noise = f"{row['noise_multiplier']:g}", f"{row['sample_rate']:.4g}", str(row["uses"])

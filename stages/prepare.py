@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from sfumato.settings.recipes import load_params
 from sfumato.settings.stages import CARD_PATH, PUBLIC, RECIPES
 from sfumato.storage.in_use import use_until_the_end
 from stages.plan import ParamsPath
@@ -23,6 +22,7 @@ app = typer.Typer(no_args_is_help=True, help="Take images from their source; no 
 def sensitive(params: ParamsPath = Path("params.yaml"), card: CardPath = CARD_PATH) -> None:
     """Local: store sensitive and hold-out images under $SFUMATO_STATE, and write the public card."""
     from sfumato.data.prepare import prepare_sensitive
+    from sfumato.settings.recipes import load_params
 
     data = load_params(params, RECIPES).data
     use_until_the_end(state_dir(), data.name)  # even where it fails and keeps the reason
@@ -38,21 +38,20 @@ def public(
     out: Annotated[Path, typer.Option(help="Directory to write.")] = PUBLIC,
 ) -> None:
     """Free: labelled public images in the shape of the sensitive ones; an empty set if no stage reads them."""
-    from sfumato.data.prepare import prepare_public, refuse_sensitive_as_public
-    from sfumato.data.store import read_card
-    from sfumato.planning.checks import reads_public
-    from sfumato.privacy.authorize import open_local
+    from sfumato.data.cards import read_card, write_no_public
+    from sfumato.settings.recipes import load_params
 
     loaded = load_params(params, RECIPES)
-    wanted = None
-    if reads_public(loaded):
-        wanted = loaded.public
-        refuse_sensitive_as_public(loaded.data, wanted)
     sensitive_card = read_card(card)
+    if not loaded.reads_public:
+        write_no_public(out)
+        return tell(f"no stage reads public images: {out} holds none")
+    from sfumato.data.prepare import prepare_public, refuse_sensitive_as_public
+    from sfumato.privacy.authorize import open_local
+
+    refuse_sensitive_as_public(loaded.data, loaded.public)
     state = state_dir()
     private = partial(open_local, state, sensitive_card, "overlap check")
-    content = prepare_public(wanted, sensitive_card.shape, out, RAW, loaded.seed, private=private, state=state)
-    if not content["enabled"]:
-        return tell(f"no stage reads public images: {out} holds none")
+    content = prepare_public(loaded.public, sensitive_card.shape, out, RAW, loaded.seed, private=private, state=state)
     shape = f"shape {list(content['shape'])}, {len(content['classes'])} classes"
     tell(f"{out}: {content['images']} images of {content['source']}, {shape}")

@@ -4,9 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from sfumato.settings.recipes import as_yaml, load_params, read_yaml, recipes_at
 from sfumato.settings.stages import RECIPES
 from stages.plan import ParamsPath
 from stages.screen import table_console
@@ -17,6 +15,10 @@ app = typer.Typer(no_args_is_help=True, help="The recipes: methods of the litera
 @app.command("list")
 def list_recipes() -> None:
     """Every recipe and profile, a line each."""
+    from rich.table import Table
+
+    from sfumato.settings.recipes import read_yaml, recipes_at
+
     folder = recipes_at(RECIPES)
     names = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     names |= {f"profile {path.stem}": path for path in sorted((folder / "profiles").glob("*.yaml"))}
@@ -32,4 +34,6 @@ def show(
     params: ParamsPath = Path("params.yaml"),
 ) -> None:
     """Every parameter, after defaults, profile, recipe and params.yaml."""
+    from sfumato.settings.recipes import as_yaml, load_params
+
     typer.echo(as_yaml(load_params(params, RECIPES, recipe=name).model_dump(mode="json")))

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.errors import ConfigError, SfumatoError
-from sfumato.privacy.resolved import QueryPlan, StagePlan, read_lineage, read_stage_plan
 from sfumato.settings.stages import ARTIFACTS, CARD_PATH, PLAN, PUBLIC, QUERIES, RECIPES, STAGES, Kind, Stage
 from sfumato.storage.artifacts import (
     PRIVACY,
@@ -41,6 +40,7 @@ from stages.state import PREVIEW, read_policy, state_dir
 if TYPE_CHECKING:
     from sfumato.data.store import Encode
     from sfumato.privacy.charge import Charge
+    from sfumato.privacy.resolved import QueryPlan, StagePlan
     from sfumato.queries.count import PublicCounts
 
 OutPath = Annotated[Path | None, typer.Option("--out", help="Directory to write. Default: artifacts/<stage>.")]
@@ -87,7 +87,7 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
             raise ConfigError(f"{stage.name} needs {name}, but {what}: {remedy}")
     if stage.spread and not distributed.launched() and launch.asked():
         raise SystemExit(launch.again())
-    ready_processor(stage.name)
+    ready_processor()
     remembered: AbstractContextManager[None] = nullcontext()
     if stage.kind is Kind.QUERY:  # its duration depends on how many images were drawn: it is not kept
         keep_memory_off_disk()
@@ -127,7 +127,7 @@ def show_standing(name: str, enabled: bool = True) -> None:
 
 def standing(name: str) -> str:
     """How far the pipeline has come when a stage begins: expected minutes, ε of the queries before it; all public."""
-    from sfumato.data.store import read_card
+    from sfumato.data.cards import read_card
     from sfumato.planning.estimate import expected_seconds
     from sfumato.privacy.accountant import epsilon
     from sfumato.settings.recipes import load_params
@@ -141,9 +141,9 @@ def standing(name: str) -> str:
     events = [query.mechanism.event for query in queries]
     spent = epsilon(events, budget["delta"], budget["accountant"], budget["adjacency"])
     seconds = expected_seconds(params, card.shape, len(card.classes), state_dir())
-    passed = sum(seconds[one] or 0.0 for one in before) / 60
-    together = sum(seconds[one] or 0.0 for one in names) / 60
-    where = f"stage {len(before) + 1} of {len(names)}, {name}: {passed:.0f} of about {together:.0f} minutes"
+    own = (seconds[name] or 0.0) / 60
+    rest = sum(seconds[one] or 0.0 for one in names[len(before) + 1 :]) / 60
+    where = f"stage {len(before) + 1} of {len(names)}, {name}: takes about {own:.0f} min, the rest {rest:.0f} more"
     pictures = [PREVIEW] if any(STAGES[one].gives == "generator" for one in before) else []
     if "synthesize" in before:
         pictures = [ARTIFACTS / "synthesize" / "grid.png"]
@@ -151,13 +151,12 @@ def standing(name: str) -> str:
     return f"{where}, ε = {spent:.2f} of {budget['target']:g} so far{look}"
 
 
-def ready_processor(stage: str) -> None:
-    """Keep freed memory, and choose the number of threads, which is said if there was a choice."""
-    from sfumato.runtime.compute import THREADS, configure_processor
+def ready_processor() -> None:
+    """Check the device that was asked for, and keep freed memory."""
+    from sfumato.runtime.compute import device, keep_freed_memory
 
-    chosen = configure_processor()
-    if THREADS > 1 and not os.environ.get("OMP_NUM_THREADS"):
-        say(f"{stage}: {chosen} of {THREADS} threads, which is fastest now")
+    device()
+    keep_freed_memory()
 
 
 def keep_memory_off_disk() -> None:
@@ -169,11 +168,15 @@ def keep_memory_off_disk() -> None:
 
 
 def load_plan(stage: str) -> StagePlan[Any]:
+    from sfumato.privacy.resolved import read_stage_plan
+
     return read_stage_plan(PLAN / f"{stage}.yaml", stage)
 
 
 def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None:
     """The answer to --dry-run."""
+    from sfumato.privacy.resolved import QueryPlan
+
     if not plan.enabled:
         return typer.echo(f"{plan.stage} is not in `run`: it writes an empty artifact to {out} and charges nothing")
     for name, path in reads.items():
@@ -250,10 +253,11 @@ class QueryRun(StageRun):
         Raises NothingToDo if this very work was released and its artifact is gone or does not hold, or if only free
         work before it was repeated: the copy of its run is restored, at no cost.
         """
-        from sfumato.data.store import read_card
+        from sfumato.data.cards import read_card
         from sfumato.privacy import authorize
         from sfumato.privacy.checkpoint import drop_checkpoints
         from sfumato.privacy.decision import RELEASED
+        from sfumato.privacy.resolved import read_lineage
 
         plan = self.plan
         card = read_card(CARD_PATH)
@@ -302,7 +306,7 @@ class QueryRun(StageRun):
         """The key of what a charge draws instead of pixels, made once (`ensure_latents`); None without an encoder."""
         if encoder is None:
             return None
-        from sfumato.data.store import read_card
+        from sfumato.data.cards import read_card
         from sfumato.privacy.authorize import ensure_latents
 
         bar = partial(progress, f"{purpose} of the images, once", clock=False, log=False)

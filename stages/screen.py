@@ -3,6 +3,8 @@
 A log gets no more of the latter once sensitive files were opened: only what `say`, `tell` and tables show, by name.
 """
 
+from __future__ import annotations
+
 import io
 import os
 import re
@@ -12,15 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import TextWrapper
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from sfumato.storage.files import open_private
 from stages import launch
 from stages.state import state_dir
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Report = Callable[[int, int], None]  # done, of how many
 LocalTable = tuple[str, Sequence[str], Iterable[Sequence[str]], str]  # as `sfumato.release.report.Table`
@@ -54,6 +57,8 @@ def wrapped(text: str, stream: IO[str]) -> str:
 
 def table_console() -> Console:
     """Where tables are printed: square brackets in names are not markup."""
+    from rich.console import Console
+
     return Console(markup=False, file=named.get("stdout"))
 
 
@@ -84,6 +89,8 @@ def show_numbers(
     note: str | None = None,
 ) -> None:
     """Print a table of numbers. total: the last row, apart; words: the columns that hold text; note: below it."""
+    from rich.table import Table
+
     table = Table(title=title, title_justify="left", min_width=len(title), caption=note)
     for heading in headings:
         least = max(map(len, heading.split()), default=0)
@@ -114,13 +121,14 @@ def progress(name: str, *, clock: bool = True, log: bool = True) -> Iterator[Rep
     With `clock=False` no time is shown: the time of a step on sensitive images tells how many were drawn.
     """
     if sys.stderr.isatty() and launch.speaks():
+        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
         columns += [TimeRemainingColumn()] if clock else []
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(name, total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
+            task = bar.add_task(name, total=None, visible=False)  # until the total is known
+            yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
         return
 
     shown = -1

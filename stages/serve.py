@@ -13,7 +13,6 @@ import typer
 
 from sfumato.errors import UNREADABLE, ConfigError, SfumatoError, explained
 from sfumato.planning.running import holders
-from sfumato.settings.recipes import load_params
 from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER, PLAN, PROPOSAL, RECIPES, STAGES
 from sfumato.storage.documents import read_json
 from stages.report import METRICS_FILE, PAGES
@@ -143,6 +142,7 @@ def page(server: Server) -> str:
     from sfumato.planning.estimate import expected_seconds
     from sfumato.privacy.profile import bound_text
     from sfumato.release import card
+    from sfumato.settings.recipes import load_params
 
     params = load_params(Path("params.yaml"), RECIPES)
     steps = {name: stage.summary for name, stage in STAGES.items() if params.runs(name)}

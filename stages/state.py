@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.errors import ConfigError, DataError, explained
-from sfumato.settings.recipes import load_params
 from sfumato.settings.stages import ARTIFACTS, CARD_PATH, PLAN, PUBLIC, RECIPES
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.state_directory import in_git
@@ -25,7 +24,8 @@ def read_policy() -> Any:
 
 def dataset_of_project() -> str | None:
     """The dataset of the data card, of params.yaml if that cannot be read, or None where no project is."""
-    from sfumato.data.store import read_card
+    from sfumato.data.cards import read_card
+    from sfumato.settings.recipes import load_params
 
     with suppress(DataError):
         return read_card(CARD_PATH).dataset_id

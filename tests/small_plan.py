@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sfumato.data.store import Card, PublicCard
+from sfumato.data.cards import Card, PublicCard
 from sfumato.settings.params import Params
 from sfumato.settings.recipes import params_of
 

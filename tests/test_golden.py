@@ -33,8 +33,9 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from sfumato.data.cards import PublicCard
 from sfumato.data.images import ImageSet, Shape, as_bytes, save_images
-from sfumato.data.store import LatentSet, PublicCard
+from sfumato.data.store import LatentSet
 from sfumato.diffusion.unet import UNet
 from sfumato.dpsgd.lora import add_lora, save_adapter
 from sfumato.dpsgd.run import Gradients

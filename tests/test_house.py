@@ -4,6 +4,7 @@ import ast
 import builtins
 import importlib
 import re
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -428,3 +429,9 @@ def test_lines_do_not_become_denser():
     }
     denser = {name: (count, MOST[name]) for name, count in counts.items() if count > MOST[name]}
     assert denser == {}, f"of each the count and its most; constants of two values: {', '.join(doubled) or 'none'}"
+
+
+def test_a_first_run_in_a_clone_meets_no_ledger():
+    """Its charges are in no journal of a newcomer, whose first run would call the odometer incomplete."""
+    listed = subprocess.run(["git", "ls-files", "ledger.json", "dvc.lock"], cwd=ROOT, capture_output=True, text=True)
+    assert listed.stdout == ""

@@ -21,7 +21,7 @@ from audit import repeated as audits
 from audit.canaries import one_run
 from audit.subjects import planted, subjects
 from audit.tables import plot_verdicts, run_table, runs_csv, verdict_of, verdict_table, verdicts_csv
-from sfumato.runtime.compute import configure_processor
+from sfumato.runtime.compute import keep_freed_memory
 from sfumato.storage.files import replace_file
 from stages.screen import progress, table_console
 
@@ -46,7 +46,7 @@ def main(
     wanted = parts.split(",")
     if not set(wanted) <= set(PARTS):
         raise typer.BadParameter(f"--parts {parts}: expected some of {', '.join(PARTS)}")
-    configure_processor()
+    keep_freed_memory()
     refuted = repeated(runs, confidence, only, out) if "repeated" in wanted else []
     refuted += one_runs(out) if "run" in wanted else []
     if refuted:

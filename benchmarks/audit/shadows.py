@@ -36,7 +36,7 @@ from recipe_table import ROOT, stage
 from sfumato import load_release
 from sfumato.evaluation.downstream import fit, schedule_of
 from sfumato.evaluation.tables import csv_of
-from sfumato.runtime.compute import configure_processor
+from sfumato.runtime.compute import keep_freed_memory
 from sfumato.training.supervised import logits
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, default=Path("evaluation/shadows"))
     parser.add_argument("--show", action="store_true", help="attack the releases that are there, and write the tables")
     arguments = parser.parse_args()
-    configure_processor()
+    keep_freed_memory()
     keep = arguments.keep.resolve()
     images, labels = images_of("digits")
     folder = keep / f"{arguments.epsilon:g}"

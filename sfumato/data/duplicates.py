@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 from PIL.Image import Resampling, fromarray
 
+from sfumato.data.cards import CARD, read_card
 from sfumato.data.images import GROUPS, IMAGES, load_array
 from sfumato.data.lineage import digests
-from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, read_card
+from sfumato.data.store import HOLDOUT, SENSITIVE
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.settings.data import Data
 from sfumato.storage.documents import read_json

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.data.cards import CARD
 from sfumato.data.images import IMAGES, ImageSet, load_array
-from sfumato.data.store import CARD
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.settings.queries import OwnNetwork
 from sfumato.storage.artifacts import PRIVACY, Artifact, as_text, read_artifact

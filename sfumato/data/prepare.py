@@ -25,6 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from sfumato.data.cards import CARD, Card, PublicCard, card_text, dataset_directory, read_card
 from sfumato.data.duplicates import ORIGIN, refuse_another_id, refuse_regrouping
 from sfumato.data.groups import GroupIndex, refuse_crowd
 from sfumato.data.images import COMPARED_FILE, ImageSet, ImageWriter, load_images
@@ -32,7 +33,7 @@ from sfumato.data.left_out import LEFT_OUT, LEFT_OUT_FILES, places_left_out, sti
 from sfumato.data.lineage import digests, lineage, recognised, refuse_overlap
 from sfumato.data.rendered import DRAWN
 from sfumato.data.sources import Example, Source, read_public, read_source
-from sfumato.data.store import CARD, HOLDOUT, SENSITIVE, Card, PublicCard, dataset_directory, load_prepared, read_card
+from sfumato.data.store import HOLDOUT, SENSITIVE, load_prepared
 from sfumato.errors import ConfigError, DataError, reading_sensitive
 from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data, Public
 from sfumato.settings.sources import OF_THE_OWNER
@@ -140,10 +141,6 @@ def make_private(directory: Path) -> None:
         ) from error
 
 
-def card_text(content: dict) -> bytes:
-    return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
-
-
 def listing_of(data: Data, key: bytes) -> str | None:
     """A keyed digest of what decides a prepared set: settings, PREPARE_REVISION, and every file that they name or hold.
 
@@ -202,7 +199,7 @@ def kept_version(home: Path) -> str | None:
 
 
 def prepare_public(
-    public: Public | None,
+    public: Public,
     shape: tuple[int, int, int],
     out: Path,
     raw: Path,
@@ -214,28 +211,23 @@ def prepare_public(
     """Write the public set as the artifact `out`: images, labels, card and picture; returns the content of its card.
 
     Images get the shape (C, H, W) of the sensitive ones, one by one: memory does not grow with their number.
-    public: None if no stage reads any; the artifact is then only its card, always the same bytes.
     private: opens the sensitive and the hold-out images, none of which may be among the public ones; it is not called
     for images that are drawn here. state: remembers releases; a set that was made from one inherits its records.
     Raises ConfigError or DataError, and then leaves `out` unchanged.
     """
     inputs: list[Artifact] = []  # is added to before the block ends
     with writing(out, "public", inputs) as directory:
-        card = PublicCard(enabled=False)
-        if public is not None:
-            source = read_public(public, shape, raw, seed)
-            if public.path is not None:
-                declared = public.declared_public or public.source not in OF_THE_OWNER
-                inputs += lineage(Path(public.path), "public", declared, state)
-            images = write_public(source, shape, directory)
-            if (filled := len(np.unique(images.labels))) < 2:
-                raise DataError(f"public.source={public.source} has images of {filled} class(es): give two or more.")
-            if public.source not in DRAWN:
-                refuse_overlap(images, private())
-                inputs += recognised(state, (value.hex() for value in digests(images.images)))
-            card = PublicCard(
-                enabled=True, source=public.source, shape=shape, classes=source.classes, images=len(images)
-            )
+        source = read_public(public, shape, raw, seed)
+        if public.path is not None:
+            declared = public.declared_public or public.source not in OF_THE_OWNER
+            inputs += lineage(Path(public.path), "public", declared, state)
+        images = write_public(source, shape, directory)
+        if (filled := len(np.unique(images.labels))) < 2:
+            raise DataError(f"public.source={public.source} has images of {filled} class(es): give two or more.")
+        if public.source not in DRAWN:
+            refuse_overlap(images, private())
+            inputs += recognised(state, (value.hex() for value in digests(images.images)))
+        card = PublicCard(enabled=True, source=public.source, shape=shape, classes=source.classes, images=len(images))
         (directory / CARD).write_bytes(card_text(asdict(card)))
     return asdict(card)
 

@@ -1,4 +1,4 @@
-"""Prepared images and their cards: sensitive ones in the private state directory, public ones in an artifact; latents.
+"""Prepared images: sensitive ones in the private state directory, public ones in an artifact; latents.
 
 Latents are the sensitive images after a public model's frozen encoder. They are as sensitive as the images: never in an
 artifact, never tracked by DVC, under the state directory with its modes (0700, 0600).
@@ -6,86 +6,28 @@ artifact, never tracked by DVC, under the state directory with its modes (0700, 
 
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from sfumato.data.cards import AGAIN_PUBLIC, CARD, TO_PREPARE, Card, dataset_directory, read_card, read_public_card
 from sfumato.data.images import COMPARED_FILE, ImageSet, load_array, load_images, write_header
-from sfumato.errors import DataError, explained, reading_sensitive
-from sfumato.settings.data import GROUP, IMAGE, SEVERAL, ClassName, DatasetId
+from sfumato.errors import DataError, reading_sensitive
+from sfumato.settings.data import GROUP, SEVERAL
 from sfumato.storage.digest import digest_of
-from sfumato.storage.documents import Exact, read_json, validated
 from sfumato.storage.files import open_private, replacing_directory
 from sfumato.storage.locks import file_lock, holding
 
 SENSITIVE = "sensitive"
 HOLDOUT = "holdout"
-CARD = "card.json"
-TO_PREPARE = "run `stage prepare sensitive`"
-AGAIN_PUBLIC = "run `stage prepare public`"
 LATENTS = "latents.npy"
 # raised by hand when an encoder, the VAE or a feature map, would give other latents; `tests/test_golden.py` pins maps
 ENCODING = 1
 
-Side = Annotated[int, Field(gt=0, lt=2**16)]  # pixels, or channels
 Encode = Callable[[Tensor], Tensor]  # (B, C, H, W) float32 in [0, 1] -> (B, c, h, w), row by row
-
-
-@dataclass(frozen=True, kw_only=True)
-class Card(Exact):
-    """The public facts of a dataset.
-
-    version: the owner's name for this state of the images, or a random one. It is not computed from them: equal ones
-    before and after a withdrawal would tell that the person was not in the set.
-    """
-
-    dataset_id: DatasetId
-    source: str
-    shape: tuple[Side, Side, Side]  # (C, H, W)
-    classes: tuple[ClassName, ...]
-    split: str
-    version: str
-    range: tuple[int, int] = (0, 255)
-    unit: Literal["image", "group"] = IMAGE
-    labels: Literal["one", "several"] = "one"
-
-    def content(self) -> dict:
-        """The card as it is written: the unit only if it is not "image", the labels only if there are several."""
-        usual = ("unit", IMAGE), ("labels", "one")
-        return {key: value for key, value in asdict(self).items() if (key, value) not in usual}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublicCard(Exact):
-    """The facts of a prepared public set; only `enabled`, false, if there is none."""
-
-    enabled: bool
-    source: str | None = None
-    shape: tuple[Side, Side, Side] | None = None  # (C, H, W)
-    classes: tuple[ClassName, ...] = ()
-    images: Annotated[int, Field(ge=0)] = 0
-
-
-def card_at(path: Path, what: str, fix: str) -> AbstractContextManager[None]:
-    """Raise DataError if the file is missing or is not `what`."""
-    missing = f"{path} is missing: {fix} first"
-    return explained(DataError, lambda error: f"{path} is not {what} ({error}): {fix} again", missing=missing)
-
-
-def read_card(path: Path) -> Card:
-    """Read a public card. Raises DataError if `path` does not hold one."""
-    with card_at(path, "a data card", TO_PREPARE):
-        return validated(Card, read_json(path))
-
-
-def dataset_directory(state: Path, dataset_id: str) -> Path:
-    return state / "data" / dataset_id
 
 
 def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
@@ -102,15 +44,6 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
     if (home / part / COMPARED_FILE).exists():
         images = replace(images, compared=load_array(home / part / COMPARED_FILE))
     return images
-
-
-def read_public_card(path: Path) -> PublicCard:
-    """Read the card of a public set. Raises DataError if `path` does not hold one."""
-    with card_at(path, "the card of a public set", AGAIN_PUBLIC):
-        card = validated(PublicCard, read_json(path))
-        if card.enabled and (card.source is None or card.shape is None or not card.classes):
-            raise ValueError("source, shape or classes are missing")
-        return card
 
 
 def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:

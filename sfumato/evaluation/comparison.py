@@ -10,7 +10,7 @@ from sfumato.data.images import ImageSet
 from sfumato.data.prepare import fingerprint
 from sfumato.errors import DataError, explained
 from sfumato.evaluation.extractors import Extractor
-from sfumato.evaluation.plots import accuracies
+from sfumato.evaluation.verdict import accuracies
 from sfumato.privacy.check import check_ledger, folder_md5, md5_of
 from sfumato.privacy.ledger import KEYS, read_ledger
 from sfumato.privacy.resolved import StagePlan

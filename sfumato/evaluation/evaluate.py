@@ -4,19 +4,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sfumato.data.cards import Card
 from sfumato.data.images import ImageSet, load_images
 from sfumato.data.prepare import secret_key
-from sfumato.data.store import Card
 from sfumato.evaluation.comparison import identity
 from sfumato.evaluation.detector import detections
 from sfumato.evaluation.disclosure import disclosure
 from sfumato.evaluation.extractors import build_extractor
 from sfumato.evaluation.holdout import without_copies
 from sfumato.evaluation.metrics.fidelity import chosen_metrics
-from sfumato.evaluation.plots import accuracies, plot_detected, plot_neighbours
+from sfumato.evaluation.plots import plot_detected, plot_neighbours
 from sfumato.evaluation.public_student import public_extractor, score_students
 from sfumato.evaluation.scores import RELEASE, evaluate_release, looked_at, teacher_accuracy
-from sfumato.evaluation.verdict import verdict
+from sfumato.evaluation.verdict import accuracies, verdict
 from sfumato.features.teacher_network import load_teacher
 from sfumato.privacy.authorize import open_local
 from sfumato.privacy.resolved import StagePlan

@@ -24,11 +24,6 @@ PAIRS = 6  # Pairs per class
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
 
 
-def accuracies(values: Mapping) -> dict[str, dict]:
-    """Return the entries of the classifiers among the metrics of one set."""
-    return {name: row for name, row in values.items() if isinstance(row, dict) and "mean" in row}
-
-
 def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
     """Plot one classifier's accuracy against ε, one line per recipe.
 

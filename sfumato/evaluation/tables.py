@@ -12,7 +12,7 @@ import pandas as pd
 
 from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
 from sfumato.evaluation.downstream import FEWEST_OF_A_GROUP
-from sfumato.evaluation.plots import accuracies
+from sfumato.evaluation.verdict import accuracies
 from sfumato.release.card import WORDS
 from sfumato.release.report import Local, Picture, Table, picture
 from sfumato.storage.artifacts import read_artifact

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from sfumato.data.images import per_class
-from sfumato.evaluation.plots import accuracies
 
 # Each level has the least learned part, a convention, and its sentence; the first level that is met
 # applies.
@@ -25,6 +24,11 @@ VERDICT_LEVELS = {
 }
 UNJUDGED = "cannot be judged"
 FEWEST_OF_A_CLASS = 10  # Hold-out images of each class, below which nothing is judged
+
+
+def accuracies(values: Mapping) -> dict[str, dict]:
+    """The entries of the classifiers among the metrics of one set."""
+    return {name: row for name, row in values.items() if isinstance(row, dict) and "mean" in row}
 
 
 def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:

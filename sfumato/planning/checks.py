@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import chain
 
-from sfumato.data.store import Card, PublicCard
+from sfumato.data.cards import Card, PublicCard
 from sfumato.errors import ConfigError, nearest
 from sfumato.evaluation.classifiers import CLASSIFIERS
 from sfumato.evaluation.metrics.fidelity import METRICS
@@ -37,11 +37,6 @@ def check_consistent(params: Params, card: Card, public: PublicCard | None = Non
     if public is not None:
         for problem in public_problems(params, public, len(card.classes)):
             raise ConfigError(problem)
-
-
-def reads_public(params: Params) -> bool:
-    """Whether a stage that is switched on reads public images: they are prepared then, and only then."""
-    return any("public" in params.inputs_of(name) for name in params.run)
 
 
 def card_problems(params: Params, card: Card) -> Iterator[str]:
@@ -127,7 +122,7 @@ def name_problems(params: Params) -> Iterator[str]:
     of_teachers = (CLASSIFIER, *FEATURES, OWN)
     for used, key, names, existing in (
         (True, "data.source", [params.data.source], names_in("data")),
-        (reads_public(params), "public.source", [params.public.source], names_in("public")),
+        (params.reads_public, "public.source", [params.public.source], names_in("public")),
         (params.runs("frequency"), "frequency.features", [one.map for one in params.frequency.features], (*FEATURES,)),
         (params.runs("teacher"), "teacher.feature", [part.map for part in params.teacher.maps], of_teachers),
         (params.runs("evaluate"), "evaluate.classifiers", params.evaluate.classifiers, (*CLASSIFIERS,)),

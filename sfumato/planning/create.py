@@ -36,6 +36,8 @@ NOTES = {  # comments of `params.yaml`, by the section that they stand above
     "public": "free, and without any guarantee of their own: none of them was made from sensitive images",
 }
 
+USUAL_EPSILON = 5.0  # proposed at the prompt, never taken without an answer
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -117,7 +119,10 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
         )
     check_size(options.size, seen)
     name = choose_name(options.images, options.dataset_id, owner, state)
-    epsilon = owner.number("Privacy budget ε", options.epsilon, None, "epsilon")
+    if options.epsilon is None:
+        owner.see("ε limits what anyone can learn about one person or image: 1 protects strongly, above 10 hardly.")
+        owner.see("It is your decision, and each run spends it. A smaller ε makes the images less useful.")
+    epsilon = owner.number("Privacy budget ε", options.epsilon, USUAL_EPSILON, "epsilon")
     seen, unit = look_for_persons(seen, options, owner, state)
     minutes = owner.number("Minutes that a run may take on this machine", options.minutes, 30.0, "minutes")
     size_hint = options.size_hint or ask_for_size(seen, owner)
@@ -339,7 +344,9 @@ def ask_for_size(seen: Survey, owner: Owner) -> int:
     what = "sensitive images" if seen.persons is None else "persons"
     units: float = seen.persons or seen.images
     if seen.held_out is None:
-        units *= 1 - Data().holdout_fraction
+        fraction = Data().holdout_fraction
+        owner.see(f"{fraction:.0%} of the {what} are held out to judge the release: the number is of the others.")
+        units *= 1 - fraction
     return int(owner.answer(f"How many {what}, roughly (published with the release)", rounded_size(round(units))))
 
 

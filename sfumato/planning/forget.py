@@ -9,10 +9,10 @@ from pathlib import Path
 
 from filelock import Timeout
 
+from sfumato.data.cards import dataset_directory
 from sfumato.data.duplicates import ORIGIN
 from sfumato.data.prepare import UNNAMED
 from sfumato.data.sources.packed import remove_unpacked
-from sfumato.data.store import dataset_directory
 from sfumato.data.survey import LOOKED
 from sfumato.errors import BudgetError, explained
 from sfumato.evaluation.comparison import EVALUATIONS

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sfumato.data.store import Card
+from sfumato.data.cards import Card
 from sfumato.errors import UNREADABLE, passing_over
 from sfumato.privacy.decision import Decision, Work, decide
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism

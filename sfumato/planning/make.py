@@ -8,18 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sfumato.data.cards import Card, PublicCard, dataset_directory, read_card, read_public_card
 from sfumato.data.lineage import lineage
 from sfumato.data.prepare import LISTING, listing_of, prepare_sensitive, secret_key, unnamed_version
 from sfumato.data.sources.imagefolder import list_folder
 from sfumato.data.sources.packed import unpacking
 from sfumato.data.sources.splits import split_of
-from sfumato.data.store import Card, PublicCard, dataset_directory, read_card, read_public_card
 from sfumato.data.tables import check_parquet
 from sfumato.dpsgd.run import step_noise
 from sfumato.dpsgd.trainable import trained_parameters
 from sfumato.errors import ConfigError, reading_sensitive
-from sfumato.planning import estimate
-from sfumato.planning.checks import reads_public
 from sfumato.planning.kept import Past, Plan, known_past, spending_of, stages_before
 from sfumato.planning.project_files import Say, renew, unsaid
 from sfumato.planning.proposal import proposed_card
@@ -81,6 +79,8 @@ class ProjectPlan(Plan):
         return spending_of(self, self.past, self.past.folder / PLAN)
 
     def seconds(self) -> dict[str, float | None]:
+        from sfumato.planning import estimate  # slow to import: only where minutes are shown
+
         many = self.public.images if self.public else 0
         classes = len(self.card.classes)
         return estimate.expected_seconds(self.params, self.card.shape, classes, self.past.state, many)
@@ -126,7 +126,7 @@ def resolve_project(
     public = folder / PUBLIC
     public_card = None
     inputs = []
-    if reads_public(loaded) and (public.exists() or not dry_run):
+    if loaded.reads_public and (public.exists() or not dry_run):
         inputs.append(read_artifact(public, "public"))
         public_card = read_public_card(public / "card.json")
     if loaded.model.directory is not None:

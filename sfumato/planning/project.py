@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +116,8 @@ class Project:
         from sfumato.privacy.check import verify
 
         ledger = self.folder / LEDGER
-        return verify(ledger, limit=epsilon, delta=delta, unit=unit, artifacts=True, state=state_dir())
+        verified = partial(verify, artifacts=True, all_opinions=True, state=state_dir())
+        return verified(ledger, limit=epsilon, delta=delta, unit=unit)
 
     def run(self, *, progress: bool = True) -> Release:
         """Run what changed since the last run, and return the release. Every charge is journalled as ever.
@@ -172,11 +174,15 @@ def repro(folder: Path, *targets: str, shown: bool) -> None:
             errors="replace",
         ) as running:
             last = deque[str](maxlen=5)
+            command = ""  # DVC's line of a command, shown before the first line of a stage that says something
             for line in running.stdout or ():
                 last.append(line)
                 shown &= not line.startswith("error: ")  # it is raised below
-                if shown and line.strip() and not line.startswith(NOISE):
-                    print(line, end="", flush=True)
+                if line.startswith("> "):
+                    command = line
+                elif shown and line.strip() and not line.startswith(NOISE):
+                    print(command + line, end="", flush=True)
+                    command = ""
             running.communicate("\n")  # the watcher leaves
         if running.returncode and said.is_file():
             raise error_from(read_json(said))

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sfumato.data.store import Card
+from sfumato.data.cards import Card
 from sfumato.errors import ConfigError
 from sfumato.planning.forecast import kept
 from sfumato.settings.data import SEVERAL, Data, Groups

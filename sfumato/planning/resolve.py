@@ -3,15 +3,15 @@
 All of it is public: nothing here reads an image or a noisy answer.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dp_accounting import DpEvent
-
-from sfumato.data.store import Card, PublicCard
+from sfumato.data.cards import Card, PublicCard
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.planning.checks import check_consistent
 from sfumato.planning.kept import Plan, holds, repeat_count, stages_before
@@ -37,6 +37,9 @@ from sfumato.settings.recipes import as_yaml
 from sfumato.settings.stages import QUERIES, STAGES, Stage
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:

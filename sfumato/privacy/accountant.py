@@ -6,22 +6,24 @@ a Gaussian. This module adds the conversion, which drops an order whose value is
 never counts as free), and the solver for shares of the budget.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-from absl import logging
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NeighboringRelation, SelfComposedDpEvent
-from dp_accounting.gaussian_mechanism import get_epsilon_gaussian, get_sigma_gaussian
-from dp_accounting.pld import PLDAccountant
-from dp_accounting.rdp import RdpAccountant
 
 from sfumato.errors import BudgetError, ConfigError
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ADJACENCIES, ZERO_OUT_ONE, Mechanism
 from sfumato.settings.fields import is_positive
 from sfumato.settings.privacy import FEWEST_UNITS, MOST_UNITS
+
+if TYPE_CHECKING:  # dp-accounting takes a second to import: it is imported where a cost is computed
+    from dp_accounting import DpEvent, NeighboringRelation
+    from dp_accounting.pld import PLDAccountant
 
 # Upper limit of δ: with probability δ there is no guarantee, so a larger one is refused
 LARGEST_DELTA = 1e-3
@@ -36,16 +38,23 @@ ORDERS: tuple[float, ...] = (
     *range(256, 1025, 64),
     *(1536, 2048, 3072, 4096),
 )
-RELATIONS = {
-    ADD_OR_REMOVE_ONE: NeighboringRelation.ADD_OR_REMOVE_ONE,
-    ZERO_OUT_ONE: NeighboringRelation.REPLACE_SPECIAL,
-}
 LARGEST_PLD = 100.0  # Largest ε for which a privacy-loss distribution is computed
 ROOT_ERROR = 1e-11  # Error of ε: ten times the tolerance of dp-accounting's search for it
 MOST_NOISE = 1e7  # Upper end of the search for a noise multiplier
 EXACT = "exact"
 BOUNDS = ("rdp", "rdp_classic", "pld")  # Listed in every ledger
 ACCOUNTANTS = (*BOUNDS, EXACT)  # Most cautious first
+
+
+def relation(adjacency: str) -> NeighboringRelation:
+    """Return dp-accounting's name for one of ADJACENCIES."""
+    from dp_accounting import NeighboringRelation
+
+    relations = {
+        ADD_OR_REMOVE_ONE: NeighboringRelation.ADD_OR_REMOVE_ONE,
+        ZERO_OUT_ONE: NeighboringRelation.REPLACE_SPECIAL,
+    }
+    return relations[adjacency]
 
 
 def rdp_curve(events: Iterable[DpEvent], orders: tuple[float, ...] = ORDERS) -> np.ndarray:
@@ -58,7 +67,10 @@ def rdp_curve(events: Iterable[DpEvent], orders: tuple[float, ...] = ORDERS) -> 
 
 @lru_cache(maxsize=65536)
 def _computed_curve(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
-    accountant = RdpAccountant(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)
+    from absl import logging
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(list(orders), relation(ADD_OR_REMOVE_ONE))
     verbosity = logging.get_verbosity()
     # dp-accounting warns about each order that does not converge; here such an order is infinite.
     logging.set_verbosity(logging.ERROR)
@@ -144,8 +156,8 @@ def epsilon(
     events = sorted(events, key=repr)
     if not events:
         return 0.0
-    if adjacency not in RELATIONS:
-        raise BudgetError(f"adjacency={adjacency!r} is unknown: one of {', '.join(RELATIONS)}")
+    if adjacency not in ADJACENCIES:
+        raise BudgetError(f"adjacency={adjacency!r} is unknown: one of {', '.join(ADJACENCIES)}")
     if not 0 < delta < 1:
         raise BudgetError(f"delta={delta} must lie in (0, 1)")
     if accountant in ("pld", EXACT):
@@ -153,6 +165,8 @@ def epsilon(
         if (bound := epsilon(events, delta, "rdp", adjacency)) > LARGEST_PLD:
             return bound
         if accountant == EXACT and math.isfinite(square := math.fsum(map(squared_mu, events))):
+            from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+
             # a mu so small that it costs nothing divides by zero
             with np.errstate(divide="ignore"):
                 return float(get_epsilon_gaussian(1 / math.sqrt(square), delta)) + ROOT_ERROR
@@ -169,6 +183,8 @@ def squared_mu(event: DpEvent) -> float:
 
     Their μ² add up. Returns infinity for any other event.
     """
+    from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+
     uses, one = (event.count, event.event) if isinstance(event, SelfComposedDpEvent) else (1, event)
     return uses / one.noise_multiplier**2 if isinstance(one, GaussianDpEvent) else math.inf
 
@@ -179,7 +195,10 @@ def loss_distribution(events: tuple[DpEvent, ...], adjacency: str) -> PLDAccount
 
     The result is cached, because it takes a second or more.
     """
-    return PLDAccountant(RELATIONS[adjacency]).compose(ComposedDpEvent(list(events)))
+    from dp_accounting import ComposedDpEvent
+    from dp_accounting.pld import PLDAccountant
+
+    return PLDAccountant(relation(adjacency)).compose(ComposedDpEvent(list(events)))
 
 
 def round_up(value: float, digits: int = 4) -> float:
@@ -304,6 +323,8 @@ def noise_of_share(ask: NoiseRequest, share: float, target: float, delta: float,
     order = reference_order(ask, target, delta)
     whole = target - conversion(order, delta)
     if accountant == EXACT:  # RDP, at this order, of the one Gaussian that meets the target
+        from dp_accounting.gaussian_mechanism import get_sigma_gaussian
+
         whole = order / 2 / get_sigma_gaussian(target, delta) ** 2
     return smallest_noise(partial(_fits, ask, order, share * whole))
 

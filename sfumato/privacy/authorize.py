@@ -11,17 +11,16 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from dp_accounting import DpEvent
 from filelock import Timeout
 from pydantic import Field
 
+from sfumato.data.cards import Card
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import kept_fingerprint
 from sfumato.data.store import (
     SENSITIVE,
-    Card,
     Encode,
     LatentSet,
     have_latents,
@@ -49,6 +48,9 @@ from sfumato.storage.documents import Exact
 from sfumato.storage.files import make_folder
 from sfumato.storage.in_use import in_use, use_until_the_end
 from sfumato.storage.locks import file_lock, holding
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 # seconds: two exact times would reveal how long a query took, and so how many images it read
 DAY = 86_400
@@ -381,7 +383,7 @@ def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permissi
             f"they were, or say privacy.lifetime_epsilon: {UNLIMITED}, if the owner of the images agrees"
         )
 
-    def cost(events: Iterable[DpEvent]) -> float:
+    def cost(events: "Iterable[DpEvent]") -> float:
         return epsilon(events, permission.delta, permission.accountant, permission.adjacency)
 
     spent = odometer.events()

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +30,7 @@ from sfumato.privacy.ledger import (
     spent_on_one,
     without_records,
 )
-from sfumato.privacy.opinions import Opinion, disagreements, kept_opinions
+from sfumato.privacy.opinions import Opinion, disagreements, kept_opinions, own_opinions
 from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import read_stage_plan
 from sfumato.settings.stages import ARTIFACTS, LOCK, PLAN, PUBLIC, QUERIES, STAGES
@@ -72,12 +73,14 @@ def verify(
     unit: str | None = None,
     artifacts: bool = False,
     ledger_only: bool = False,
+    all_opinions: bool = False,
     state: Path | None = None,
 ) -> Verified:
     """Verify the ledger beside `dvc.lock` without data, and its `artifacts`.
 
     Raises LedgerError with every reason. ledger_only: compare it with no run, for a ledger without
-    its project. Raises ConfigError inside a project.
+    its project. Raises ConfigError inside a project. all_opinions: compare ε with Opacus' two
+    accountants too, which takes seconds. Raises ConfigError without Opacus.
     """
     for option, value in (("epsilon", limit), ("delta", delta)):
         if value is not None and not 0 < value < float("inf"):
@@ -100,6 +103,11 @@ def verify(
             file=beside[0],
             path=path,
         )
+    if all_opinions and find_spec("opacus") is None:
+        raise ConfigError(
+            "{option.opinions} all needs Opacus, which is not installed: pip install opacus, or leave it out",
+            option="opinions",
+        )
     ledger = read_ledger(path)
     spent, problems = check_ledger(ledger, limit=limit, delta=delta, unit=unit)
     if not ledger_only:
@@ -113,7 +121,10 @@ def verify(
     apart = ledger.get("apart", ())
     parts = of_one_person(ledger["records"], apart)
     dearest = max(parts.values(), key=lambda part: compose(part, at)["epsilon"]["rdp"])
-    opinions = kept_opinions(dearest, at, by, state)  # takes seconds, so only for a valid ledger
+    if all_opinions:
+        opinions = kept_opinions(dearest, at, by, state)  # takes seconds, so only for a valid ledger
+    else:
+        opinions = own_opinions(dearest, at, by)
     if problems := disagreements(opinions, by):
         raise LedgerError(path, problems)
     each = {name: compose(part, at, accountant=by)["epsilon"][by] for name, part in parts.items() if apart}

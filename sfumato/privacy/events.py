@@ -22,6 +22,7 @@ SECRET = "os-entropy, AES counter"  # Noise source of a valid record
 SEEDED = "seeded: for tests only"  # No check accepts a record with this one
 ADD_OR_REMOVE_ONE = "add-or-remove-one"
 ZERO_OUT_ONE = "zero-out-one"
+ADJACENCIES = (ADD_OR_REMOVE_ONE, ZERO_OUT_ONE)
 MOST_USES = 10**9  # Largest number of uses of one mechanism
 # Range of its numbers, and of norms: no square or product leaves float64's range
 LOWEST, HIGHEST = 1e-100, 1e100

@@ -6,17 +6,20 @@ opened with. If a kill left it open and it resumes, a record with a new id repla
 copies of one state directory then leave two records, not one id for both.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
-
-from dp_accounting import DpEvent
+from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import BudgetError
 from sfumato.privacy.events import UNITS, event_of
 from sfumato.privacy.record import is_record
 from sfumato.settings.data import GROUP
 from sfumato.storage.journal import ADOPT, GENESIS, REGROUP, Journal
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 OPEN, RESUME, PROGRESS, CLOSE, ABANDON = "open", "resume", "progress", "close", "abandon"
 LOCAL_USE = "local"

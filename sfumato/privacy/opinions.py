@@ -24,10 +24,12 @@ import numpy as np
 
 from sfumato.errors import UNREADABLE
 from sfumato.privacy.accountant import ACCOUNTANTS, EXACT, LARGEST_PLD, ORDERS, epsilon, epsilon_and_order, rdp_curve
-from sfumato.privacy.events import Mechanism, common_adjacency
+from sfumato.privacy.events import Mechanism, common_adjacency, event_of
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import replace_private
+
+PLD_ERROR = 2e-3  # Error of epsilon by our own distribution
 
 
 @dataclass(frozen=True)
@@ -53,23 +55,31 @@ class Opinion:
         return "n/a" if self.epsilon is None else f"{self.epsilon:.4f}"
 
 
+def own_opinions(records: Sequence[Mapping], delta: float, accountant: str = "rdp") -> dict[str, Opinion]:
+    """Compute epsilon of the records at `delta` by our four accountants. accountant: the ledger's."""
+    events = [event_of(record) for record in records]
+    adjacency = common_adjacency(records)
+    bounds = {name: epsilon(events, delta, name, adjacency) for name in ACCOUNTANTS}
+    opinions = {name: Opinion(value, name, value) for name, value in bounds.items()}
+    if accountant == EXACT:
+        opinions["pld"] = Opinion(bounds["pld"], EXACT, bounds[EXACT], PLD_ERROR)
+        opinions[EXACT] = Opinion(bounds[EXACT], "rdp", bounds["rdp"], PLD_ERROR)
+    return opinions
+
+
 def all_opinions(records: Sequence[Mapping], delta: float, accountant: str = "rdp") -> dict[str, Opinion]:
     """Compute epsilon of the records at `delta` by every accountant: our four, then Opacus' two.
 
     accountant: accountant of the ledger.
     """
+    opinions = own_opinions(records, delta, accountant)
+    bounds = {name: opinion.epsilon or 0.0 for name, opinion in opinions.items()}
     parts = [Mechanism.from_json(record["event"]) for record in records]
-    adjacency = common_adjacency(records)
-    bounds = {name: epsilon([part.event for part in parts], delta, name, adjacency) for name in ACCOUNTANTS}
-    opinions = {name: Opinion(value, name, value) for name, value in bounds.items()}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # Opacus warns about orders at the end of a list
         opinions |= {"Opacus RDP": opacus_rdp(parts, delta), "Opacus PRV": opacus_prv(parts, delta, bounds["pld"])}
     if accountant == EXACT:
-        error = 2e-3  # error of epsilon by our own distribution
-        opinions["pld"] = Opinion(bounds["pld"], EXACT, bounds[EXACT], error)
         opinions["Opacus PRV"] = replace(opinions["Opacus PRV"], kind=EXACT, ours=bounds[EXACT])
-        opinions[EXACT] = Opinion(bounds[EXACT], "rdp", bounds["rdp"], error)
     return opinions
 
 

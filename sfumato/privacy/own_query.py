@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sfumato.data.store import read_card
+from sfumato.data.cards import read_card
 from sfumato.errors import ConfigError, DataError
 from sfumato.privacy import authorize
 from sfumato.privacy.accountant import checked_delta

@@ -6,19 +6,23 @@ between false alarms and hits of every test, for any other knowledge of the atta
 Source: Wasserman & Zhou 2010; Dong, Roth & Su 2022.
 """
 
+from __future__ import annotations
+
 import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent
-from dp_accounting.pld import PLDAccountant
 
 from sfumato.errors import BudgetError
-from sfumato.privacy.accountant import ORDERS, RELATIONS, loss_distribution, rdp_curve, round_up
-from sfumato.privacy.events import ADD_OR_REMOVE_ONE, Mechanism
+from sfumato.privacy.accountant import ORDERS, loss_distribution, rdp_curve, relation, round_up
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ADJACENCIES, Mechanism
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 # The grid is fine while e^epsilon · 1 % is below 1, and coarse above, up to where the bound is
 # trivial.
@@ -49,8 +53,8 @@ def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ON
     Guarantee: an upper bound on delta in both directions of the adjacency. Without a finite bound,
     delta is 1.
     """
-    if adjacency not in RELATIONS:
-        raise BudgetError(f"adjacency={adjacency!r} is unknown: one of {', '.join(RELATIONS)}")
+    if adjacency not in ADJACENCIES:
+        raise BudgetError(f"adjacency={adjacency!r} is unknown: one of {', '.join(ADJACENCIES)}")
     # sorted as in `epsilon`, so that their distribution is computed once
     events = sorted(events, key=repr)
     if not events:
@@ -109,8 +113,11 @@ def best_guess(mechanisms: tuple[Mechanism, ...], adjacency: str = ADD_OR_REMOVE
     Guarantee: no test does better, whatever else is known.
     """
     events = [replace(one, noise_multiplier=one.noise_multiplier * noise).event for one in mechanisms]
+    from dp_accounting import ComposedDpEvent
+    from dp_accounting.pld import PLDAccountant
+
     # a coarse grid is fast
-    distribution = PLDAccountant(RELATIONS[adjacency], 5e-3).compose(ComposedDpEvent(events))
+    distribution = PLDAccountant(relation(adjacency), 5e-3).compose(ComposedDpEvent(events))
     advantage = min(advantage_of_rdp(rdp_curve(events, LOW_ORDERS)), distribution.get_delta(0.0))
     return float((1 + advantage) / 2)
 

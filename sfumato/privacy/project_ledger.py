@@ -4,8 +4,8 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from sfumato.data.cards import read_card
 from sfumato.data.lineage import remember
-from sfumato.data.store import read_card
 from sfumato.errors import UNREADABLE, BudgetError, explained, passing_over
 from sfumato.privacy.check import LedgerError, check_ledger, read_lock
 from sfumato.privacy.decision import RELEASED

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from sfumato.errors import BudgetError
-from sfumato.privacy.accountant import RELATIONS
-from sfumato.privacy.events import SECRET, UNITS, Mechanism
+from sfumato.privacy.events import ADJACENCIES, SECRET, UNITS, Mechanism
 from sfumato.settings.data import GROUP, DatasetId
 from sfumato.settings.fields import Positive
 from sfumato.settings.stages import QUERIES
@@ -65,7 +64,7 @@ def record_problems(place: str, record: object) -> list[str]:
     problems = []
     if record["stage"] not in QUERIES:
         problems.append(f"{name} is of stage {record['stage']!r}, which is not a query")
-    if record["adjacency"] not in RELATIONS:
+    if record["adjacency"] not in ADJACENCIES:
         problems.append(f"{name} has adjacency {record['adjacency']!r}, which is unknown")
     grouped = record["unit"] == UNITS[GROUP]
     if record["unit"] not in UNITS.values() or grouped != ("group_weight" in record) or (grouped and "claim" in record):

@@ -17,8 +17,9 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
+from sfumato.data.cards import Side
 from sfumato.data.images import ImageSet, Shape, to_device
-from sfumato.data.store import Encode, Side
+from sfumato.data.store import Encode
 from sfumato.errors import DataError, explained
 from sfumato.features import FeatureMeans
 from sfumato.features.batch_invariant import place_matters, rows_alone

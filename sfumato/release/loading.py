@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sfumato.errors import DataError, explained
+from sfumato.errors import DataError, explained, requiring
 from sfumato.release.card_check import check_card, known_cost
 from sfumato.storage.arrays import read_array
 from sfumato.storage.digest import digest_of_file
@@ -97,11 +97,12 @@ class Release:
         Raises:
             DataError: The folder exists and is not empty.
         """
-        import yaml
+        with requiring("to_huggingface"):
+            import yaml
 
-        from sfumato.data.images import ImageSet
-        from sfumato.release.exports import PARQUET_FILES, PNG, mark_of, save_parquet, save_png_folders
-        from sfumato.storage.documents import parse_yaml
+            from sfumato.data.images import ImageSet
+            from sfumato.release.exports import PARQUET_FILES, PNG, mark_of, save_parquet, save_png_folders
+            from sfumato.storage.documents import parse_yaml
 
         folder = Path(path)
         if folder.exists() and any(folder.iterdir()):
@@ -133,7 +134,8 @@ class Release:
         Args:
             transform: Function applied to an image's tensor.
         """
-        from sfumato.release.torch_dataset import ReleaseDataset
+        with requiring("to_torch"):
+            from sfumato.release.torch_dataset import ReleaseDataset
 
         return ReleaseDataset(self, transform)
 

@@ -85,12 +85,15 @@ def save_release(
     (directory / ATTRIBUTES).write_text(UNTOUCHED, encoding="utf-8")
 
 
+MOST_PREVIEWED = 20  # classes
+
+
 def save_preview(path: Path, drawn: ImageSet, source: str) -> None:
-    """Save the first eight pictures of a generator, in rows by class.
+    """Save the first pictures of a generator, one row per class.
 
     They are as public as `drawn`, which contains them.
     """
-    names = drawn.classes[:8]
+    names = drawn.classes[:MOST_PREVIEWED]
     columns = max(1, 8 // len(drawn.classes))
     first = drawn.take(np.arange(min(len(drawn), 1000)))  # enough to find some of each class
     images = torch.from_numpy(first.images).permute(0, 3, 1, 2)

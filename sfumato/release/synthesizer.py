@@ -1,8 +1,10 @@
 """Load the synthesizer of an artifact: a network of our own or a public model."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from sfumato.diffusion.denoiser import Denoiser
 from sfumato.diffusion.unet import UNet, load_model
@@ -36,9 +38,18 @@ def start_file(pretrain: Path) -> Path:
     return pretrain / (CONFIG if is_latent(pretrain) else WEIGHTS)
 
 
+class WithoutInitialValues(TorchFunctionMode):
+    """Leave weights as they are made: on the meta device PyTorch would import its compiler to draw them, in seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 def outline(settings: Model, shape: tuple[int, int, int], classes: int) -> Denoiser:
     """Build the network of `settings` on the meta device: shapes without weights, for estimates."""
     if settings.directory is not None:
         return outline_of_public_model(settings, classes)
-    with torch.device("meta"):
+    with torch.device("meta"), WithoutInitialValues():
         return UNet(resolution=shape[1:], channels=shape[0], classes=classes, **settings.network())

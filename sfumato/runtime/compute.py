@@ -5,11 +5,9 @@ import functools
 import itertools
 import os
 import sys
-import time
 import warnings
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from sfumato.errors import ConfigError
@@ -64,42 +62,6 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, in bytes, at its largest
         mallopt(-4, 0)  # M_MMAP_MAX: the kernel zeroes a block mapped by itself
-
-
-def configure_processor() -> int:
-    """Keep freed memory, and choose the number of threads: 1, 2, 4, … or all.
-
-    The number is doubled as long as small convolutions run faster now; OMP_NUM_THREADS fixes it. On
-    shared cores, two threads were up to 25 times slower than one. Returns the number.
-    """
-    device()
-    keep_freed_memory()
-    every = torch.get_num_threads()
-    if every == 1 or os.environ.get("OMP_NUM_THREADS"):
-        return every
-    chosen = 1
-    fastest = 0.0
-    for threads in [*(2**i for i in range(every.bit_length()) if 2**i < every), every]:
-        if (speed := passes_per_second(threads)) < 1.15 * fastest:
-            break
-        chosen = threads
-        fastest = speed
-    torch.set_num_threads(chosen)
-    return chosen
-
-
-def passes_per_second(threads: int) -> float:
-    """Measure passes per second of a small convolution and its gradient; leaves `threads` set."""
-    torch.set_num_threads(threads)
-    images = torch.zeros(32, 64, 14, 14)
-    weight = torch.zeros(64, 64, 3, 3, requires_grad=True)
-    start = 0.0
-    passes = -1  # the first pass warms up
-    while passes < 1 or time.perf_counter() - start < 0.1:
-        F.silu(F.conv2d(images, weight, padding=1)).sum().backward()
-        passes += 1
-        start = start or time.perf_counter()
-    return passes / (time.perf_counter() - start)
 
 
 def fast_bfloat16(device: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeGuard, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator
 
 from sfumato.errors import ConfigError
+from sfumato.settings.shares import part_of
 
 REST = "rest"
 
@@ -43,12 +44,6 @@ def checked_size(value: Any, read: Callable[[Any], Any]) -> int | tuple[int, int
 def by(size: int | Sequence[int]) -> str:
     """A size in words: 24×32."""
     return "{}×{}".format(*both_sides(size))
-
-
-def part_of(value: Any) -> float:
-    """A share that may be written with a percent sign: "1%" is 0.01. Raises ValueError for other text."""
-    text = str(value)
-    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
 
 
 Positive = Annotated[int, Field(gt=0, le=10**9)]

@@ -94,3 +94,8 @@ class Params(Strict):
     def inputs_of(self, stage: str) -> list[str]:
         """The inputs that a stage reads under its settings, switched on or not; "public" is one."""
         return [*filter(getattr(self, stage).reads, STAGES[stage].inputs)]
+
+    @property
+    def reads_public(self) -> bool:
+        """Whether a stage that is switched on reads public images: they are prepared then, and only then."""
+        return any("public" in self.inputs_of(name) for name in self.run)

@@ -4,11 +4,15 @@ The `stage` program, the plan, the ledger, `dvc.yaml` and the docs are made from
 `<name>` in `stages/<name>.py`; its parameters are the section of its name in `sfumato.settings.params.Params`.
 """
 
+from __future__ import annotations
+
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sfumato.settings.fields import Settings
+if TYPE_CHECKING:
+    from sfumato.settings.fields import Settings
 
 ARTIFACTS = Path("artifacts")
 PLAN = ARTIFACTS / "plan"

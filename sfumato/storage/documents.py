@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
 
 from sfumato.storage.plain_json import DEEPEST, check_plain, once, read_text
 from sfumato.storage.plain_json import parse_json as parse_json
@@ -22,7 +21,13 @@ from sfumato.storage.plain_json import read_json as read_json
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 Form = TypeVar("Form")
-adapter: Any = functools.cache(TypeAdapter)
+
+
+@functools.cache
+def adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter  # slow to import
+
+    return TypeAdapter(kind)
 
 
 class Exact:
@@ -89,8 +94,10 @@ def validated(kind: type[Form], content: Any) -> Form:
 
     Raises ValueError, naming the first wrong entry.
     """
+    from pydantic import ValidationError
+
     try:
-        return adapter(kind).validate_json(json.dumps(content, allow_nan=False), strict=True)
+        return adapter(kind).validate_json(json.dumps(content, allow_nan=False), strict=True)  # type: ignore[arg-type, no-any-return]
     except TypeError as error:  # YAML has dates and sets
         raise ValueError(str(error)) from error
     except ValidationError as error:

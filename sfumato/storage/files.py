@@ -1,6 +1,8 @@
 """Write files so that no reader or kill meets half of one: temporary name, then rename."""
 
+import csv
 import glob
+import io
 import json
 import os
 import secrets
@@ -132,14 +134,15 @@ def csv_text(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> s
 
     columns: format of the values by name; None stays empty, and no text is a formula.
     """
-    import pandas as pd
 
     def cell(value: Any, form: str) -> str:
         text = "" if value is None else format(value, form)
         return f"'{text}" if isinstance(value, str) and text.startswith(FORMULA) else text
 
     cells = [[cell(row[name], form) for name, form in columns.items()] for row in rows]
-    return pd.DataFrame(cells, columns=[cell(name, "") for name in columns]).to_csv(index=False, lineterminator="\n")
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([[cell(name, "") for name in columns], *cells])
+    return text.getvalue()
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from program import call
 from sources.writers import write_folder, write_idx, write_mnist, write_public
 
 from sfumato.data import duplicates, prepare
+from sfumato.data.cards import PublicCard, read_card, read_public_card, write_no_public
 from sfumato.data.images import ImageSet
 from sfumato.data.prepare import (
     fingerprint,
@@ -28,7 +29,7 @@ from sfumato.data.prepare import (
     split,
 )
 from sfumato.data.sources import Source, read_public
-from sfumato.data.store import PublicCard, load_prepared, load_public, read_card, read_public_card
+from sfumato.data.store import load_prepared, load_public
 from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import Data, Public
 from sfumato.settings.sources import SOURCES, SourceKind
@@ -257,10 +258,8 @@ def test_a_public_set_is_an_artifact_of_the_same_bytes_every_time(tmp_path, sour
     assert contents(tmp_path / "a")["images.npy"] != contents(tmp_path / "b")["images.npy"]
 
 
-def test_switched_off_the_set_is_its_card_alone_whatever_else_is_asked(tmp_path):
-    prepare_public(None, (1, 8, 8), tmp_path / "a", tmp_path, seed=0)
-    prepare_public(None, (3, 32, 32), tmp_path / "b", tmp_path / "raw", seed=9)
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+def test_a_public_set_that_no_stage_reads_is_its_card_alone(tmp_path):
+    write_no_public(tmp_path / "a")
     assert set(contents(tmp_path / "a")) == {"card.json", "privacy.json"}
     assert read_public_card(tmp_path / "a" / "card.json") == PublicCard(enabled=False)
     read_artifact(tmp_path / "a", "public")

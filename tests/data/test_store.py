@@ -3,8 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sfumato.data.cards import PublicCard, read_card, read_public_card
 from sfumato.data.prepare import prepare_public, prepare_sensitive
-from sfumato.data.store import PublicCard, load_prepared, load_public, read_card, read_public_card
+from sfumato.data.store import load_prepared, load_public
 from sfumato.errors import DataError
 from sfumato.settings.data import Data, Public
 

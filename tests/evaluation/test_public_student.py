@@ -5,9 +5,9 @@ import pytest
 
 from sfumato.data.images import ImageSet
 from sfumato.evaluation.extractors import Extractor
-from sfumato.evaluation.plots import accuracies
 from sfumato.evaluation.public_student import public_extractor, score_students
 from sfumato.evaluation.tables import tables_of
+from sfumato.evaluation.verdict import accuracies
 from sfumato.settings.evaluate import Evaluate
 
 PIXELS = Extractor(name="resnet18", digest="", embed=lambda images: images.mean(1).flatten(1))

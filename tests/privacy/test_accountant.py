@@ -119,7 +119,7 @@ def test_an_order_without_a_number_never_lowers_epsilon(monkeypatch, value):
             super().compose(*given)
             self._rdp = np.where(np.array(ORDERS) == best, value, self._rdp)
 
-    monkeypatch.setattr(accountant, "RdpAccountant", Failing)
+    monkeypatch.setattr("dp_accounting.rdp.RdpAccountant", Failing)
     spent, order = epsilon_and_order(rdp_curve([event]), 1e-5)
     assert order != best and whole < spent < 1.01 * whole
 

@@ -411,6 +411,6 @@ def test_the_second_opinion_is_on_the_person_who_pays_most(tmp_path, monkeypatch
     monkeypatch.setattr("sfumato.privacy.opinions.all_opinions", recorded)
     ledger, _ = locked(tmp_path, merged_ledger())
     for delta, at in ((None, BUDGET["delta"]), (1e-7, 1e-7)):
-        found = verify(ledger, delta=delta)
+        found = verify(ledger, delta=delta, all_opinions=True)
         assert requested.pop() == ([SOUTH["id"]], at) and found.delta == at
         assert found.epsilon == found.apart["south"] > found.apart["north"]

@@ -1,25 +1,13 @@
 import platform
 import subprocess
 import sys
-import time
 import warnings
 
 import pytest
 import torch
 
 from sfumato.errors import ConfigError
-from sfumato.runtime import compute
-from sfumato.runtime.compute import configure_processor, device, device_of, fast_bfloat16, no_cuda, passes_per_second
-from stages.runner import ready_processor
-
-
-@pytest.fixture
-def threads():
-    """The number of threads is as before afterwards."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
+from sfumato.runtime.compute import device, device_of, fast_bfloat16, no_cuda
 
 KEPT = """
 import gc, sys, torch
@@ -42,39 +30,6 @@ def test_freed_memory_is_kept():
         for word in ("keep", "no")
     }
     assert given_back["keep"] < 20_000 < 150_000 < given_back["no"]  # KiB, of 192 MiB
-
-
-@pytest.mark.parametrize(
-    ("speeds", "best"),
-    [({1: 1.9, 2: 0.23}, 1), ({1: 1.0, 2: 1.9, 4: 3.5, 6: 4.5}, 6), ({1: 1.0, 2: 1.8, 4: 1.9}, 2)],
-    ids=["other programs are running", "all", "more than two bring little"],
-)
-def test_threads_are_added_while_they_are_faster_unless_the_user_chose(monkeypatch, environment, threads, speeds, best):
-    monkeypatch.setattr(compute, "keep_freed_memory", lambda: None)
-    monkeypatch.setattr(compute, "passes_per_second", speeds.__getitem__)
-    every = 2 if len(speeds) == 2 else 6
-    torch.set_num_threads(every)
-    environment["OMP_NUM_THREADS"] = "3"
-    assert configure_processor() == every == torch.get_num_threads()
-    del environment["OMP_NUM_THREADS"]
-    assert configure_processor() == best == torch.get_num_threads()
-
-
-def test_a_stage_says_how_many_threads_it_found_fastest_and_nothing_if_the_user_chose(monkeypatch, environment, capsys):
-    monkeypatch.setattr(compute, "THREADS", 8)
-    monkeypatch.setattr(compute, "configure_processor", lambda: 2)
-    environment["OMP_NUM_THREADS"] = "8"
-    ready_processor("pretrain")
-    assert capsys.readouterr().err == ""
-    del environment["OMP_NUM_THREADS"]
-    ready_processor("pretrain")
-    assert capsys.readouterr().err == "pretrain: 2 of 8 threads, which is fastest now\n"
-
-
-def test_a_number_of_threads_is_tried_in_a_moment(threads):
-    start = time.process_time()
-    assert passes_per_second(1) > 0 and torch.get_num_threads() == 1
-    assert time.process_time() - start < 1
 
 
 def test_the_device_is_as_asked_and_a_missing_gpu_is_no_reason_to_fall_back(environment, cuda):

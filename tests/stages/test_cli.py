@@ -305,14 +305,14 @@ def test_who_stops_a_stage_is_told_what_goes_on_and_what_starts_again(desk, monk
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stages.prepare.load_params", stop)
+    monkeypatch.setattr("sfumato.settings.recipes.load_params", stop)
     desk.run("prepare sensitive", "a query goes on and is not charged twice, anything else starts again", code=130)
 
 
 TERMINATED = """
 import os, signal, sys
 import stages.cli, stages.prepare
-stages.prepare.load_params = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+sfumato.settings.recipes.load_params = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
 sys.argv = ["stage", "prepare", "sensitive"]
 stages.cli.main()
 """

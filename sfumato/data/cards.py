@@ -1,0 +1,90 @@
+"""The public cards of prepared images: what is known of a set without opening it. Imports no array library."""
+
+import json
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sfumato.errors import DataError, explained
+from sfumato.settings.data import IMAGE, ClassName, DatasetId
+from sfumato.storage.artifacts import writing
+from sfumato.storage.documents import Exact, read_json, validated
+
+CARD = "card.json"
+TO_PREPARE = "run `stage prepare sensitive`"
+AGAIN_PUBLIC = "run `stage prepare public`"
+
+Side = Annotated[int, Field(gt=0, lt=2**16)]  # pixels, or channels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card(Exact):
+    """The public facts of a dataset.
+
+    version: the owner's name for this state of the images, or a random one. It is not computed from them: equal ones
+    before and after a withdrawal would tell that the person was not in the set.
+    """
+
+    dataset_id: DatasetId
+    source: str
+    shape: tuple[Side, Side, Side]  # (C, H, W)
+    classes: tuple[ClassName, ...]
+    split: str
+    version: str
+    range: tuple[int, int] = (0, 255)
+    unit: Literal["image", "group"] = IMAGE
+    labels: Literal["one", "several"] = "one"
+
+    def content(self) -> dict:
+        """The card as it is written: the unit only if it is not "image", the labels only if there are several."""
+        usual = ("unit", IMAGE), ("labels", "one")
+        return {key: value for key, value in asdict(self).items() if (key, value) not in usual}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicCard(Exact):
+    """The facts of a prepared public set; only `enabled`, false, if there is none."""
+
+    enabled: bool
+    source: str | None = None
+    shape: tuple[Side, Side, Side] | None = None  # (C, H, W)
+    classes: tuple[ClassName, ...] = ()
+    images: Annotated[int, Field(ge=0)] = 0
+
+
+def card_at(path: Path, what: str, fix: str) -> AbstractContextManager[None]:
+    """Raise DataError if the file is missing or is not `what`."""
+    missing = f"{path} is missing: {fix} first"
+    return explained(DataError, lambda error: f"{path} is not {what} ({error}): {fix} again", missing=missing)
+
+
+def read_card(path: Path) -> Card:
+    """Read a public card. Raises DataError if `path` does not hold one."""
+    with card_at(path, "a data card", TO_PREPARE):
+        return validated(Card, read_json(path))
+
+
+def read_public_card(path: Path) -> PublicCard:
+    """Read the card of a public set. Raises DataError if `path` does not hold one."""
+    with card_at(path, "the card of a public set", AGAIN_PUBLIC):
+        card = validated(PublicCard, read_json(path))
+        if card.enabled and (card.source is None or card.shape is None or not card.classes):
+            raise ValueError("source, shape or classes are missing")
+        return card
+
+
+def card_text(content: dict) -> bytes:
+    return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def write_no_public(out: Path) -> None:
+    """Write the artifact `out` of a public set that no stage reads: its card only, always the same bytes."""
+    with writing(out, "public", []) as directory:
+        (directory / CARD).write_bytes(card_text(asdict(PublicCard(enabled=False))))
+
+
+def dataset_directory(state: Path, dataset_id: str) -> Path:
+    return state / "data" / dataset_id

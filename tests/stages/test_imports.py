@@ -1,0 +1,119 @@
+"""Which modules a command imports: a light one must not wait for an array library, an accountant or a network."""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from sfumato.planning.project_files import dvc_text
+
+ROOT = Path(__file__).resolve().parents[2]
+GALLERY = ROOT / "docs" / "gallery" / "digits" / "ledger.json"
+RUN = """
+import json, sys
+from stages.cli import main
+sys.argv = ["stage", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print(json.dumps([*sys.modules]), file=sys.stderr)
+"""
+NETWORKS = {"torch", "opacus", "sklearn", "pandas", "matplotlib", "dvc"}
+HEAVY = NETWORKS | {"numpy", "scipy", "dp_accounting"}
+CARD = {"dataset_id": "digits", "source": "digits", "shape": [1, 8, 8], "classes": ["0", "1"], "split": "keyed"}
+
+
+@pytest.fixture
+def project(tmp_path, environment) -> Path:
+    """A folder whose recipe reads no public images, with the card of images that are prepared."""
+    environment["SFUMATO_STATE"] = str(tmp_path / "state")
+    params = {"recipe": "dp-merf", "data": {"source": "digits"}, "privacy": {"size_hint": 1500}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    card = tmp_path / "data" / "sensitive" / "card.json"
+    card.parent.mkdir(parents=True)
+    card.write_text(json.dumps(CARD | {"version": "1"}))
+    return tmp_path
+
+
+def imported(folder: Path, *words: str) -> set[str]:
+    run = [sys.executable, "-c", RUN, *words]
+    done = subprocess.run(run, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {*json.loads(done.stderr.splitlines()[-1])}
+
+
+def test_help_builds_no_settings_and_imports_no_library_of_data(project):
+    found = imported(project, "--help")
+    assert not found & (HEAVY | {"pydantic", "rich", "sfumato.settings.params"})
+
+
+def test_an_empty_public_set_is_written_without_an_array_library(project):
+    assert not imported(project, "prepare", "public") & HEAVY
+    assert json.loads((project / "data" / "public" / "card.json").read_text())["enabled"] is False
+
+
+def test_a_plan_imports_no_table_library_and_no_compiler(project):
+    slow = {"pandas", "matplotlib", "sklearn", "opacus", "torch._dynamo", "sfumato.planning.estimate"}
+    file = project / "params.yaml"
+    file.write_text(file.read_text().replace("dp-merf", "feta-pro"))
+    (project / "dvc.yaml").write_text(dvc_text())
+    assert not imported(project, "plan") & slow
+
+
+def test_a_ledger_is_checked_without_networks(project):
+    words = "ledger", "check", "--ledger-only", "--epsilon", "10", "--ledger", str(GALLERY)
+    assert not imported(project, *words) & NETWORKS
+    assert "opacus" in imported(project, *words, "--opinions", "all")
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+import sfumato
+from sfumato.errors import ConfigError
+try:
+    sfumato.load_teacher
+except ConfigError as error:
+    print(error)
+try:
+    sfumato.Release.to_torch(None)
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_a_missing_package_is_named_with_its_install():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True)
+    ends = "needs torch, which is not installed: pip install torch"
+    assert done.stdout.splitlines() == [f"sfumato.load_teacher {ends}", f"to_torch {ends}"]
+
+
+def listed() -> set[str]:
+    lines = (ROOT / "check.txt").read_text().splitlines()
+    return {line for line in lines if line and line != "." and not line.startswith(("#", "-"))}
+
+
+def test_the_reviewers_packages_lack_none_that_they_require():
+    required = {
+        Requirement(text)
+        for name in listed()
+        for text in requires(name) or ()
+        if (marker := Requirement(text).marker) is None or marker.evaluate({"extra": ""})
+    }
+    assert {canonicalize_name(one.name) for one in required} <= listed()
+
+
+def test_a_ledger_check_imports_only_what_reviewers_install(project):
+    """The packages of all modules that the check imports are in check.txt."""
+    words = "ledger", "check", "--ledger-only", "--epsilon", "10", "--ledger", str(GALLERY)
+    packages = packages_distributions()
+    modules = {name.split(".")[0] for name in imported(project, *words) if "__mypyc" not in name}
+    found = {canonicalize_name(one) for name in modules for one in packages.get(name, ())}
+    assert found - listed() <= {"sfumato", "setuptools"}
