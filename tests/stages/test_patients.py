@@ -68,7 +68,7 @@ def test_a_release_for_patients_says_so_everywhere_and_names_nobody(clinic):
         ({}, {"privacy": {"unit": "group"}}, "data.groups is missing"),
         (ARRAY, {}, "prepared for one group"),
         (ARRAY, {"privacy": {"unit": "image"}}, "prepared for one group"),
-        (ARRAY, {"privacy": {"group_cap": 5}}, "goes with unit: group"),
+        (ARRAY, {"privacy": {"group_cap": 5}}, "group_cap=5 requires unit: group"),
     ],
 )
 def test_a_plan_for_another_unit_than_was_prepared_is_refused(prepared, asked, message, clinic):

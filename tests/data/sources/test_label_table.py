@@ -127,7 +127,7 @@ def test_a_bad_picture_is_named(folder):
 def test_persons_are_found_by_file_names_and_not_by_folders_of_classes(folder):
     source, _ = read(folder, groups={"pattern": r"^(\w+)[.]png"})
     assert source.groups == ["a", "10", "2"]
-    with pytest.raises(ValueError, match="ids are found by column, csv, pattern, array or dicom"):
+    with pytest.raises(ValueError, match="folder does not apply.*use column, csv, pattern, array or dicom"):
         read(folder, groups={"folder": True})
 
 
