@@ -14,9 +14,11 @@ from stages.runner import CardPath
 from stages.screen import tell
 from stages.state import state_dir
 
-RAW = Path("data/raw")  # where downloads are looked for and kept
+RAW = Path("data/raw")  # folder of downloads
 
-app = typer.Typer(no_args_is_help=True, help="Take images from their source; no sensitive one enters the repository.")
+app = typer.Typer(
+    no_args_is_help=True, help="Prepare images from their source. Sensitive images never enter the repository."
+)
 
 
 @app.command()
@@ -37,7 +39,7 @@ def public(
     card: CardPath = CARD_PATH,
     out: Annotated[Path, typer.Option(help="Directory to write.")] = PUBLIC,
 ) -> None:
-    """Free: labelled public images in the shape of the sensitive ones; an empty set if no stage reads them."""
+    """Free: store labelled public images in the shape of the sensitive ones; none if no stage reads them."""
     from sfumato.data.prepare import prepare_public, refuse_sensitive_as_public
     from sfumato.data.store import read_card
     from sfumato.planning.checks import reads_public
@@ -53,6 +55,6 @@ def public(
     private = partial(open_local, state, sensitive_card, "overlap check")
     content = prepare_public(wanted, sensitive_card.shape, out, RAW, loaded.seed, private=private, state=state)
     if not content["enabled"]:
-        return tell(f"no stage reads public images: {out} holds none")
+        return tell(f"no stage reads public images: {out} contains none")
     shape = f"shape {list(content['shape'])}, {len(content['classes'])} classes"
     tell(f"{out}: {content['images']} images of {content['source']}, {shape}")

@@ -1,6 +1,6 @@
-"""How a folder, a table, tar files or an archive are understood: where labels and the ids of persons are.
+"""Understand a folder, a table, tar files or an archive: where labels and the ids of persons are.
 
-Nothing becomes the name of a class by a guess: what may be read in two ways is `Unclear`, and its owner decides.
+Nothing becomes the name of a class by a guess: if there are two readings, `Unclear` is raised and the owner decides.
 """
 
 import re
@@ -39,11 +39,11 @@ PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re
 MANY = 20  # classes: of more, pictures than FEW in each are few; else than LEAST
 FEW = 50
 LEAST = 10
-ALL = ("all",)  # the owner's word that none of the classes found is a person's
+ALL = ("all",)  # owner's confirmation that none of the class names found identifies a person
 
 
 class Unclear(ConfigError):
-    """What only the owner can decide."""
+    """A decision that only the owner can make."""
 
     def __init__(self, text: str, option: str, proposed: str | None = None) -> None:
         super().__init__(text)
@@ -60,8 +60,10 @@ def layout_of(
     owner can tell; ConfigError for persons' ids as labels.
     """
     if label is not None and PERSONS.fullmatch(meaning(label)):
-        what = f"--label-column={label} looks like persons' ids, which would be published as names of classes"
-        raise ConfigError(f"{what}: name the column of the labels, or rename this one")
+        raise ConfigError(
+            f"--label-column={label} looks like persons' ids, which would be published as class names: name the "
+            "column with the labels, or rename this one"
+        )
     path = unpacked(path)
     named = {}
     if classes not in (None, ALL):
@@ -86,19 +88,27 @@ def layout_of(
     if label is None and len(folders) > 1:
         alike = any({*cells_in(table, name)} == folders for name in meant)
         if classes is None and not alike and (meant or several):
-            text = f"{path} has folders and {table.name}, and either may hold the classes: --label-column COLUMN takes "
-            text += "the table (with several labels, the name labels.csv does); --classes a,b,c or all, the folders"
-            raise Unclear(text, "classes")
+            raise Unclear(
+                f"both the folders of {path} and {table.name} could define the classes. Use --label-column COLUMN for "
+                "the table (with several labels, name it labels.csv), or --classes a,b,c or all for the folders",
+                "classes",
+            )
         return folder_layout(path, groups, classes)
     if not columns:
-        raise ConfigError(f"{table} has no column of labels, only persons' ids: add one, or folders of classes")
+        raise ConfigError(
+            f"{table} has only persons' ids and no labels: add a column of labels, or one folder per class"
+        )
     if label is None and tabled.LABEL in meant:
         label = tabled.LABEL
     elif label is None and len(meant) == 1:
         label = meant[0]
     if label is None:
-        text = f"{table} has the columns {', '.join(heads)}: name that of the labels by --label-column"
-        raise Unclear(f"{text}; what stands in it is published", "label", columns[0] if len(columns) == 1 else None)
+        raise Unclear(
+            f"{table} has the columns {', '.join(heads)}: choose the one with the labels by --label-column. Its "
+            "values are published",
+            "label",
+            columns[0] if len(columns) == 1 else None,
+        )
     return FOLDERS | {"label_column": label} | named, groups
 
 
@@ -154,7 +164,7 @@ def groups_in(names: Iterable[str]) -> Groups | None:
     """The column, key or array that holds persons' ids, by the meaning of its name. Raises Unclear for several."""
     found = [name for name in names if PERSONS.fullmatch(meaning(name))]
     if len(found) > 1:
-        raise Unclear(f"{' and '.join(found)} may all hold persons' ids: --groups names the one to go by", "groups")
+        raise Unclear(f"{' and '.join(found)} could all be persons' ids: choose one with --groups", "groups")
     return Groups(column=found[0]) if found else None
 
 
@@ -178,7 +188,9 @@ def folder_layout(path: Path, groups: Groups | None, classes: Sequence[str] | No
             check_names(sorted(names | held_out))
         if classes is None and len(held_out - names) > len(held_out) / 2:
             raise Unclear(
-                f"the folders in {path} have other names in training than in test, as persons have", "classes"
+                f"training and test folders in {path} have different names, so they look like persons, not classes: "
+                "name the classes with --classes a,b,c, or use --groups",
+                "classes",
             )
         return FOLDERS, groups
     found = sorted({entry.name for entry in inner})
@@ -197,11 +209,11 @@ def check_beside(path: Path, train: Sequence[Path], outer: Sequence[Path], neste
     persons = any(PERSONS.fullmatch(meaning(name)) for file in readable for name in tables.heads_of(file)[1])
     if len(readable) > 1 and (few or nested or persons):
         names = " and ".join(file.name for file in readable[:3])
-        unread.append(f"{path} holds {names}, and one table is read: join them in metadata.csv, or move others away")
+        unread.append(f"{path} contains {names}, but only one table is read: join them in metadata.csv, or move others")
     if unread and few:
         raise ConfigError(unread[0])
     if unread and not decided:
-        raise Unclear(f"{unread[0]}; --classes a,b,c or all takes the folders as they are", "classes")
+        raise Unclear(f"{unread[0]}; or use the folders as classes with --classes a,b,c or --classes all", "classes")
 
 
 def why_unread(file: Path, few: bool) -> str | None:
@@ -216,9 +228,9 @@ def why_unread(file: Path, few: bool) -> str | None:
         return str(error)
     listing = suffix in (".txt", ".tsv", ".json", ".xml") and file.stem.casefold() not in ("readme", "license")
     if suffix in (".xls", ".xlsx", ".ods") or (few and listing):
-        return f"{file} is not read: save it as metadata.csv, in UTF-8, with a column file_name and one of the labels"
+        return f"{file} is not read: save it as metadata.csv in UTF-8, with a column file_name and a column of labels"
     if few and suffix in (".zip", ".7z", ".rar", ".gz", ".tgz"):
-        return f"{file} is not read beside other files: unpack it there"
+        return f"{file} is not read beside other files: unpack it in this folder"
     return None
 
 
@@ -235,15 +247,17 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
     if table is None and not any(is_filing(name) or dates.search(name) for name in first | second):
         forms = {1: "class/person", -1: "person/class"}
         proposed = forms.get(int(np.sign(likeness(second) - likeness(first))))
-    text = f"{path} holds folders in folders: --groups class/person or --groups person/class says which are classes"
-    text += f", whose names are published, as of {outer[0].name}/{inner[0].name}"
+    text = f"{path} has two levels of folders, such as {outer[0].name}/{inner[0].name}. State which level is the class "
+    text += "with --groups class/person or --groups person/class; class names are published"
     if len(first) > 1 and any(entry.is_dir() for entry in visible(inner[0])):
-        text = f"{path} holds folders three deep, and two may be told apart: move pictures up to <class>/<person>/, or "
-        return ConfigError(f"{text}list them in metadata.csv, with the columns file_name, label and patient")
+        return ConfigError(
+            f"{path} has three levels of folders, and only two are supported: move pictures up to <class>/<person>/, "
+            "or list them in metadata.csv with the columns file_name, label and patient"
+        )
     if len(second) < 3:
         text += f"; if {inner[0].name} is neither, move its pictures up into {outer[0].name}"
     if table is not None:
-        text += f"; if labels are in {table.name}, name their column by --label-column"
+        text += f"; if labels are in {table.name}, name their column with --label-column"
     if len(first) == 1:
         text += f"; if {outer[0].name} is neither, name the folder {outer[0]}"
     return Unclear(text, "groups", proposed)
@@ -273,14 +287,17 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
     """
     alike = {" ".join(unicodedata.normalize("NFKC", name).casefold().split()) for name in names}
     reasons = {
-        "two differ in capitals or spaces only, so they may be one": len(alike) < len(names),
-        "one may stand for a missing label": bool(alike & {"nan", "n/a", "na", "null"}),
-        "some are those of parts or kinds of files": any(map(is_filing, names)),
+        "two differ only in case or spaces, so they may be the same": len(alike) < len(names),
+        "one may mean a missing label": bool(alike & {"nan", "n/a", "na", "null"}),
+        "some look like parts of a set or kinds of files": any(map(is_filing, names)),
         "some look like ids, dates or names of persons": any(map(PERSONAL.search, names)) or like_people(names),
-        "they are many, and numbered": len(names) > MANY and likeness(names) > 0,
-        "they have few pictures each, as persons do": np.median(counts or FEW) < (FEW if len(names) > MANY else LEAST),
+        "there are many, and they are numbered": len(names) > MANY and likeness(names) > 0,
+        "each has few pictures, as persons do": np.median(counts or FEW) < (FEW if len(names) > MANY else LEAST),
     }
     if why := [reason for reason, holds in reasons.items() if holds]:
-        text = f"the names found for classes would be published, and {why[0]}: --classes a,b,c names the classes, or "
-        text += "--classes all takes all that were found, your word that none is a person's. "
-        raise Unclear(f"{text}Found are {len(names)}: {', '.join(names[:3])}, …", "classes")
+        raise Unclear(
+            f"the class names found would be published, but {why[0]}. Name the classes with --classes a,b,c, or use "
+            "--classes all to confirm that none of them identifies a person. "
+            f"Found {len(names)}: {', '.join(names[:3])}, …",
+            "classes",
+        )

@@ -119,6 +119,7 @@ def validate(values: dict, path: Path) -> Params:
         return Params.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
+        reason = first["msg"].removeprefix("Value error, ")
         key = ".".join(str(part) for part in first["loc"])
         plain = re.sub(r"\.phases\.\d+", "", key)  # a phase has what all have
         removed = documents.read_yaml(Path(__file__).with_name("removed.yaml"))
@@ -131,7 +132,7 @@ def validate(values: dict, path: Path) -> Params:
             meant = "".join(f": did you mean {name!r}?" for name in near) or "."
             problem = f"unknown key {key!r}{meant} For keys of earlier versions, see the changelog"
         else:
-            problem = f"{key}={first['input']!r} is not valid: {first['msg'].removeprefix('Value error, ')}"
+            problem = f"{key}={first['input']!r} is not valid: {reason}" if key else reason
             if first["type"] == "string_type":
                 problem += f", such as '{first['input']}' in quotes"
         raise ConfigError(f"{path}: {problem}") from error

@@ -347,7 +347,7 @@ def test_images_that_were_spent_on_come_in_other_groups_only_where_the_owner_say
     assert clinic.card.read_text() == card and odometer.complete()
     clinic.prepare(**then, other_groups=True)
     assert odometer.opened() == before and not odometer.complete()  # never reset, and said to be incomplete
-    with pytest.raises(BudgetError, match="has no bound for one"):
+    with pytest.raises(BudgetError, match="cannot be bounded for one"):
         clinic.spend("then", lifetime=1000.0)  # epsilon of an image says nothing of a person with forty
     clinic.spend("then")
 

@@ -351,7 +351,7 @@ def test_pictures_added_after_the_preparation_are_pointed_out_on_a_terminal(desk
 
 def test_what_the_plan_would_warn_of_is_said_at_once(desk, quick, project, tmp_path):
     root = write_shapes(tmp_path / "in", each=10)
-    warnings = "the guarantee says next to nothing", "so few cannot be protected"
+    warnings = "the guarantee is almost meaningless", "so few units cannot be protected"
     assert "pictures of each class" not in desk.run(f"init {root} --epsilon 1e9 --yes", *warnings)  # a log
 
 
@@ -475,7 +475,7 @@ def test_from_a_folder_to_a_release_in_the_time_announced(desk, project, tmp_pat
     assert len(release) == len(images) and len(Odometer(tmp_path / "state", "photos").opened()) == 2
 
     # In processor time, which other programs change less. Within a factor of 2 is the aim, of 4 the test: load remains
-    announced = float(re.search(r"together\D+([\d.]+)", told.split("minutes, idle machine")[1])[1])
+    announced = float(re.search(r"together\D+([\d.]+)", told.split("minutes on an idle machine")[1])[1])
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run(sys.executable, "-c", "import stages.finetune")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -130,9 +130,9 @@ ROWS = {
             draw(root / part, [f"{NAMES[5 * n + i % 5]}/{i}.png" for i in range(60)])
             for n, part in enumerate(("train", "test"))
         ],
-        "other names in training",
+        "different names, so they look like persons",
     ),
-    "<class>/<id>/<date>/": refused(folders("{kind}/{person}/2026-01-02/{i}.png"), "three deep"),
+    "<class>/<id>/<date>/": refused(folders("{kind}/{person}/2026-01-02/{i}.png"), "three levels of folders"),
     "<name of DICOM>/": refused(
         folders("{person}/{kind}{i}.png", people=["Smith^John", "Müller^Hans", "Ito^Aiko"]), ASKED
     ),
@@ -155,7 +155,7 @@ ROWS = {
         "repeat",
         REPEATED,
     ),
-    "<id>/<study>/<series>/": refused(folders("{person}/study1/{kind}/{i}.png"), "three deep"),
+    "<id>/<study>/<series>/": refused(folders("{person}/study1/{kind}/{i}.png"), "three levels of folders"),
     "<fold>/<class>/": refused(
         folders("{person}/{kind}/{i}.png", people=[f"fold{i}" for i in range(5)]), ORDER, "- " + PERSONS
     ),

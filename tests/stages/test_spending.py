@@ -143,12 +143,12 @@ def test_free_work_done_anew_puts_the_release_of_the_teacher_back_and_its_settin
     desk.run_all("plan", "count", "frequency", "auxiliary", "teacher")
     paid, weights = desk.opened, digest_of_file(Path("artifacts/teacher/privacy.json"))
     raise_revision(monkeypatch, "auxiliary")
-    desk.run("plan --dry-run", "teacher: already released", "next: nothing to spend")
+    desk.run("plan --dry-run", "teacher: already released", "which spends nothing")
     desk.run_all("plan", "auxiliary")
     with Path("artifacts/auxiliary/privacy.json").open("a") as file:
         file.write("\n")  # other bytes, as other code would give
     shutil.rmtree("artifacts/teacher")
-    desk.run("teacher", "put back, nothing is charged")
+    desk.run("teacher", "restored, nothing is charged")
     assert desk.opened == paid and digest_of_file(Path("artifacts/teacher/privacy.json")) == weights
     desk.params(**overlaid(TWO_ROUNDS, {"auxiliary": {"steps": 3}}))
     text = desk.run("plan --dry-run", code=3)
@@ -183,7 +183,7 @@ def test_what_is_named_in_spend_again_runs_anew_once_with_what_depends_on_it(des
     desk.run_all("count", "central")
     assert desk.opened == ["count", "central"] * 2
     assert planned(desk) == anew  # granted: the key may stay
-    desk.run("plan --dry-run", "count was paid for again; privacy.spend_again: {count: 2} would pay once more")
+    desk.run("plan --dry-run", "count has been paid for again; to pay once more, set privacy.spend_again: {count: 2}")
     lost = Path("artifacts/plan").rename("elsewhere")  # the wish is compared with the odometer, not with the last plan
     assert planned(desk) == anew and lost.is_dir()
     desk.run("count", code=3)
@@ -328,7 +328,7 @@ def test_what_a_process_left_behind_put_there_after_dvc_removed_it_is_no_failure
     """DVC was killed, its stage was not: the stage ends while the next one starts."""
     desk.run("count", code=3)
     environment["DVC_STAGE"] = "count"
-    desk.run("count", "put back, nothing is charged")
+    desk.run("count", "restored, nothing is charged")
     assert desk.opened == ["count", "central"]
 
 
