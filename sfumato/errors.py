@@ -24,8 +24,8 @@ class SfumatoError(Exception):
 
     exit_code = 1
     public = False  # whether it follows from public facts alone: a log may show it after sensitive files were opened
-    option: str | None = None  # of `survey`, that decides: only the owner of the images can
-    proposed: str | None = None  # its value
+    option: str | None = None  # name of the option that the owner must set
+    proposed: str | None = None  # suggested value for it
 
 
 class ConfigError(SfumatoError):
@@ -35,7 +35,7 @@ class ConfigError(SfumatoError):
 
 
 class BudgetError(SfumatoError):
-    """Over budget, already spent, or a ledger that does not hold."""
+    """Over budget, already spent, or an invalid ledger."""
 
     exit_code = 3
     public = True  # by journal, ledgers, card and settings

@@ -69,10 +69,13 @@ class Params(Strict):
             if name == "teacher":
                 fitted_on = section.get("fitted_on", queries.Teacher().fitted_on)
                 section = queries.Teacher.constants(str(fitted_on), epsilon) | section
-            if isinstance(table := section.get("noise"), dict):
-                section = {**section, "noise": noise_at(epsilon, table)}
-            if name == "synthesize" and isinstance(weights := section.get("sources"), dict):
-                section = {**section, "sources": weights_at(epsilon, weights)}
+            try:
+                if isinstance(table := section.get("noise"), dict):
+                    section = {**section, "noise": noise_at(epsilon, table)}
+                if name == "synthesize" and isinstance(weights := section.get("sources"), dict):
+                    section = {**section, "sources": weights_at(epsilon, weights)}
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
             resolved[name] = section
         return resolved
 

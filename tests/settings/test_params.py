@@ -81,6 +81,13 @@ def test_true_is_no_number_and_no_text(content, key):
     assert validate({"data": {"different_people": True}}, Path("params.yaml")).data.different_people
 
 
+def test_a_fault_of_several_keys_names_its_section_only():
+    with pytest.raises(ConfigError) as refusal:
+        validate({"frequency": {"noise": {"one": "3%"}}}, Path("params.yaml"))
+    assert str(refusal.value).startswith("params.yaml: frequency: 'one' is a key of a table by ε")
+    assert "={" not in str(refusal.value)
+
+
 def numbers_in(node: object) -> Iterator[dict]:
     """The parts of a JSON schema that are floats."""
     if isinstance(node, dict) and node.get("type") == "number":
