@@ -27,7 +27,7 @@ HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # b
 
 def init(
     images: Annotated[Path, typer.Argument(help=HELP["images"], metavar="FOLDER")],
-    epsilon: Annotated[float | None, typer.Option(min=0.0, help="The privacy budget, the owner's decision.")] = None,
+    epsilon: Annotated[float | None, typer.Option(min=0.0, help="Privacy budget ε, which the owner decides.")] = None,
     groups: Annotated[str | None, typer.Option(help=HELP["groups"])] = None,
     alone: Annotated[bool, typer.Option("--alone", help=HELP["alone"])] = False,
     one_image_each: Annotated[bool, typer.Option("--one-image-each", help=HELP["one_image_each"])] = False,
@@ -36,17 +36,17 @@ def init(
     classes: Annotated[str | None, typer.Option(help=HELP["classes"])] = None,
     skip: Annotated[float, typer.Option(parser=part_of, help=HELP["skip"], metavar="SHARE")] = 0.0,
     fit: Annotated[str, typer.Option(help=HELP["fit"], metavar="crop|pad")] = "crop",
-    minutes: Annotated[float | None, typer.Option(min=0.0, help="Time there is, on this machine.")] = None,
+    minutes: Annotated[float | None, typer.Option(min=0.0, help="Minutes that a run may take on this machine.")] = None,
     size: Annotated[str | None, typer.Option(help=HELP["size"])] = None,
     size_hint: Annotated[int | None, typer.Option(min=3, help=HELP["size_hint"])] = None,
     dataset_id: Annotated[str | None, typer.Option(help=HELP["dataset_id"])] = None,
-    public: Annotated[Path | None, typer.Option(help="Folder of public images, one folder a class.")] = None,
+    public: Annotated[Path | None, typer.Option(help="Folder of public images, one folder per class.")] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate/--no-evaluate", help=HELP["evaluate"])] = True,
     out: Annotated[Path, typer.Option(help="Folder of the project.")] = Path("."),
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take the defaults.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; use the defaults.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files of an earlier project.")] = False,
 ) -> None:
-    """Local: look at a folder of images, and write a project whose parameters fit them, ε and the minutes."""
+    """Local: read a folder of images, and write a project with parameters that fit them, ε and the minutes."""
     given = dict(locals())  # by the names of the parameters of `propose_project`
     del given["yes"]
     from sfumato.planning.create import Owner, propose_project, summary, warnings
@@ -84,7 +84,7 @@ def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
         return typer.prompt(question, err=True, default=default, type=kind)
     except typer.Abort as abort:
         if isinstance(abort.__context__, EOFError):
-            text = f"nobody answers here: give {lacking}, or --yes for the defaults"
+            text = f"cannot ask without a terminal: give {lacking}, or accept the defaults with --yes"
             raise errors.public(ConfigError(text)) from abort
         raise
 
@@ -94,7 +94,9 @@ def officers_words(owner: Owner) -> dict[str, Any]:
     from sfumato.release.card import WORDS
 
     keys = ("controller", "purpose", "legal_basis", "recipients", "retention")
-    question = f"Say for the pages: {', '.join(WORDS['about'][key] for key in keys)}? (or later, in params.yaml)"
+    question = (
+        f"State now, for the report: {', '.join(WORDS['about'][key] for key in keys)}? (or later, in params.yaml)"
+    )
     if owner.ask is None or not sys.stdin.isatty() or not owner.answer(question, False, None):
         return {}
     texts = {key: typer.prompt(WORDS["about"][key], err=True, default="", show_default=False) for key in keys}
@@ -106,8 +108,8 @@ def show_sizes(made: Proposed) -> None:
     from sfumato.planning.create import size_rows
     from sfumato.planning.forecast import advice
 
-    columns = "pixels a side", "minutes", "more help up to minute", "expected usefulness, and range"
-    show_numbers("sizes, of which --size chooses", columns, size_rows(made), words=columns[3:])
+    columns = "pixels per side", "minutes", "useful up to minute", "expected usefulness (range)"
+    show_numbers("sizes, to choose from with --size", columns, size_rows(made), words=columns[3:])
     if kind := made.chosen.kind:
         privacy = made.chosen.params.privacy
         units = "persons" if privacy.unit == GROUP else "images"

@@ -206,7 +206,7 @@ def json_rows(table: Path) -> Rows:
     objects: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines_of(table, "\n", (b",", b"[", b"{")), 1):
         if line.strip():
-            wrong = f"row {number} of a table is not a JSON object: mend it"
+            wrong = f"row {number} of a table is not a JSON object: correct it"
             with explained(DataError, lambda _: wrong, causes=(ValueError, TypeError)):  # noqa: B023
                 objects[number] = dict(parse_json(line))
     heads = [*dict.fromkeys(chain.from_iterable(objects.values()))]

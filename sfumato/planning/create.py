@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from sfumato.planning.proposal import Proposal
 
 NOTES = {  # comments of `params.yaml`, by the section that they stand above
-    "data": "dataset_id keeps its name for ever: the odometer counts by it",
-    "privacy": "epsilon is spent on the first release; privacy.lifetime_epsilon allows further ones",
-    "public": "free, and without any guarantee of their own: none of them was made from sensitive images",
+    "data": "dataset_id is permanent: the odometer counts under this name",
+    "privacy": "epsilon is spent by the first release; privacy.lifetime_epsilon allows further ones",
+    "public": "using them costs no privacy, and no guarantee covers them: none was made from sensitive images",
 }
 
 
@@ -128,9 +128,9 @@ def propose_project(
     public = Path(public).expanduser().resolve() if public else None
     check_places(folder, public, out, force)
     if epsilon is None and owner.ask is None:
-        raise ConfigError("--epsilon is missing: it is the owner's decision, and has no default (docs: choose ε)")
+        raise ConfigError("--epsilon is missing: the owner must choose it, and it has no default (docs: choose ε)")
     if fit not in ("crop", "pad"):
-        raise ConfigError(f"--fit={fit}: give crop or pad")
+        raise ConfigError(f"--fit={fit}: expected crop or pad")
     asked = size_of_text(size)
     said = {"groups": groups, "alone": alone, "label": label_column, "classes": classes, "span": range, "skip": skip}
     seen = look(folder, said, owner, state)
@@ -140,7 +140,7 @@ def propose_project(
         )
     shorter, longer = sorted(both_sides(asked or 0))
     if shorter > max(seen.side, 8) or longer > max(seen.longer, 8):
-        raise ConfigError(f"--size={size} is more than most images have, and they are not enlarged: give less")
+        raise ConfigError(f"--size={size} is larger than most images, and they are not enlarged: choose a smaller size")
     name = choose_name(folder, dataset_id, owner, state)
     epsilon = owner.number("Privacy budget ε", epsilon, None)
     seen, unit = look_for_persons(seen, folder, said, owner, state, one_image_each)
@@ -198,22 +198,28 @@ def check_places(folder: Path, public: Path | None, out: Path, force: bool) -> N
         if not images.exists():
             raise ConfigError(f"{images} does not exist: name the folder of the images")
         if out == images or out in images.parents or images in out.parents:
-            text = f"the project {out} and {images} lie in one another, where git would take the images"
-            raise ConfigError(f"{text}: run from another folder, or name one with --out")
+            raise ConfigError(
+                f"the project folder {out} overlaps {images}, so git would track the images: run from another folder, "
+                "or name one with --out"
+            )
     if public == folder:
-        raise ConfigError(f"--public {public} holds the sensitive images: name a folder of public ones, or none")
+        raise ConfigError(
+            f"--public {public} contains the sensitive images: name a folder of public ones, or leave it out"
+        )
     there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
     if there and not force:
-        raise ConfigError(f"{out} holds {' and '.join(there)} already: name another folder with --out, or give --force")
+        raise ConfigError(
+            f"{out} already contains {' and '.join(there)}: name another folder with --out, or use --force"
+        )
 
 
 def look(folder: Path, said: dict[str, Any], owner: Owner, state: Path) -> Survey:
     """What the folder holds. said: the options of `survey`. What only the owner can decide is asked, and joins them."""
     questions = {  # by the option that the answer is of
         "groups": "How do I find each image's person? (same syntax as --groups, or `alone`)",
-        "classes": "The classes, as a,b,c; or `all` that were found",
-        "label": "The column of the labels",
-        "span": "Values shown as black and white, such as 0,4095",
+        "classes": "What are the class names? (a,b,c; or `all` to use all that were found)",
+        "label": "Which column contains the labels?",
+        "span": "Which values are shown as black and white? (such as 0,4095)",
     }
     while True:
         try:
@@ -237,10 +243,14 @@ def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> s
     before = next((file.parent.name for file in origins if read_json(file).get("path") == str(folder)), None)
     spelled = unicodedata.normalize("NFKD", folder.stem if folder.is_file() else folder.name)  # ö as o and a mark
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub("[\u0300-\u036f]", "", spelled)).strip("-._")[:64]
-    name = given or owner.answer("Name of the dataset, for ever", before or plain or "images")
+    name = given or owner.answer(
+        "Dataset name (permanent: the privacy budget is counted under it)", before or plain or "images"
+    )
     if before not in (None, name):
-        remedy = "keep that name, under which their costs add up, or move images of other people to another folder"
-        text = f"--dataset-id {name}: images of {folder} are counted as {before!r} already: {remedy}"
+        text = (
+            f"--dataset-id {name}: the images in {folder} are already counted as {before!r}. Keep that name, so that "
+            "their costs add up, or move images of other people to another folder"
+        )
         raise errors.public(ConfigError(text))
     return str(name)
 
@@ -280,7 +290,7 @@ def ask_for_groups(seen: Survey, owner: Owner) -> str | None:
             )
         owner.see(found.why)
         for name, person in found.examples:
-            owner.see(f"         {name} would be of person {person}")
+            owner.see(f"         {name} would show person {person}")
         if found.persons:
             owner.see(f"         {found.persons} persons, by the pattern {pattern}")
     if owner.answer("Can the same person appear in more than one image?", likely, None):
@@ -297,7 +307,9 @@ def ask_for_size(seen: Survey, owner: Owner) -> int:
     units: float = seen.persons or seen.images
     if seen.held_out is None:
         units *= 1 - Data().holdout_fraction
-    return int(owner.answer(f"How many {what}, roughly (published with the release)", rounded_size(round(units))))
+    return int(
+        owner.answer(f"About how many {what} are there? (published with the release)", rounded_size(round(units)))
+    )
 
 
 def groups_of(text: str | None) -> Groups | None:
@@ -322,7 +334,9 @@ def range_of(text: str | None) -> tuple[float, float] | None:
     """The values of black and white, as `--range` gives them: two numbers with a comma between."""
     if text is None:
         return None
-    with explained(ConfigError, lambda _: f"--range={text}: give two numbers, such as 0,4095", causes=(ValueError,)):
+    with explained(
+        ConfigError, lambda _: f"--range={text}: expected two numbers, such as 0,4095", causes=(ValueError,)
+    ):
         low, high = (float(part) for part in text.split(","))
     return low, high
 
@@ -334,7 +348,7 @@ def size_of_text(text: int | str | None) -> Size | None:
     form = re.fullmatch(r"(\d{1,5})(?:[x×](\d{1,5}))?", str(text))
     size = form and (int(form[1]), int(form[2] or form[1]))
     if not size or min(size) < 8:
-        raise ConfigError(f"--size={text}: give 8 pixels a side or more, as in 64 or 192x256")
+        raise ConfigError(f"--size={text}: expected 8 pixels per side or more, such as 64 or 192x256")
     return size_of(size)
 
 
@@ -347,7 +361,7 @@ def understood(seen: Survey) -> Iterator[str]:
     if seen.groups is not None:
         yield f"         ├─ {seen.persons} persons, by {seen.groups.words}"
     for person, count in seen.largest:
-        yield f"         ├─ person {person}: {count} images, among the most"
+        yield f"         ├─ person {person}: {count} images, one of the largest numbers"
     way = "test/,"
     held = seen.held_out
     if held is None:
@@ -362,24 +376,24 @@ def summary(made: Proposed) -> Iterator[str]:
     classes = made.survey.classes
     params = made.chosen.params
     colours = "colour" if made.survey.colour else "grey"
-    named = "labels, any number of them an image" if params.data.labels == SEVERAL else "classes"
+    named = "labels, any number per image" if params.data.labels == SEVERAL else "classes"
     yield f"images   {colours}, {len(classes)} {named}"
     drawn = f"{params.data.holdout_fraction:.0%} of them, drawn by a key"
     yield f"hold-out {drawn if made.survey.held_out is None else 'test/'}"
     trained = [part.name for part in split_of(Path(str(params.data.path)))[0]]
     if joined := [name for name in trained if {*words_in(name)} & {*VALIDATION}]:
-        yield f"         {', '.join(joined)}/ joins the training images: nothing is chosen by it"
+        yield f"         {', '.join(joined)}/ is added to the training images: no choice is made by it"
     yield f"protects {protected(params)}"
     yield f"recipe   {params.recipe}: {made.chosen.row}"
     if params.synthesize.choose:
-        yield "         public images join the drawn ones, if students of both mixtures then agree with the teacher"
+        yield "         public images are added if a classifier trained with them agrees with the teacher as well"
     more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
-    occurring = ", which are the labels that occur" if "classes" in made.survey.data else ""
+    occurring = ", the labels that occur" if "classes" in made.survey.data else ""
     names = f"its class names ({', '.join(classes[:5])}{more}){occurring}, the shape of its images"
     yield f"public   that the dataset exists, {names}, and privacy.size_hint={params.privacy.size}"
     if made.counted:
         what = "persons" if params.privacy.unit == GROUP else "images"
-        yield f"         size_hint is the number of {what} to one digit: if it must not be known, give --size-hint"
+        yield f"         size_hint is the number of {what}, rounded to one digit: to publish another, use --size-hint"
 
 
 def warnings(made: Proposed, state: Path) -> Iterator[str]:
@@ -393,9 +407,9 @@ def warnings(made: Proposed, state: Path) -> Iterator[str]:
         yield f"warning: {warning}"
     yield from settings_for_ever_lines(params)
     if params.privacy.unit == GROUP:
-        yield "the minutes are those of one image a person: queries take longer where persons have more"
+        yield "the minutes assume one image per person: queries take longer if persons have more"
     if Odometer(state, params.data.name).opened():
-        yield f"warning: dataset {params.data.name!r} has a history here already: what was spent on it counts on"
+        yield f"warning: dataset {params.data.name!r} already has charges on this machine, which still count"
 
 
 def size_rows(made: Proposed) -> Iterator[list[str]]:
@@ -414,7 +428,7 @@ def size_rows(made: Proposed) -> Iterator[list[str]]:
 
 def protected(params: Params) -> str:
     if params.data.groups:
-        return f"each person with all their images, whose ids are found by: {params.data.groups.words}"
+        return f"each person with all their images; ids are found by {params.data.groups.words}"
     if params.privacy.unit == IMAGE:
         return "each image (you confirmed that no two images show the same person)"
-    return "each image; a person with several is not protected as one (--groups, or --one-image-each if none has)"
+    return "each image, but not a person with several (use --groups, or --one-image-each if no person has several)"

@@ -64,9 +64,9 @@ class Groups(Strict):
     def words(self) -> str:
         """Where ids of persons are found."""
         (way, value), *_ = self.model_dump(exclude_defaults=True).items()
-        folder = "a folder each, with those of classes inside" if value == OUTER else "a folder each, in each class"
+        folder = "folders <person>/<class>/" if value == OUTER else "folders <class>/<person>/"
         ways = {"folder": folder, "array": "`groups` beside the images", "dicom": "DICOM's PatientID"}
-        alone = ", and each image without one for itself" if self.alone else ""
+        alone = "; each image without an id counts as one person" if self.alone else ""
         return ways.get(way, f"{way} {value}") + alone
 
     @field_validator("pattern")

@@ -126,7 +126,7 @@ def validate(values: dict, path: Path) -> Params:
         if key.endswith(".enabled"):
             problem = f"{key} was removed: delete it, and list the stages to run in `run`"
         elif plain in removed:
-            problem = f"{key} was removed: delete it; the value is always {removed[plain]}"
+            problem = f"{key} was removed: delete it; its fixed value is {removed[plain]}"
         elif first["type"] == "extra_forbidden":
             near = difflib.get_close_matches(key, sorted(all_keys(Params)), 1, cutoff=0.4)
             meant = "".join(f": did you mean {name!r}?" for name in near) or "."

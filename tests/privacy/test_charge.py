@@ -386,9 +386,9 @@ def test_by_the_exact_accountant_a_lifetime_counts_what_projects_of_before_spent
     def second(limit: float, accountant: str) -> None:
         owner.open(plan="second", permission=SpendingPolicy(delta=1e-5, lifetime_epsilon=limit, accountant=accountant))
 
-    with pytest.raises(BudgetError, match="would make it"):
+    with pytest.raises(BudgetError, match="would bring it to"):
         second(exact - 1e-6, "exact")
-    with pytest.raises(BudgetError, match="would make it"):
+    with pytest.raises(BudgetError, match="would bring it to"):
         second(renyi - 1e-6, "rdp")  # a project of before counts no less than it did
     second(exact + 1e-6, "exact")
     assert owner.odometer.events() == both

@@ -135,7 +135,10 @@ EDITS = {
         lambda x: x["odometer"].update(complete=True, head="f" * 64 + " <p>"),
         "does not have a valid head",
     ),
-    "odometer of another": (lambda x: x["odometer"].update(dataset_id="other"), "it contains no record of that dataset"),
+    "odometer of another": (
+        lambda x: x["odometer"].update(dataset_id="other"),
+        "it contains no record of that dataset",
+    ),
     "units mixed": (lambda x: record_in(x, COUNT).update(OF_GROUPS), "different units"),
     "unit unknown": (lambda x: record_in(x, COUNT).update(unit="one person"), "unit 'one person', which is unknown"),
     "unit without a weight": (lambda x: record_in(x, COUNT).update(unit=UNITS[GROUP]), "contradicts"),

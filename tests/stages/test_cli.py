@@ -264,13 +264,21 @@ def fails(desk, monkeypatch):
 @pytest.mark.parametrize(
     ("fault", "code", "words"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "x.npy"), 4, "x.npy: No space left on device. No partial file"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "x.npy"),
+            4,
+            "x.npy: No space left on device. No partial file",
+        ),
         (OSError(errno.EROFS, "Read-only file system", "x"), 4, "x: Read-only"),
         (OSError(errno.EIO, "Input/output error", "x"), 4, "x: Input/output error. Check the disk, its mount, or"),
         (OSError(errno.ESTALE, "Stale file handle", "x"), 4, ". Check the disk, its mount, or the network behind it"),
         (OSError(errno.EMFILE, "Too many open files", "x"), 4, "x: Too many open files. Raise the limit of open files"),
         (OSError(errno.ENOMEM, "Cannot allocate memory", "x"), 4, "x: Cannot allocate memory. Free memory"),
-        (MemoryError("x cannot be read as an image"), 4, "x cannot be read as an image: this machine has too little memory"),
+        (
+            MemoryError("x cannot be read as an image"),
+            4,
+            "x cannot be read as an image: this machine has too little memory",
+        ),
         (MemoryError(), 4, "memory"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), 4, "memory"),
         (RecursionError("maximum recursion depth exceeded"), 4, "nested too deeply"),

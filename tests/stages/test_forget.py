@@ -99,7 +99,7 @@ def test_no_byte_of_a_picture_stays_and_a_second_release_is_refused(desk):
 def test_the_same_file_under_another_name_is_refused_after_it_was_forgotten(desk):
     desk.run("forget --yes")
     desk.params(data={"dataset_id": "other"})
-    desk.run("prepare sensitive", "counted as 'clinic' already", code=4)
+    desk.run("prepare sensitive", "already counted as 'clinic'", code=4)
 
 
 @pytest.mark.parametrize("times", range(1, 7))
@@ -131,7 +131,7 @@ def test_images_that_are_in_use_and_those_of_others_stay(desk):
     for name in ("lock", "copying.lock"):
         with FileLock(run / name):
             desk.run("forget --yes", "is locked by another process", code=3)
-    desk.run("forget --yes --dataset klinic", "nothing of a dataset 'klinic'", "Datasets there: clinic", code=2)
+    desk.run("forget --yes --dataset klinic", "dataset 'klinic': no files", "Datasets there: clinic", code=2)
     assert len(marked()) > 3
     shutil.copytree(COPY, COPY.with_name("clinic.2"))
     shutil.copytree(COPY, COPY.with_name(".clinic.2.999999.tmp"))

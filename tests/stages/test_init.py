@@ -112,7 +112,7 @@ def test_nothing_is_overwritten_without_being_told(init, project, tmp_path):
     assert (project / "README.md").read_text() == "mine"
     assert {"/secret", "/artifacts/"} <= {*(project / ".gitignore").read_text().split()}
     (project / "params.yaml").write_text("mine")
-    init("", "holds params.yaml and dvc.yaml already", code=2)
+    init("", "already contains params.yaml and dvc.yaml", code=2)
     assert (project / "params.yaml").read_text() == "mine"
     init("--force")
     assert (project / "params.yaml").read_text() != "mine"
@@ -122,8 +122,8 @@ def test_images_inside_the_project_and_a_missing_epsilon_are_refused(desk, quick
     write_shapes(project / "in")
     out = write_shapes(tmp_path / "out")
     for words in ("in", f"{out} --out {out / 'project'}"):
-        desk.run(f"init {words} --epsilon 5 --yes", "where git would take the images", code=2)
-    desk.run(f"init {out} --epsilon 5 --yes --public {out}", "holds the sensitive images", code=2)
+        desk.run(f"init {words} --epsilon 5 --yes", "so git would track the images", code=2)
+    desk.run(f"init {out} --epsilon 5 --yes --public {out}", "contains the sensitive images", code=2)
     desk.run(f"init {out} --yes", "--epsilon is missing", code=2)
     assert not (project / "params.yaml").exists()
 
@@ -216,12 +216,12 @@ def test_the_words_of_an_officer_are_asked_on_a_terminal_and_skipped_by_one_ente
     [
         ("", "give --epsilon, --dataset-id, --minutes, --size-hint, --groups or --one-image-each, or --yes"),
         ("--epsilon 5 --minutes 1 --one-image-each", "give --dataset-id, --size-hint, --groups"),
-        ("--epsilon 5 --dataset-id a --minutes 1 --size-hint 50 --one-image-each", "or --yes for the defaults"),
+        ("--epsilon 5 --dataset-id a --minutes 1 --size-hint 50 --one-image-each", "or accept the defaults with --yes"),
     ],
 )
 def test_where_nobody_answers_it_says_which_options_it_lacks(desk, quick, project, tmp_path, given, lacking):
     write_shapes(tmp_path / "in", each=20)
-    desk.run(f"init {tmp_path / 'in'} {given}", "nobody answers here", lacking, code=2)
+    desk.run(f"init {tmp_path / 'in'} {given}", "cannot ask without a terminal", lacking, code=2)
     assert not Path("params.yaml").exists()
 
 
@@ -229,7 +229,7 @@ def test_a_folder_that_is_counted_under_a_name_keeps_it(desk, init, tmp_path):
     write_shapes(tmp_path / "in", each=20)
     init("--dataset-id clinic --one-image-each")
     desk.run("prepare sensitive")
-    init("--dataset-id other --out ../other", "counted as 'clinic' already", "keep that name", code=2)
+    init("--dataset-id other --out ../other", "already counted as 'clinic'", "Keep that name", code=2)
     assert not Path("../other").exists()
     init("--out ../other")
     assert yaml.safe_load(Path("../other/params.yaml").read_text())["data"]["dataset_id"] == "clinic"
@@ -277,7 +277,7 @@ def test_the_time_of_reading_private_images_is_not_in_the_parameters(init, tmp_p
 
 def rows_of(text: str) -> list[list[str]]:
     """The rows of the table of sizes: pixels, minutes, minutes up to which more help, expected usefulness."""
-    (table,) = re.findall(r"sizes, of which.*?└", text, re.S)
+    (table,) = re.findall(r"sizes, to choose.*?└", text, re.S)
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines() if line.startswith("│")]
 
 
@@ -285,7 +285,7 @@ def test_one_table_has_a_row_a_size_with_its_minutes_and_its_expected_usefulness
     write_shapes(tmp_path / "in", side=16)
     expect_seconds(lambda params: {"auxiliary": 3.0 * params.auxiliary.steps})
     text = init("--size-hint 30000 --minutes 15 --force", "30,000 images at ε = 5 behave as 150,000 at ε = 1")
-    assert "×" not in text.split("sizes, of which")[0], "sizes are said once"
+    assert "×" not in text.split("sizes, to choose")[0], "sizes are said once"
     (larger, *about), (smaller, *_) = rows_of(text)
     assert (larger, smaller) == ("proposed 16", "8") and about[0] == "12"
     assert re.fullmatch(r"\w+, \d+ % \(\d+ to \d+\)", about[2])
@@ -384,7 +384,11 @@ def test_pictures_far_from_square_are_stored_in_their_proportion_unless_they_lie
     assert own()["recipe"] == "teacher-generator"
     init("--size 40x48 --force", "--size=40x48 is more than most images have", code=4)
     for wrong in ("7", "32x", "24,32", "24x7", "0x32", "wide"):
-        init(f"--size {wrong} --force", f"--size={wrong}: give 8 pixels a side or more, as in 64 or 192x256", code=2)
+        init(
+            f"--size {wrong} --force",
+            f"--size={wrong}: expected 8 pixels per side or more, such as 64 or 192x256",
+            code=2,
+        )
     for path in sorted(root.glob("*/*.png"))[::3]:
         with Image.open(path) as picture:
             picture.rotate(90, expand=True).save(path)
@@ -413,7 +417,7 @@ def test_a_pattern_that_misses_some_names_says_how_many_and_one_of_them(init, tm
     (root / "disc" / "9.png").rename(root / "disc" / "Smith.png")
     asked = r"--groups ^(\d+\.p)"
     init(asked, "finds no id in 1 of 30 file names, as in Smith.png", "--alone", code=4)
-    init(asked + " --alone", "and each image without one for itself")
+    init(asked + " --alone", "each image without an id counts as one person")
     assert own()["data"]["groups"] == {"pattern": r"^(\d+\.p)", "alone": True}
 
 

@@ -67,7 +67,7 @@ ROWS = {
     "<first and last name>/": refused(
         folders("{person}/{kind}{i}.png", people=["Tony_Blair", "Colin_Powell", "Hugo_Chavez"]), ASKED
     ),
-    "one person": refused(folders(kinds=("Smith",)), "one class only"),
+    "one person": refused(folders(kinds=("Smith",)), "only one class"),
     "numbered persons": refused(folders("{person}/{i}.png", 300, ("a",), list(range(30))), ASKED),
     "ids that are classes": images(
         folders(kinds=("BIRADS100", "BIRADS200")), ASKED, "all " + WHOLE, classes=("BIRADS100", "BIRADS200")

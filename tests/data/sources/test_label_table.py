@@ -108,7 +108,7 @@ def test_several_labels_are_recognised_by_two_columns_of_0_and_1_or_one_of_lists
         (TABLE.replace("1.0", ""), "neither 0 nor 1"),
         (TABLE.replace("1.0", "-1"), "neither 0 nor 1"),
         (TABLE.replace("1.0", "0.5"), "neither 0 nor 1"),
-        (TABLE.replace("0, a.png ,1.0\n", ""), r"has no row for .*a\.png: give each file"),
+        (TABLE.replace("0, a.png ,1.0\n", ""), r"has no row for .*a\.png: add one row"),
         (TABLE + "1,c.png,1\n", "row 5, names a file that is not below"),
     ],
 )
