@@ -180,7 +180,7 @@ def test_what_is_not_given_is_asked_and_whose_the_images_are(desk, quick, projec
     for file in sorted(root.rglob("*.png")) if named else ():
         file.rename(file.with_name(f"p{int(file.stem) // 4 + 1:04}_{int(file.stem) % 4}.png"))
     desk.answers = "".join("\n" if word == "-" else f"{word}\n" for word in answers.split())  # -: the default
-    shown = ["repeat", r"15 persons, by the pattern ^(\D*\d+)", "p0001_0.png would be of person p0001"]
+    shown = ["repeat", r"15 persons, by the pattern ^(\D*\d+)", "p0001_0.png would show person p0001"]
     said = desk.run(f"init {root}", *(shown if named else []))
     assert ("person p0001: 12 images, among the most" in said) == (named and groups is not None)
     assert own()["data"]["dataset_id"] == "clinic" and own()["data"].get("groups") == groups
@@ -214,7 +214,7 @@ def test_the_words_of_an_officer_are_asked_on_a_terminal_and_skipped_by_one_ente
 @pytest.mark.parametrize(
     ("given", "lacking"),
     [
-        ("", "give --epsilon, --dataset-id, --minutes, --size-hint, --groups or --one-image-each, or --yes"),
+        ("", "give --epsilon, --dataset-id, --minutes, --size-hint, --groups or --one-image-each, or accept"),
         ("--epsilon 5 --minutes 1 --one-image-each", "give --dataset-id, --size-hint, --groups"),
         ("--epsilon 5 --dataset-id a --minutes 1 --size-hint 50 --one-image-each", "or accept the defaults with --yes"),
     ],
@@ -250,7 +250,7 @@ def test_a_folder_that_says_which_images_are_whose_gets_a_project_for_persons(de
         whose = [f"P{i // 2:04}" for i in range(3 * EACH)]
         np.save(root / "groups.npy", whose + [f"Q{name}" for name in whose] * split)
     order = "--groups class/person" if way == "folder" else ""
-    text = init(order, "protects each person with all their images", "of persons to one digit")
+    text = init(order, "protects each person with all their images", "of persons, rounded to one digit")
     persons = {"folder": 30, "array": 90}[way] * (1 if split else 0.8)  # in a folder, one name is one person
     assert own()["data"]["groups"] == {way: True} and own()["privacy"]["unit"] == "group"
     assert own()["privacy"]["size_hint"] == int(float(f"{persons:.0e}"))
@@ -284,7 +284,7 @@ def rows_of(text: str) -> list[list[str]]:
 def test_one_table_has_a_row_a_size_with_its_minutes_and_its_expected_usefulness(init, tmp_path, expect_seconds):
     write_shapes(tmp_path / "in", side=16)
     expect_seconds(lambda params: {"auxiliary": 3.0 * params.auxiliary.steps})
-    text = init("--size-hint 30000 --minutes 15 --force", "30,000 images at ε = 5 behave as 150,000 at ε = 1")
+    text = init("--size-hint 30000 --minutes 15 --force", "30,000 images at ε = 5 are worth 150,000 at ε = 1")
     assert "×" not in text.split("sizes, to choose")[0], "sizes are said once"
     (larger, *about), (smaller, *_) = rows_of(text)
     assert (larger, smaller) == ("proposed 16", "8") and about[0] == "12"
@@ -307,7 +307,7 @@ def test_a_size_is_obeyed_or_refused(init, tmp_path):
         Image.open(file).convert("L").save(file)
     init("--size 32 --minutes 0.01")
     assert own()["data"]["size"] == 32
-    init("--size 33 --force", "--size=33 is more than most images have", code=4)
+    init("--size 33 --force", "--size=33 is larger than most images", code=4)
 
 
 def test_hands_that_are_left_and_right_are_not_taken_for_one_another(init, tmp_path):
@@ -382,7 +382,7 @@ def test_pictures_far_from_square_are_stored_in_their_proportion_unless_they_lie
     assert own()["data"]["size"] == 16
     init("--size 30x40 --force", "proposed 30×40")
     assert own()["recipe"] == "teacher-generator"
-    init("--size 40x48 --force", "--size=40x48 is more than most images have", code=4)
+    init("--size 40x48 --force", "--size=40x48 is larger than most images", code=4)
     for wrong in ("7", "32x", "24,32", "24x7", "0x32", "wide"):
         init(
             f"--size {wrong} --force",
