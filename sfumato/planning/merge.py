@@ -31,10 +31,7 @@ def merge_projects(
     """
     own_folder = out.resolve() in [folder.resolve() for folder in folders] or (out / "params.yaml").exists()
     if len(folders) < 2 or own_folder:
-        raise ConfigError(
-            f"expected the projects of two owners or more, and --out {out} to be none of them and without params.yaml: "
-            f"got {len(folders)}; name more, or another --out"
-        )
+        raise ConfigError(f"name two projects or more, and an --out that is none of them and has no params.yaml: {out}")
     for folder in folders:
         refuse_links(folder / ARTIFACTS)
         refuse_links(folder / PUBLIC.parts[0], folder / PUBLIC)

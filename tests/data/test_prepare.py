@@ -536,7 +536,7 @@ def test_looks_are_compared_in_blocks_and_the_sample_is_always_the_same(owner, m
 def test_equal_images_that_are_all_held_out_are_called_that(tmp_path):
     image = np.zeros((4, 4, 1), np.uint8)
     source = Source(("a", "b"), [(image, i % 2) for i in range(100)], None, 100)
-    with pytest.raises(DataError, match="no sensitive image: equal images .* stay together"):
+    with pytest.raises(DataError, match="no sensitive image, because identical images .* stay together"):
         split(source, bytes(32), 1.0, tmp_path)
 
 

@@ -83,7 +83,7 @@ def test_what_does_not_add_up_is_refused_with_the_reason(clinics):
     shutil.copytree("north", "copy")
     refused("north copy", "have the same dataset id")
     for out in ("north", "copy"):
-        refused("north south", "none of them and without params.yaml", out)
+        refused("north south", "none of them and has no params.yaml", out)
     plan = Path("south/artifacts/plan")
     for stage in ("finetune", "teacher"):
         file, was = plan / f"{stage}.yaml", (plan / f"{stage}.yaml").read_text()
