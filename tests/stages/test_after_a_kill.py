@@ -15,8 +15,8 @@ IMAGES = 200
 ONE_SHOT = {
     "in the query": ("stages.count.query_count", "goes on"),
     "while it is written": ("stages.count.save_counts", "goes on"),
-    "before it is journalled": ("sfumato.privacy.charge.Charge.close", "put back"),
-    "before it is taken over": ("stages.runner.copy_directory", "put back"),
+    "before it is journalled": ("sfumato.privacy.charge.Charge.close", "restored, nothing"),
+    "before it is taken over": ("stages.runner.copy_directory", "restored, nothing"),
 }
 DP_SGD = {  # the call that dies, and which of them
     "before the first step": ("sfumato.dpsgd.run.step", 1),
@@ -58,14 +58,14 @@ def test_the_plan_says_that_an_open_charge_goes_on_and_counts_it_once(desk, kill
     name, becomes = ONE_SHOT[moment]
     desk.run_all("prepare sensitive", "prepare public", "plan")
     killed_at("count", name)
-    closed = becomes == "put back" and not moment.endswith("journalled")
-    word = "already released as" if becomes == "put back" else "resumes at no further cost"
+    closed = becomes == "restored, nothing" and not moment.endswith("journalled")
+    word = "already released as" if becomes == "restored, nothing" else "resumes at no further cost"
     text = desk.run("plan --dry-run", f"count: {word}", "next: `dvc repro` will spend: central")
     assert "would spend" not in next(line for line in text.splitlines() if line.startswith("count:"))
     desk.run("doctor", word)
     desk.run("plan")
     assert len([entry for entry in desk.journal if entry["kind"] == "close"]) == closed
-    assert ("put back" in desk.run("count")) == (becomes == "put back")
+    assert ("restored, nothing" in desk.run("count")) == (becomes == "restored, nothing")
     assert desk.opened == ["count"]
     desk.run("plan --dry-run", "count: already released as", "next: `dvc repro` will spend: central")
 
@@ -76,7 +76,7 @@ def test_a_full_disk_loses_no_charge(desk, killed_at):
         killed_at("count", name, end=OSError(errno.ENOSPC, "No space left on device"))
         desk.run("plan")
         shutil.rmtree("artifacts/count", ignore_errors=True)
-    desk.run("count", "put back")
+    desk.run("count", "restored, nothing")
     assert desk.opened == ["count"]
 
 
