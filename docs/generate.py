@@ -49,9 +49,7 @@ SHARED = 4  # an option of so many commands is described once
 BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 HUGE = 10**9  # bounds from here on guard against overflow and are not shown
 EVERYWHERE = {  # keys that mean the same in every section, unless a comment says more
-    "noise": "how much noise, for all releases of the query together",
-    "steps": "training steps",
-    "labels": "labels of the drawn images: equally many of each class, or as the noisy counts",
+    "noise": "Noise: the multiplier of each release, the query's share of the budget, or `rest`"
 }
 # types that have their own paragraph in the reference: their name, by the union they are
 NAMED = {float | str: "[noise](#noise)", get_args(NoiseLevels)[0]: "[noise levels](#noise-levels)"}

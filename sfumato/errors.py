@@ -74,7 +74,7 @@ class ConfigError(SfumatoError):
 
 
 class BudgetError(SfumatoError):
-    """Over budget, already spent, or a ledger that does not hold."""
+    """Over budget, already spent, or an invalid ledger."""
 
     exit_code = 3
     public = True  # by journal, ledgers, card and settings

@@ -34,9 +34,9 @@ from stages.screen import hold_back, named, say, wrapped
 from stages.serve import serve
 from stages.state import state_dir
 
-MORE_FILES = ". Raise the limit of open files (`ulimit -n 4096`), and run the same again"
-MORE_MEMORY = ". Free memory, or take a machine with more, and run the same again"
-CHECK_DISK = ". Check the disk, its mount, or the network behind it, and run the same again"
+MORE_FILES = ". Raise the limit of open files (`ulimit -n 4096`), and run the command again"
+MORE_MEMORY = ". Free memory, or use a machine with more, and run the command again"
+CHECK_DISK = ". Check the disk, its mount, or the network behind it, and run the command again"
 REMEDIES = {errno.EMFILE: MORE_FILES, errno.ENFILE: MORE_FILES, errno.ENOMEM: MORE_MEMORY}
 
 app = typer.Typer(
@@ -46,7 +46,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help, without a quarter of a second of imports
     pretty_exceptions_show_locals=False,  # locals may hold sensitive pixels
     help="Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost. "
-    "Each stage runs alone after `stage plan`.",
+    "After `stage plan`, each stage can be run on its own.",
 )
 COMMANDS: list[Callable[..., None]] = [init, plan]
 COMMANDS += [command(stage) for stage in STAGES.values() if stage.kind is not Kind.LOCAL]
@@ -72,7 +72,9 @@ def main() -> None:
     except (SystemExit, KeyboardInterrupt) as ended:
         code = getattr(ended, "code", 130)  # Typer's after Ctrl-C, too
         if code == 130:
-            say("stopped. Run the same again: a query goes on and is not charged twice, anything else starts again")
+            say(
+                "interrupted. Run the same command again: a query resumes without a second charge, other stages restart"
+            )
         leave(code)
     except BrokenPipeError:  # `stage … | head`: whoever read has seen enough
         sys.stdout = None  # type: ignore[assignment]  # nothing is left to flush at the end
@@ -98,24 +100,24 @@ def main() -> None:
 
 
 def withheld(reason: str) -> str:
-    """What a log shows of an error after sensitive files were opened: always the same. The reason goes to a file."""
+    """Write the reason of an error to a private file; return the constant message for a log."""
     file = state_dir() / "refused.txt"
     with suppress(OSError):  # no room for it, say
         replace_private(file, f"{reason}\n".encode(errors="backslashreplace"))
-    return f"stopped after sensitive images were opened: the reason, which may tell who is in the set, is in {file}"
+    return f"failed after opening sensitive images. The reason, which could reveal who is in the set, is in {file}"
 
 
 def shown(text: str) -> str:
-    """A message whose control characters, from names of files, are escaped: a terminal would obey them."""
+    """Escape control characters, which file names may contain and a terminal would obey."""
     return "\n".join(HIDDEN.sub(lambda found: repr(found[0])[1:-1], line) for line in text.split("\n"))
 
 
 def beyond_the_machine(error: BaseException) -> str | None:
-    """The message if the disk, the memory or the stack did not suffice, or a file cannot be read; None for a bug."""
+    """Return a message if disk, memory or stack were exhausted or a file cannot be read; None for a bug."""
     if isinstance(error, OSError):
         message = str(error.strerror or error)
         if error.errno in FULL:
-            message += ". Nothing half-written is left; make room and run again"
+            message += ". No partial file is left. Free some space, and run the command again"
         elif is_failure(error):
             message += REMEDIES.get(error.errno or 0, CHECK_DISK)
         if not error.filename:
@@ -127,14 +129,14 @@ def beyond_the_machine(error: BaseException) -> str | None:
     if isinstance(error, RecursionError):
         return "an input is nested too deeply to be read"
     if "home directory" in str(error):  # Path.expanduser, which has no type of its own either
-        return "a path begins with ~ and the name of a user who is not here: write the whole path"
+        return "a path begins with ~ and the name of an unknown user: write the full path"
     if lacks_memory(error):
         about = ""
         if isinstance(error, MemoryError) and str(error):
             about = f"{error}: "
         return (
-            f"{about}the memory of this machine does not suffice. Take fewer or smaller images, a smaller model or "
-            "batch, or SFUMATO_MICROBATCH=1; or a machine with more"
+            f"{about}this machine has too little memory. Use fewer or smaller images, a smaller model or batch, "
+            "SFUMATO_MICROBATCH=1, or a larger machine"
         )
     return None
 

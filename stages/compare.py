@@ -16,14 +16,14 @@ from stages.state import EVALUATION, check_local, state_dir
 
 
 def compare(
-    runs: Annotated[list[Path] | None, typer.Argument(help="Folders that hold metrics.json and ledger.json.")] = None,
-    dvc: Annotated[bool, typer.Option("--dvc", help="Also the experiments that `dvc exp show` lists here.")] = False,
-    classifier: Annotated[str | None, typer.Option(help="Accuracy to plot. Default: cnn, or the first of all.")] = None,
+    runs: Annotated[list[Path] | None, typer.Argument(help="Folders with metrics.json and ledger.json.")] = None,
+    dvc: Annotated[bool, typer.Option("--dvc", help="Add the experiments that `dvc exp show` lists here.")] = False,
+    classifier: Annotated[str | None, typer.Option(help="Classifier to plot. Default: cnn, or the first one.")] = None,
     out: Annotated[Path, typer.Option(help="Directory for comparison.csv and comparison.png.")] = EVALUATION,
 ) -> None:
-    """Local: one table and one plot of many runs, with a warning if they cannot be compared."""
+    """Local: compare runs in one table and one plot, with a warning if they are not comparable."""
     if not runs and not dvc:
-        raise ConfigError("nothing to compare: name folders that hold metrics.json and ledger.json, or give --dvc")
+        raise ConfigError("nothing to compare: name folders with metrics.json and ledger.json, or give --dvc")
     from sfumato.evaluation.comparison import classifiers_of, compared, read_run
     from sfumato.evaluation.plots import plot_comparison
     from sfumato.evaluation.tables import comparison_table, csv_of
@@ -34,14 +34,14 @@ def compare(
     if dvc:
         rows += experiments()
     if not rows:
-        raise DataError("no run is left to compare: run `stage evaluate` (`dvc repro`, `dvc exp run`) and try again")
+        raise DataError("no run to compare was found: run `stage evaluate` (`dvc repro`, `dvc exp run`) and try again")
     table, warnings = compared(rows)
     names = classifiers_of(table)
     if not names:
-        raise DataError("no hold-out of these runs could judge a release: the verdict in metrics.json says why")
+        raise DataError("none of these runs has an accuracy to compare: the verdict in their metrics.json states why")
     chosen = classifier or ("cnn" if "cnn" in names else names[0])
     if chosen not in names:
-        raise ConfigError(f"--classifier {chosen}: no run has it, they have {', '.join(names)}")
+        raise ConfigError(f"--classifier {chosen} is in none of these runs: expected one of {', '.join(names)}")
     write_local(out / "comparison.csv", csv_of(table, ".6g").encode())
     plot_comparison(table, chosen, out / "comparison.png")
     show_local([comparison_table(table, names)], out / "comparison.csv")

@@ -1,4 +1,4 @@
-"""`stage doctor`: describe this machine, and what is here."""
+"""`stage doctor`: describe this machine and this project."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ from stages.state import read_policy, state_dir
 
 
 def doctor() -> None:
-    """What is here: device, threads, libraries, data, state, DVC."""
+    """Show device, threads, libraries, prepared datasets, state directory and DVC of this machine and project."""
     import torch
     from rich.table import Table
 
@@ -33,12 +33,12 @@ def doctor() -> None:
     extra = ("diffusers", "transformers")
     missing = [name for name in extra if not importlib.util.find_spec(name)]
     recipes = "dp-sapf, dp-lora, dp-ldm, dp-finetune"
-    would = f"no {', '.join(missing)}: pip install 'sfumato[diffusers]' adds public text-to-image models ({recipes})"
+    would = f"no {', '.join(missing)}: pip install 'sfumato[diffusers]', for public text-to-image models ({recipes})"
     table.add_row("extra diffusers", would if missing else ", ".join(f"{name} {version(name)}" for name in extra))
     state = state_dir()
-    table.add_row("state directory", f"{state} ({'exists' if state.exists() else 'not there yet'})")
+    table.add_row("state directory", f"{state} ({'exists' if state.exists() else 'does not exist yet'})")
     prepared = sorted(p.parent.name for p in state.glob("data/*/card.json"))
-    table.add_row("prepared datasets", ", ".join(prepared) or "none: `stage prepare sensitive`")
+    table.add_row("prepared datasets", ", ".join(prepared) or "none: run `stage prepare sensitive`")
     try:
         card = read_card(CARD_PATH).dataset_id
     except DataError as error:
@@ -50,13 +50,13 @@ def doctor() -> None:
     table.add_row("DVC's lock", rwlock_in_words())
     table.add_row("dvc.lock", lock_in_words())
     own = f"dvc config --local core.site_cache_dir {state / DVC_INDEX}"
-    shared = f"shared with all accounts, and `dvc checkout` runs what another one writes into it: {own}"
+    shared = f"shared with all accounts, and `dvc checkout` runs programs that others write into it. Run `{own}`"
     table.add_row("DVC's index", index_of_dvc() or shared)
     table_console().print(table)
 
 
 def index_of_dvc() -> str | None:
-    """Where DVC keeps its index, if the environment or its settings name a place."""
+    """Return where DVC keeps its index, if the environment or its settings name a place."""
     from dvc.config import Config, ConfigError
 
     named = os.environ.get("DVC_SITE_CACHE_DIR")
@@ -66,7 +66,7 @@ def index_of_dvc() -> str | None:
 
 
 def queries_in_words() -> dict[str, str]:
-    """What each query of the plan will do, if there are a plan and prepared images."""
+    """Return what each query of the plan will do, if there are a plan and prepared images."""
     from sfumato.data.cards import read_card
     from sfumato.planning.kept import known_past
     from sfumato.privacy.authorize import check_known

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-FolderArgument = Annotated[Path, typer.Argument(help="Folder to write. It is empty or does not exist.")]
+FolderArgument = Annotated[Path, typer.Argument(help="Folder to write: empty, or one that does not exist.")]
 
 
 def egress(folder: FolderArgument) -> None:
-    """Free: the release as a folder for an output checker: pictures, tables, ledger, risk form and a verifier."""
+    """Free: write a folder for an output checker, with pictures, tables, ledger, risk form and a verifier."""
     from sfumato.release.egress import write_package
 
     sha256 = write_package(folder)

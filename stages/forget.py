@@ -1,4 +1,4 @@
-"""`stage forget` and `stage du`: what is kept of the sensitive images, how much it is, and its end."""
+"""`stage forget` and `stage du`: delete, or list, the private files of a dataset."""
 
 import os
 import sys
@@ -16,9 +16,12 @@ from stages.state import EVALUATION, dataset_of_project, state_dir
 
 def forget(
     dataset: Annotated[str | None, typer.Option(help="Dataset id. Default: the project's.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Local: delete what is kept of a dataset's real images, below $SFUMATO_STATE and here. The journal stays."""
+    """Local: delete a dataset's real images, and numbers from them, in $SFUMATO_STATE and in this project.
+
+    The journal of charges stays.
+    """
     from sfumato.data.sources.packed import remove_unpacked
     from sfumato.planning import forget as library
 
@@ -29,42 +32,45 @@ def forget(
     known = library.datasets(state)
     others = f"Datasets there: {', '.join(known) or 'none'}"
     if name is None:
-        raise ConfigError(f"no project is in this folder: name a dataset of {state} (--dataset). {others}")
+        raise ConfigError(f"this folder contains no project: name a dataset of {state} with --dataset. {others}")
     here = local_files() if name == mine else []
     if name not in known and not here:
-        raise ConfigError(f"nothing of a dataset {name!r} is kept here, or below {state} (SFUMATO_STATE). {others}")
-    kept = library.private_files(state, name) | {"of this project": here}
+        raise ConfigError(f"dataset {name!r}: no files here or in {state} (SFUMATO_STATE). {others}")
+    kept = library.private_files(state, name) | {"in this project": here}
     left = any(paths for kind, paths in kept.items() if kind != library.OF_ANY)
     if left:
         show(name, kept)
         tell(Path(library.__file__).with_suffix(".md").read_text("utf-8").format(state=state, name=name))
         if not yes:
-            typer.confirm("Delete what is listed?", abort=True, err=True)
+            typer.confirm("Delete the files listed above?", abort=True, err=True)
     if name not in known:
         library.delete(here)
-        return tell(f"deleted here; {state} contains nothing of {name!r}: if SFUMATO_STATE is another, forget it there")
+        return tell(
+            f"deleted here. {state} has no files of dataset {name!r}: if its images are in another state directory, "
+            "set SFUMATO_STATE to it and run `stage forget` again"
+        )
     problem = None
     if left or library.forgotten_on(state, name) is None:
         problem = library.forget(state, name, here)
     if problem is not None:
-        tell(f"nothing is left of dataset {name!r}. Its journal is not valid and stays as it is: {problem}")
+        tell(f"no files of dataset {name!r} are left. Its journal is invalid and was not changed: {problem}")
     elif left:
-        tell(f"dataset {name!r} is forgotten, and its journal records it")
+        tell(f"dataset {name!r} is forgotten, and its journal records this")
     else:
-        tell(f"nothing is left of dataset {name!r}: it was forgotten on {library.forgotten_on(state, name)}")
+        tell(f"no files of dataset {name!r} are left: it was forgotten on {library.forgotten_on(state, name)}")
 
 
 def du() -> None:
-    """Local: what is kept of each dataset, what this project and the state directory hold, and how much it is."""
+    """Local: list the private files of each dataset, of this project and of the state directory, with their sizes."""
     from sfumato.planning.forget import datasets, private_files
 
     for name in datasets(state_dir()):
         show(name, private_files(state_dir(), name))
-    show("in all", {"state directory": [state_dir()], "this project": [Path()], "its real images": local_files()})
+    show("total", {"state directory": [state_dir()], "this project": [Path()], "its real images": local_files()})
 
 
 def local_files() -> list[Path]:
-    """What this project holds of its sensitive images, also where DVC tries experiments. DVC's cache holds none."""
+    """Return this project's files from sensitive images, also of DVC experiments. DVC's cache contains none."""
     numbers = (str(EVALUATION), "metrics.json", ".metrics.json.*.tmp")  # the last of killed evaluations
     tried = [path for name in numbers for path in Path(".dvc/tmp/exps").rglob(name)]
     found = [path for name in numbers for path in Path().glob(name)]

@@ -33,9 +33,9 @@ HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # b
 @with_flags(HELP)
 def init(
     options: InitOptions,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take the defaults.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; use the defaults.")] = False,
 ) -> None:
-    """Local: look at a folder of images, and write a project whose parameters fit them, ε and the minutes."""
+    """Local: read a folder of images, and write a project with parameters that fit them, ε and the minutes."""
     from sfumato.planning.create import Owner, propose_project, summary, warnings
     from sfumato.planning.project_files import unsaid
 
@@ -72,7 +72,7 @@ def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
         return typer.prompt(question, err=True, default=default, type=kind)
     except typer.Abort as abort:
         if isinstance(abort.__context__, EOFError):
-            text = f"nobody answers here: give {lacking}, or --yes for the defaults"
+            text = f"cannot ask without a terminal: give {lacking}, or accept the defaults with --yes"
             raise errors.public(ConfigError(text)) from abort
         raise
 
@@ -82,7 +82,9 @@ def officers_words(owner: Owner) -> dict[str, Any]:
     from sfumato.release.card import WORDS
 
     keys = ("controller", "purpose", "legal_basis", "recipients", "retention")
-    question = f"Say for the pages: {', '.join(WORDS['about'][key] for key in keys)}? (or later, in params.yaml)"
+    question = (
+        f"State now, for the report: {', '.join(WORDS['about'][key] for key in keys)}? (or later, in params.yaml)"
+    )
     if owner.ask is None or not sys.stdin.isatty() or not owner.answer(question, False, None):
         return {}
     texts = {key: typer.prompt(WORDS["about"][key], err=True, default="", show_default=False) for key in keys}
@@ -93,10 +95,9 @@ def show_sizes(made: Proposed) -> None:
     """A row a size: its minutes, and how useful the release will probably be; and what would make it better."""
     from sfumato.planning.create import size_rows
     from sfumato.planning.forecast import advice
-    from sfumato.settings.data import GROUP
 
-    columns = "pixels a side", "minutes", "longest useful run (min)", "expected usefulness, and range"
-    show_numbers("sizes, of which --size chooses", columns, size_rows(made), words=columns[3:], note=WHY_THIS_SIZE)
+    columns = "pixels per side", "minutes", "longest useful run (min)", "expected usefulness (range)"
+    show_numbers("sizes, to choose from with --size", columns, size_rows(made), words=columns[3:], note=WHY_THIS_SIZE)
     if kind := made.chosen.kind:
         privacy = made.chosen.params.privacy
         units = "persons" if privacy.unit == GROUP else "images"

@@ -22,17 +22,17 @@ def again() -> int:
     """Rerun this command in many processes. Returns the exit code of the first: `torchrun` turns every one into 1."""
     launcher = f"{LAUNCH}={os.environ[LAUNCH]!r}"
     if EXIT_CODE in os.environ:
-        raise ConfigError(f"{launcher} starts no group of processes: name `torchrun` and its options")
+        raise ConfigError(f"{launcher} does not start a group of processes: set it to `torchrun` and its options")
     said = state_dir() / "launches" / secrets.token_hex(8)
     said.parent.mkdir(0o700, parents=True, exist_ok=True)
     try:
-        with explained(ConfigError, lambda error: f"{launcher} does not start: {error}"):
+        with explained(ConfigError, lambda error: f"{launcher} cannot be started: {error}"):
             words = [*shlex.split(os.environ[LAUNCH]), "-m", "stages.cli", *sys.argv[1:]]
             # nothing in the current folder takes the place of a package
             given = {**os.environ, EXIT_CODE: str(said), "PYTHONSAFEPATH": "1"}
             done = subprocess.run(words, env=given, check=False)
         if not said.is_file():
-            raise SfumatoError(f"{launcher} ended with {done.returncode}, and the first process did not come to an end")
+            raise SfumatoError(f"{launcher} ended with exit code {done.returncode} before the first process finished")
         return int(said.read_text(encoding="utf-8"))
     finally:
         said.unlink(missing_ok=True)

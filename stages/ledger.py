@@ -1,4 +1,4 @@
-"""`stage ledger write|check|show|adopt|history`: what the release cost, composed and checked."""
+"""`stage ledger write|check|show|adopt|history`: compose, check and show the cost of a release."""
 
 import sys
 from contextlib import suppress
@@ -14,10 +14,10 @@ from stages.dvc_lock import keep_copy
 from stages.screen import charges, delta_text, say, table_console, tell
 from stages.state import dataset_of_project, read_policy, state_dir
 
-app = typer.Typer(no_args_is_help=True, help="Write, check and show the privacy ledger, and everything ever spent.")
-LedgerPath = Annotated[Path, typer.Option("--ledger", help="The ledger file.")]
+app = typer.Typer(no_args_is_help=True, help="Write, check and show the privacy ledger and the history of all charges.")
+LedgerPath = Annotated[Path, typer.Option("--ledger", help="Ledger file.")]
 OPINIONS_HELP = "own: by this package's accountants. all: also by Opacus' two, which must be installed."
-LEDGER_ONLY_HELP = "Compare with no run, for a ledger that you received without its project; refused inside a project."
+LEDGER_ONLY_HELP = "Do not compare with a run: for a ledger received without its project. Refused inside a project."
 
 
 @app.command()
@@ -36,12 +36,12 @@ def check(
     ledger: LedgerPath = LEDGER,
     epsilon: Annotated[float | None, typer.Option(help="Fail above this epsilon.")] = None,
     delta: Annotated[float | None, typer.Option(help="Compute at this delta instead of the ledger's.")] = None,
-    unit: Annotated[str | None, typer.Option(help="Fail unless this is protected: image, or group.")] = None,
+    unit: Annotated[str | None, typer.Option(help="Fail unless this unit is protected: image or group.")] = None,
     artifacts: Annotated[bool, typer.Option("--artifacts", help="Also verify the files and their records.")] = False,
     ledger_only: Annotated[bool, typer.Option("--ledger-only", help=LEDGER_ONLY_HELP)] = False,
     opinions: Annotated[str, typer.Option(help=OPINIONS_HELP, metavar="own|all")] = "own",
 ) -> None:
-    """Recompute epsilon from the records only; exit 3 if anything does not hold. Needs no data and no GPU."""
+    """Recompute epsilon from the records; exit with 3 if a check fails. Needs no data and no GPU."""
     from sfumato.privacy.check import verify
     from sfumato.privacy.events import PROTECTED
 
@@ -57,7 +57,7 @@ def check(
     units = sorted({record["unit"] for record in content["records"]})
     protected = "".join(f", for {PROTECTED.get(name, name)}" for name in units)
     tell(
-        f"{ledger} holds: ε = {checked.epsilon:.4f}{bound} at δ = {delta_text(checked.delta)}, "
+        f"{ledger} is valid: ε = {checked.epsilon:.4f}{bound} at δ = {delta_text(checked.delta)}, "
         f"{charges(len(content['records']))}, {content['adjacency']}{protected}"
     )
     by = ", ".join(f"{name} {opinion}" for name, opinion in checked.opinions.items())
@@ -66,14 +66,14 @@ def check(
     for name, spent in checked.apart.items():
         tell(f"ε = {spent:.4f} for a person in {name!r} only (the owners declare that they share no person)")
     if ledger_only:
-        tell(f"compared with no run: {ledger} was checked without its project")
+        tell(f"not compared with a run: {ledger} was checked without its project")
     else:
-        tell(f"compared with {ledger.parent / LOCK}: it is the ledger of that run, with every query that ran")
+        tell(f"compared with {ledger.parent / LOCK}: this is the ledger of that run, with every query that ran")
 
 
 @app.command()
 def show(ledger: LedgerPath = LEDGER) -> None:
-    """The ledger as a table."""
+    """Show the ledger as a table."""
     from rich.table import Table
 
     from sfumato.privacy.check import LedgerError, malformed
@@ -100,28 +100,28 @@ def show(ledger: LedgerPath = LEDGER) -> None:
     odometer = content["odometer"]
     ever = f"{charges(odometer['charges'])}, ε = {odometer['epsilon']:.4f}"
     if not odometer["complete"]:
-        ever = f"at least {ever} (incomplete: charges lacked in the journal)"
+        ever = f"at least {ever} (incomplete: charges were missing from the journal)"
     tell(f"ε by accountant: {by}. {content['adjacency']}. Ever opened on dataset {odometer['dataset_id']!r}: {ever}")
 
 
 @app.command()
 def adopt() -> None:
-    """Replace a lost journal: count what can be read of it, and what ledgers and artifacts hold."""
+    """Replace a lost journal by one that counts the charges found in its remains, in ledgers and in artifacts."""
     from sfumato.privacy.project_ledger import adopt_charges
 
     odometer, new, lost = adopt_charges(Path(), state_dir(), say)
     if lost:
-        say(f"{lost} entries of the old journal, kept beside it, cannot be read: their charges are not counted")
-    tell(f"{odometer.path}: {charges(new)} adopted, {len(odometer.opened())} counted in all")
-    tell("More may be lost, so ledgers and reports call the odometer incomplete")
+        say(f"{lost} entries of the old journal, kept beside the new one, cannot be read and are not counted")
+    tell(f"{odometer.path}: {charges(new)} adopted, {len(odometer.opened())} counted in total")
+    tell("More charges may be lost, so ledgers and reports mark the odometer as incomplete")
 
 
 @app.command()
 def history(
     dataset: Annotated[str | None, typer.Option(help="Dataset id. Default: the project's.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Delta for the total. Default: that of the plan.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta for the total. Default: the plan's.")] = None,
 ) -> None:
-    """Everything ever opened on the sensitive images, aborted charges too."""
+    """List every charge ever opened on the sensitive images, including aborted ones."""
     from rich.table import Table
 
     from sfumato.privacy.accountant import epsilon
@@ -132,13 +132,13 @@ def history(
 
     name = dataset or dataset_of_project()
     if name is None:
-        raise ConfigError("no project is in this folder: name a dataset (--dataset)")
+        raise ConfigError("this folder contains no project: name a dataset with --dataset")
     odometer = Odometer(state_dir(), name)
     entries = odometer.entries()
     unknown = seen_in_project(odometer.dataset_id, Path(), state_dir()) - odometer.known()
     if unknown:
-        say(f"{odometer.path} lacks {min(unknown)[:8]}, which this project names: it is an older or another journal")
-        say("more was spent: restore the newest state directory, or run `stage ledger adopt`")
+        say(f"{odometer.path} is an older copy or a different journal: it lacks {min(unknown)[:8]} of this project")
+        say("more was spent than it lists: restore the newest state directory, or run `stage ledger adopt`")
     if not entries or entries[-1]["kind"] == GENESIS:
         tell(f"dataset {odometer.dataset_id!r}: no history")
         return
@@ -148,7 +148,7 @@ def history(
         delta = policy.delta
         accountant = policy.accountant
     runs = {run.id: run for run in odometer.charges()}
-    ends = {CLOSE: "released", ABANDON: "given up"}
+    ends = {CLOSE: "released", ABANDON: "abandoned"}
     heads = ("time (UTC)", "stage", "charge", "mechanism", "state")
     table = Table(*heads, title=f"dataset {odometer.dataset_id}", title_justify="left")
     for entry in entries:
@@ -158,7 +158,7 @@ def history(
         charged: list[tuple[dict, str]] = []
         if entry["kind"] == OPEN:
             run = runs[entry["record"]["id"]]  # its record is the newest if it was resumed, which ledgers hold
-            charged = [(run.record, ends.get(run.end or "", f"open, {run.uses} uses on disk"))]
+            charged = [(run.record, ends.get(run.end or "", f"open, {run.uses} uses journalled"))]
         elif entry["kind"] == LOCAL_USE and sys.stdout.isatty():  # it follows from when the images changed
             table.add_row(when, "local", "", entry["purpose"], "outside the guarantee")
         elif entry["kind"] == ADOPT:

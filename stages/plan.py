@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from sfumato.privacy.decision import Decision
     from sfumato.settings.params import Params
 
-ParamsPath = Annotated[Path, typer.Option("--params", help="What the user edits.")]
+ParamsPath = Annotated[Path, typer.Option("--params", help="Parameter file.")]
 
 
 def plan(
     params: ParamsPath = Path("params.yaml"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be spent; write nothing.")] = False,
 ) -> None:
-    """Free: one resolved configuration per stage, and the budget table."""
+    """Free: resolve all parameters, write one configuration per stage, and show the privacy budget."""
     from sfumato.planning.make import next_lines, resolve_project, risk_line, share_lines
     from sfumato.settings.recipes import read_yaml
 
@@ -49,7 +49,7 @@ def plan(
 
 
 def show_run(made: ProjectPlan, spending: Sequence[Decision], coming: set[str]) -> None:
-    """What the next run would spend, and what it needs: memory, minutes."""
+    """Show what the next run would spend, and the memory and minutes it needs."""
     from sfumato.planning.make import settings_for_ever_lines, spending_lines, step_noise_lines
 
     tell(*spending_lines(made, spending))
@@ -67,7 +67,7 @@ def show_run(made: ProjectPlan, spending: Sequence[Decision], coming: set[str]) 
 
 
 def show_budget(made: Plan) -> None:
-    """Stage, mechanism, epsilon alone, share; then the total against the target."""
+    """Show mechanism, epsilon alone and share of each stage, then the total against the target."""
     budget = made.budget
     title = f"{budget['recipe']}: privacy budget at δ = {delta_text(budget['delta'])}"
     headings = ("stage", "σ", "sample rate", "releases", "ε alone", "share of budget")
@@ -80,7 +80,7 @@ def show_budget(made: Plan) -> None:
 
 
 def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
-    """Expected minutes of each stage that is switched on, of all else, and in total. seconds: by name."""
+    """Show the expected minutes of each stage that runs, of everything else, and in total. seconds: by name."""
     rows = []
     others = 0.0
     for name, value in seconds.items():
@@ -90,7 +90,7 @@ def show_minutes(params: Params, seconds: Mapping[str, float | None]) -> None:
             others += value or 0.0
     rows.append(("all others", f"{others / 60:.1f}"))
     together = sum(value or 0.0 for value in seconds.values()) / 60
-    show_numbers("minutes, idle machine", ("stage", "expected"), rows, total=("together", f"{together:.1f}"))
+    show_numbers("minutes on an idle machine", ("stage", "expected"), rows, total=("together", f"{together:.1f}"))
     load = os.getloadavg()[0]
     processors = os.cpu_count() or 1
     if load > 0.5 * processors:

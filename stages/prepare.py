@@ -13,9 +13,11 @@ from stages.runner import CardPath
 from stages.screen import tell
 from stages.state import state_dir
 
-RAW = Path("data/raw")  # where downloads are looked for and kept
+RAW = Path("data/raw")  # folder of downloads
 
-app = typer.Typer(no_args_is_help=True, help="Take images from their source; no sensitive one enters the repository.")
+app = typer.Typer(
+    no_args_is_help=True, help="Prepare images from their source. Sensitive images never enter the repository."
+)
 
 
 @app.command()
@@ -37,7 +39,7 @@ def public(
     card: CardPath = CARD_PATH,
     out: Annotated[Path, typer.Option(help="Directory to write.")] = PUBLIC,
 ) -> None:
-    """Free: labelled public images in the shape of the sensitive ones; an empty set if no stage reads them."""
+    """Free: store labelled public images in the shape of the sensitive ones; none if no stage reads them."""
     from sfumato.data.cards import read_card, write_no_public
     from sfumato.settings.recipes import load_params
 

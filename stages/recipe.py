@@ -1,4 +1,4 @@
-"""`stage recipe list|show`: the methods at hand."""
+"""`stage recipe list|show`: the available methods."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,12 +9,14 @@ from sfumato.settings.stages import RECIPES
 from stages.plan import ParamsPath
 from stages.screen import table_console
 
-app = typer.Typer(no_args_is_help=True, help="The recipes: methods of the literature as overlays in pipelines/.")
+app = typer.Typer(
+    no_args_is_help=True, help="List and show recipes: methods from the literature, as overlays in pipelines/."
+)
 
 
 @app.command("list")
 def list_recipes() -> None:
-    """Every recipe and profile, a line each."""
+    """List all recipes and profiles."""
     from rich.table import Table
 
     from sfumato.settings.recipes import read_yaml, recipes_at
@@ -22,7 +24,7 @@ def list_recipes() -> None:
     folder = recipes_at(RECIPES)
     names = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     names |= {f"profile {path.stem}": path for path in sorted((folder / "profiles").glob("*.yaml"))}
-    table = Table("name", "what it is")
+    table = Table("name", "description")
     for name, path in names.items():
         table.add_row(name, str(read_yaml(path).get("description", "")))
     table_console().print(table)
@@ -30,10 +32,10 @@ def list_recipes() -> None:
 
 @app.command()
 def show(
-    name: Annotated[str | None, typer.Argument(help="A recipe. Default: that of params.yaml.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Recipe. Default: the one in params.yaml.")] = None,
     params: ParamsPath = Path("params.yaml"),
 ) -> None:
-    """Every parameter, after defaults, profile, recipe and params.yaml."""
+    """Show every parameter, as merged from defaults, profile, recipe and params.yaml."""
     from sfumato.settings.recipes import as_yaml, load_params
 
     typer.echo(as_yaml(load_params(params, RECIPES, recipe=name).model_dump(mode="json")))

@@ -1,4 +1,4 @@
-"""`stage release check-mark`: whether pictures bear the pattern of a release."""
+"""`stage release check-mark`: look for the pattern of a release in pictures."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,15 +8,15 @@ import typer
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.settings.stages import ARTIFACTS
 
-app = typer.Typer(no_args_is_help=True, help="What was released, looked at again.")
+app = typer.Typer(no_args_is_help=True, help="Inspect released pictures.")
 
 
 @app.command("check-mark")
 def check_mark(
-    pictures: Annotated[Path, typer.Argument(help="A picture, or a folder of pictures of one release.")],
+    pictures: Annotated[Path, typer.Argument(help="Picture, or folder of pictures of one release.")],
     card: Annotated[Path, typer.Option(help="card.json of the release.")] = ARTIFACTS / "synthesize" / "card.json",
 ) -> None:
-    """Free: whether pictures bear the pattern of `synthesize.mark: pixels`, together. Exit code 1 if they do not."""
+    """Free: look for the pattern of `synthesize.mark: pixels` in pictures together; exit with 1 if it is not found."""
     import numpy as np
 
     from sfumato.data.sources.imagefolder import decode
@@ -24,20 +24,20 @@ def check_mark(
     from sfumato.release.pattern import FOUND, pattern_score
     from sfumato.storage.documents import read_json
 
-    with explained(DataError, lambda error: f"{card} is not the card of a release ({error!r}): name it by --card"):
+    with explained(DataError, lambda error: f"{card} is not the card of a release ({error!r}): name it with --card"):
         content = read_json(card)
         channels, *sides = content["shape"]
     if "pattern" not in content:
-        raise ConfigError(f"{card} names no pattern: the release was made without synthesize.mark: pixels")
+        raise ConfigError(f"{card} contains no pattern: the release was made without synthesize.mark: pixels")
     files = [pictures]
     if pictures.is_dir():
         files = pictures_below(pictures)
     images = [image for file in files if (image := decode(file)).shape == (*sides, channels)]
     if not images:
-        raise DataError(f"{pictures} holds no picture of {sides[0]}×{sides[1]} pixels, as the release has them")
+        raise DataError(f"{pictures} contains no picture of {sides[0]}×{sides[1]} pixels, the size of the release")
     score = pattern_score(np.stack(images), content["pattern"])
-    words = "do not bear the pattern, or are too few to tell"
+    words = "do not carry the pattern, or are too few to find it"
     if score >= FOUND:
-        words = "bear the pattern"
+        words = "carry the pattern"
     typer.echo(f"{len(images)} of {len(files)} pictures compared: together they {words} (score {score:.1f} of {FOUND})")
     raise typer.Exit(int(score < FOUND))

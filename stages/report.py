@@ -14,7 +14,7 @@ from sfumato.storage.in_use import use_until_the_end
 from stages.screen import say, tell
 from stages.state import EVALUATION, check_local, state_dir
 
-AUDIENCE_HELP = "public: made of the release and the ledger only. owner: also numbers from real images."
+AUDIENCE_HELP = "public: from the release and the ledger only; owner: with numbers from real images too."
 OUT_HELP = "HTML file. Default: artifacts/report/index.html; evaluation/report.html for the owner."
 METRICS_FILE = Path("metrics.json")  # of `stage evaluate`
 PAGES = {"public": ARTIFACTS / "report" / "index.html", "owner": Path("evaluation/report.html")}  # by audience
@@ -24,9 +24,12 @@ def report(
     audience: Annotated[str, typer.Option(help=AUDIENCE_HELP, metavar="public|owner")] = "public",
     out: Annotated[Path | None, typer.Option(help=OUT_HELP)] = None,
 ) -> None:
-    """Free: what was released, what it cost and what that means, as one HTML page. The owner's edition is local."""
+    """Free: report what was released, what it cost and what that means, as one HTML page.
+
+    The owner's edition is local.
+    """
     if audience not in PAGES:
-        raise ConfigError(f"--audience {audience}: give public or owner")
+        raise ConfigError(f"--audience {audience}: expected public or owner")
     page = out or PAGES[audience]
     release = ARTIFACTS / "synthesize"
     from sfumato.evaluation.tables import read_local
@@ -44,15 +47,15 @@ def report(
             (directory / page.name).write_text(text, encoding="utf-8")
             unsaid = write_statements(release, LEDGER, directory)
         if unsaid:
-            say(f"no entry for the Deployments Registry: params.yaml does not say {', '.join(unsaid)}")
+            say(f"deployment.yaml was not written: set {', '.join(unsaid)} in params.yaml")
         return typer.echo(f"{page}: may be shared with the release")
     check_local("--out", page)
     use_until_the_end(state_dir())  # before it reads numbers of real images
     local = read_local(METRICS_FILE, EVALUATION, ARTIFACTS)._replace(curve=curve)
     write_local(page, report_page(release, LEDGER, local).encode())
     typer.echo(f"{page}: local: not to be shared")
-    verdict = local.verdict or "none: `stage evaluate` gives one"
+    verdict = local.verdict or "none: run `stage evaluate`"
     if local.verdict and not sys.stdout.isatty():
-        verdict = f"local, so only a terminal shows it: see {METRICS_FILE} or {page}"
+        verdict = f"local, and shown only on a terminal: see {METRICS_FILE} or {page}"
     tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())  # git adds nothing if one is not
     tell(*summary_lines(release, LEDGER, PAGES["public"].parent, verdict, tracked))  # the end of `dvc repro`

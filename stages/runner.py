@@ -1,4 +1,4 @@
-"""What every stage does; its function takes a `StageRun`, or a `QueryRun` if it spends, and its settings."""
+"""Run a stage. Its function takes a `StageRun`, or a `QueryRun` if it spends, and its settings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from sfumato.queries.count import PublicCounts
 
 OutPath = Annotated[Path | None, typer.Option("--out", help="Directory to write. Default: artifacts/<stage>.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be read, written and charged, and stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be read, written and charged, and stop.")]
 CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
 COPYING = "copying.lock"  # in a run's directory: its release is being copied to an artifact
 
@@ -83,7 +83,7 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
     for name, artifact in inputs.items():
         if not artifact.enabled and name not in stage.optional:
             remedy = f"add {name} to run, and run `stage plan` and `stage {name}`"
-            what = f"{artifact.path} is the empty artifact of a stage that is off"
+            what = f"{artifact.path} is the empty artifact of a stage that is not in `run`"
             raise ConfigError(f"{stage.name} needs {name}, but {what}: {remedy}")
     if stage.spread and not distributed.launched() and launch.asked():
         raise SystemExit(launch.again())
@@ -178,9 +178,9 @@ def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None
     from sfumato.privacy.resolved import QueryPlan
 
     if not plan.enabled:
-        return typer.echo(f"{plan.stage} is not in `run`: it writes an empty artifact to {out} and charges nothing")
+        return typer.echo(f"{plan.stage} is not in `run`: it would write an empty artifact to {out} and charge nothing")
     for name, path in reads.items():
-        typer.echo(f"reads   {path} ({name}{'' if path.exists() else ': not there yet'})")
+        typer.echo(f"reads   {path} ({name}{'' if path.exists() else ': does not exist yet'})")
     typer.echo(f"writes  {out}")
     if not isinstance(plan, QueryPlan):
         return typer.echo("charges nothing")
@@ -201,7 +201,7 @@ def memory_line(network: Any, shape: tuple[int, int, int], classes: int, setting
         batch = settings.sampling(size_hint)[0] * size_hint
         return needed(model, parameters, settings.draws, batch, settings.on_this_machine().microbatch_size)
     except SfumatoError as error:
-        return f"not known here: {error}"
+        return f"unknown: {error}"
 
 
 class NothingToDo(Exception):
@@ -263,7 +263,9 @@ class QueryRun(StageRun):
         card = read_card(CARD_PATH)
         images = attrgetter("dataset_id", "shape", "classes", "labels")
         if images(card) != images(plan):
-            raise ConfigError(f"the plan of {plan.stage} is for another card than {CARD_PATH}: run `stage plan` again")
+            raise ConfigError(
+                f"the plan of {plan.stage} was made for another card than {CARD_PATH}: run `stage plan` again"
+            )
         request = authorize.ChargeRequest(
             stage=plan.stage,
             settings=plan.digest,
@@ -299,7 +301,7 @@ class QueryRun(StageRun):
             drop_checkpoints(kept.parent)
             with holding(file_lock(kept.with_name(COPYING))):
                 copy_directory(kept, self.out)
-            done = f"already released as {refusal.record_id[:8]}: put back, nothing is charged"
+            done = f"already released as {refusal.record_id[:8]}: restored, nothing is charged"
             raise NothingToDo(done) from None
 
     def latents(self, encoder: str | None, purpose: str, load: Callable[[], Encode]) -> str | None:

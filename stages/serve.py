@@ -27,20 +27,22 @@ HEADERS = {
     "Referrer-Policy": "same-origin",  # with no-referrer, a browser names no origin when the button is pressed
     "X-Content-Type-Options": "nosniff",
 }
-CLOSED = b"Open the address that `stage serve` printed: it holds a token, and only this machine may ask."
+CLOSED = b"Open the address that `stage serve` printed, with its token, in a browser on the same machine."
 
 
 def serve(port: Annotated[int, typer.Option(max=65535, help="Port. Default: a free one.")] = 0) -> None:
-    """Local: show the project as a page in a browser of this machine, and start runs from there."""
+    """Local: show the project as a page in a browser on this machine, with a button to start a run."""
     from sfumato import Project
 
-    with explained(ConfigError, lambda error: f"--port {port} cannot be opened ({error}): name none for a free one"):
+    with explained(
+        ConfigError, lambda error: f"--port {port} cannot be opened ({error}): leave it out for a free port"
+    ):
         server = Server(port, Project())
-    tell(f"http://{server.hosts[0]}{server.base}\nOpen this address in a browser here, and give it to nobody")
+    tell(f"http://{server.hosts[0]}{server.base}\nOpen this address in a browser on this machine, and do not share it")
     try:
         server.serve_forever()
     except KeyboardInterrupt:
-        tell("ended. A run that the page started stops too: the next one goes on, and nothing is charged twice")
+        tell("server stopped, with any run that it started. The next run resumes; nothing is charged twice")
 
 
 class Server(ThreadingHTTPServer):

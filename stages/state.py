@@ -23,7 +23,7 @@ def read_policy() -> Any:
 
 
 def dataset_of_project() -> str | None:
-    """The dataset of the data card, of params.yaml if that cannot be read, or None where no project is."""
+    """Return the dataset of the data card, else of params.yaml; None outside a project."""
     from sfumato.data.cards import read_card
     from sfumato.settings.recipes import load_params
 
@@ -39,8 +39,12 @@ def check_local(option: str, file: Path) -> None:
     """Raise ConfigError if a file of numbers from real images would land in an artifact, or in git."""
     for folder in file.absolute().parents:
         if (folder / "privacy.json").is_file() or folder.resolve() in (ARTIFACTS.resolve(), PUBLIC.resolve()):
-            where = f"lies in the artifact {folder}, which may be shared"
-            raise ConfigError(f"{option} {file} {where}, and numbers from real images may not: name another place")
+            raise ConfigError(
+                f"{option} {file} is in the artifact {folder}, which may be shared. Numbers from real images may not: "
+                "choose another path"
+            )
     if in_git(file):
-        remedy = "name a place that git ignores, such as evaluation/, or ignore it (a line in .gitignore)"
-        raise ConfigError(f"{option} {file} would be taken by git, but holds numbers from real images: {remedy}")
+        raise ConfigError(
+            f"{option} {file} would contain numbers from real images, and git would track it: choose a path that git "
+            "ignores, such as evaluation/, or add it to .gitignore"
+        )

@@ -198,6 +198,17 @@ def test_every_setting_and_every_section_has_a_description(generate):
     assert [name for name, kind in generate.sections().items() if not generate.docstring(kind)] == []
 
 
+CONTINUES_THE_NAME = r"(of|by|for|from|in|to|as|with|until|at|on|below|above|beside|that|which|than)\b"
+
+
+def test_a_description_stands_without_its_key(generate):
+    """No description begins with a preposition or a relative pronoun, and each begins with a capital letter."""
+    described = {key: text for key, _, _, text in generate.all_rows()}
+    fragments = {key: text for key, text in described.items() if re.match(CONTINUES_THE_NAME, text.lower())}
+    assert len(described) > 150 and not fragments, fragments
+    assert {key: text for key, text in described.items() if not text[0].isupper()} == {}
+
+
 class Parent(BaseModel):
     size: int = 1  # height and width
 

@@ -39,6 +39,6 @@ def test_the_first_release_runs_and_teaches_a_network(tmp_path, environment):
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     text = "".join(output.get("text", "") for output in outputs)
     assert int(re.search(r"(\d+)% of 360 real ones are read", text)[1]) > 60
-    assert re.search(r"ledger.json holds: ε = 9\.\d+ ≤ 10", text)
+    assert re.search(r"ledger.json is valid: ε = 9\.\d+ ≤ 10", text)
     values = [output.data.get("text/plain", "") for output in outputs if "data" in output]
     assert any(re.search("'level': '(fair|good)'", value) for value in values)

@@ -1,4 +1,4 @@
-"""Images that are counted already: under another dataset id, or in other groups. Their odometer would not add up."""
+"""Refuse images that are already counted under another dataset id or in other groups: costs would not add up."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
@@ -39,9 +39,9 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
             same = len(np.intersect1d(by_content(fresh), by_content(other))) > 0
         if same or resized_copies(fresh, other):
             raise ConfigError(
-                f"data.dataset_id={home.name}: some of these images, or their folder, are counted as {other.name!r} "
-                "already: under a second name, their costs would not add up. Keep the first name; if these are images "
-                "of other people all the same, set data.different_people: true"
+                f"data.dataset_id={home.name}: some of these images, or their folder, are already counted as "
+                f"{other.name!r}. Under a second name, their costs would not add up: keep the first name. If these "
+                "images show different people, set data.different_people: true"
             )
 
 
@@ -84,9 +84,9 @@ def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> 
         return
     if not data.other_groups:
         raise ConfigError(
-            f"data.dataset_id={data.name}: some images on which privacy was spent would come in other groups "
-            "than before, or this cannot be told, as after a change of data.size or after `stage forget`. Prepare them "
-            "as they were. If that was wrong, set data.other_groups: true: the journal stays, and ledgers and reports "
+            f"data.dataset_id={data.name}: some images that were already charged would be assigned to other groups, or "
+            "this cannot be checked (after a change of data.size, or after `stage forget`). Prepare them as before. If "
+            "the earlier groups were wrong, set data.other_groups: true: the journal stays, and ledgers and reports "
             "are marked incomplete"
         )
     journal.append(REGROUP)

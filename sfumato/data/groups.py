@@ -1,4 +1,4 @@
-"""Groups: which images are of one person. Ids are private: messages name no id."""
+"""Groups: the person of each image. Ids are private, so messages name no id."""
 
 import functools
 import re
@@ -86,7 +86,8 @@ def ids_in_names(pattern: str, files: Sequence[Any], alone: bool) -> Ids:
     if missed and (not alone or len(missed) == len(files)):
         error = DataError(
             "data.groups.pattern={pattern} finds no id in {missed} of {files} file names, as in {example}: change it, "
-            "or say data.groups.alone: true ({option.alone}) where each such image is its person's only one",
+            "or set data.groups.alone: true ({option.alone}) to confirm that each such image is the only one of its "
+            "person",
             option="groups",
             pattern=pattern,
             missed=len(missed),
@@ -101,9 +102,11 @@ def ids_in_names(pattern: str, files: Sequence[Any], alone: bool) -> Ids:
 def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
     """The ids in an array: whole numbers or text, one for each of `count` images, in their order."""
     if array.dtype.kind not in "iuU" or array.ndim != 1:
-        raise DataError(f"{what} is {array.dtype} in {array.ndim} dimensions, expected a row of whole numbers or text")
+        raise DataError(
+            f"{what} is {array.dtype} in {array.ndim} dimensions, expected one dimension of whole numbers or text"
+        )
     if len(array) != count:
-        raise DataError(f"{what} has another length than the images: give one id for each, in their order")
+        raise DataError(f"{what} has a different length than the images: expected one id per image, in their order")
     return [str(value) for value in array]
 
 
@@ -120,8 +123,10 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
         where = f"data.groups gives image {number}, in the order of classes and names,"
         name = None if forms[text] in NO_ID else text
         if name is None and not groups.alone:
-            fix = "give it one, or say data.groups.alone: true where each such image is the only one of its person"
-            raise DataError(f"{where} no id: {fix}")
+            raise DataError(
+                f"{where} no id: add one, or set data.groups.alone: true to confirm that each such image is the "
+                "only one of its person"
+            )
         if forms[text] in unclear:
             raise DataError(
                 f"{where} an id that often stands for an unknown person or for several (0, 999, anonymized, John Doe, "
@@ -144,7 +149,7 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
                 "the ids clearly different"
             )
     if len({*found}) == 1 and None not in found:
-        raise DataError("data.groups puts all images into one group: it must tell one person from another")
+        raise DataError("data.groups assigns all images to one person: expected a different id for each person")
     return found
 
 
@@ -198,6 +203,6 @@ def refuse_crowd(sizes: np.ndarray, groups: Groups) -> None:
     most = sizes.max()
     if most > max(10 * usual, groups.largest or 30):
         raise DataError(
-            f"data.groups gives {most} images to one id, and at most {usual:g} to nine in ten: does it stand for "
-            f"unknown persons? Leave it empty then; if it is one person, say data.groups.largest: {most}"
+            f"data.groups assigns {most} images to one id, but at most {usual:g} to nine in ten ids. If the id means "
+            f"unknown, leave it empty; if it is one person, set data.groups.largest: {most}"
         )

@@ -29,8 +29,8 @@ LABELS = "labels.npy"
 GROUPS = "groups.npy"
 COMPARED_FILE = "compared.npy"  # beside a hold-out: the cells of `data.compare_by`
 GROUPS_REFUSED = (
-    "holds one id per image (a patient, say), and nothing says to use it: set data.groups: {array: true} and "
-    "privacy.unit: group. Remove it only if no two images are of one person"
+    "contains one id per image (such as a patient), but data.groups does not use it: set data.groups: {array: true} "
+    "and privacy.unit: group. Remove it only if no person has two images"
 )
 
 
@@ -180,7 +180,7 @@ def check(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], dire
         wanted = f"int64 (N,), or uint8 (N, {len(classes)}) for several labels"
         raise DataError(f"{directory / LABELS} is {labels.dtype} {labels.shape}, expected {wanted}.")
     if len(labels) != len(images):
-        raise DataError(f"{directory} holds {len(images)} images but {len(labels)} labels: write both again.")
+        raise DataError(f"{directory} contains {len(images)} images but {len(labels)} labels: write both again.")
     check_labels(labels, classes, directory / LABELS)
 
 

@@ -1,6 +1,6 @@
-"""How a folder, a table, tar files or an archive are understood: where labels and the ids of persons are.
+"""Understand a folder, a table, tar files or an archive: where labels and the ids of persons are.
 
-Nothing becomes the name of a class by a guess: what may be read in two ways is `Unclear`, and its owner decides.
+Nothing becomes the name of a class by a guess: if there are two readings, `Unclear` is raised and the owner decides.
 """
 
 import re
@@ -43,7 +43,7 @@ LEAST = 10
 
 
 class Unclear(ConfigError):
-    """What only the owner can decide."""
+    """A decision that only the owner can make."""
 
     undecided = True
 
@@ -80,22 +80,24 @@ def layout_of(path: Path, label: str | None, groups: Groups | None = None, class
         alike = any({*cells_in(table, name)} == folders for name in meant)
         if classes is None and not alike and (meant or several):
             raise Unclear(
-                "{path} has folders and {table}, and either may hold the classes: {option.label_column} COLUMN takes "
-                "the table (with several labels, the name labels.csv does); {option.classes} a,b,c or all, the folders",
+                "both the folders of {path} and {table} could define the classes. Use {option.label_column} COLUMN for "
+                "the table (with several labels, name it labels.csv), or {option.classes} a,b,c or all for the folders",
                 option="classes",
                 path=path,
                 table=table.name,
             )
         return folder_layout(path, groups, classes)
     if not columns:
-        raise ConfigError(f"{table} has no column of labels, only persons' ids: add one, or folders of classes")
+        raise ConfigError(
+            f"{table} has only persons' ids and no labels: add a column of labels, or one folder per class"
+        )
     if label is None and tabled.LABEL in meant:
         label = tabled.LABEL
     elif label is None and len(meant) == 1:
         label = meant[0]
     if label is None:
         raise Unclear(
-            "{table} has the columns {heads}: name that of the labels by {option.label_column}; what stands in it is "
+            "{table} has the columns {heads}: choose the one with the labels by {option.label_column}. Its values are "
             "published",
             option="label_column",
             proposed=columns[0] if len(columns) == 1 else None,
@@ -108,8 +110,8 @@ def layout_of(path: Path, label: str | None, groups: Groups | None = None, class
 def check_column(label: str | None) -> None:
     if label is not None and PERSONS.fullmatch(meaning(label)):
         raise ConfigError(
-            "{option.label_column}={label} looks like persons' ids, which would be published as names of classes: "
-            "name the column of the labels, or rename this one",
+            "{option.label_column}={label} looks like persons' ids, which would be published as class names: name the "
+            "column with the labels, or rename this one",
             option="label_column",
             label=label,
         )
@@ -168,7 +170,7 @@ def groups_in(names: Iterable[str]) -> Groups | None:
     found = [name for name in names if PERSONS.fullmatch(meaning(name))]
     if len(found) > 1:
         raise Unclear(
-            "{found} may all hold persons' ids: {option.groups} names the one to go by",
+            "{found} could all be persons' ids: choose one with {option.groups}",
             option="groups",
             found=" and ".join(found),
         )
@@ -195,7 +197,8 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
             check_names(sorted(names | held_out))
         if classes is None and len(held_out - names) > len(held_out) / 2:
             raise Unclear(
-                "the folders in {path} have other names in training than in test, as persons have",
+                "training and test folders in {path} have different names, so they look like persons, not classes: "
+                "name the classes with {option.classes} a,b,c, or use {option.groups}",
                 option="classes",
                 path=path,
             )
@@ -216,12 +219,14 @@ def check_beside(path: Path, train: Sequence[Path], outer: Sequence[Path], neste
     persons = any(PERSONS.fullmatch(meaning(name)) for file in readable for name in tables.heads_of(file)[1])
     if len(readable) > 1 and (few or nested or persons):
         names = " and ".join(file.name for file in readable[:3])
-        unread.append(f"{path} holds {names}, and one table is read: join them in metadata.csv, or move others away")
+        unread.append(f"{path} contains {names}, but only one table is read: join them in metadata.csv, or move others")
     if unread and few:
         raise ConfigError(unread[0])
     if unread and not decided:
         raise Unclear(
-            "{why}; {option.classes} a,b,c or all takes the folders as they are", option="classes", why=unread[0]
+            "{why}; or use the folders as classes with {option.classes} a,b,c or {option.classes} all",
+            option="classes",
+            why=unread[0],
         )
 
 
@@ -237,9 +242,9 @@ def why_unread(file: Path, few: bool) -> str | None:
         return str(error)
     listing = suffix in (".txt", ".tsv", ".json", ".xml") and file.stem.casefold() not in ("readme", "license")
     if suffix in (".xls", ".xlsx", ".ods") or (few and listing):
-        return f"{file} is not read: save it as metadata.csv, in UTF-8, with a column file_name and one of the labels"
+        return f"{file} is not read: save it as metadata.csv in UTF-8, with a column file_name and a column of labels"
     if few and suffix in (".zip", ".7z", ".rar", ".gz", ".tgz"):
-        return f"{file} is not read beside other files: unpack it there"
+        return f"{file} is not read beside other files: unpack it in this folder"
     return None
 
 
@@ -257,16 +262,18 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
         forms = {1: "class/person", -1: "person/class"}
         proposed = forms.get(int(np.sign(likeness(second) - likeness(first))))
     text = (
-        "{path} holds folders in folders: {option.groups} class/person or {option.groups} person/class says which are "
-        "classes, whose names are published, as of {one}/{other}"
+        "{path} has two levels of folders, such as {one}/{other}. State which level is the class with {option.groups} "
+        "class/person or {option.groups} person/class; class names are published"
     )
     if len(first) > 1 and any(entry.is_dir() for entry in visible(inner[0])):
-        text = f"{path} holds folders three deep, and two may be told apart: move pictures up to <class>/<person>/, or "
-        return ConfigError(f"{text}list them in metadata.csv, with the columns file_name, label and patient")
+        return ConfigError(
+            f"{path} has three levels of folders, and only two are supported: move pictures up to <class>/<person>/, "
+            "or list them in metadata.csv with the columns file_name, label and patient"
+        )
     if len(second) < 3:
         text += "; if {other} is neither, move its pictures up into {one}"
     if table is not None:
-        text += "; if labels are in {table.name}, name their column by {option.label_column}"
+        text += "; if labels are in {table.name}, name their column with {option.label_column}"
     if len(first) == 1:
         text += "; if {one} is neither, name the folder {folder}"
     names = {"one": outer[0].name, "other": inner[0].name}
@@ -297,18 +304,18 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
     """
     alike = {" ".join(unicodedata.normalize("NFKC", name).casefold().split()) for name in names}
     reasons = {
-        "two differ in capitals or spaces only, so they may be one": len(alike) < len(names),
-        "one may stand for a missing label": bool(alike & {"nan", "n/a", "na", "null"}),
-        "some are those of parts or kinds of files": any(map(is_filing, names)),
+        "two differ only in case or spaces, so they may be the same": len(alike) < len(names),
+        "one may mean a missing label": bool(alike & {"nan", "n/a", "na", "null"}),
+        "some look like parts of a set or kinds of files": any(map(is_filing, names)),
         "some look like ids, dates or names of persons": any(map(PERSONAL.search, names)) or like_people(names),
-        "they are many, and numbered": len(names) > MANY and likeness(names) > 0,
-        "they have few pictures each, as persons do": np.median(counts or FEW) < (FEW if len(names) > MANY else LEAST),
+        "there are many, and they are numbered": len(names) > MANY and likeness(names) > 0,
+        "each has few pictures, as persons do": np.median(counts or FEW) < (FEW if len(names) > MANY else LEAST),
     }
     if why := [reason for reason, holds in reasons.items() if holds]:
         raise Unclear(
-            "the names found for classes would be published, and {why}: {option.classes} a,b,c names the classes, or "
-            "{option.classes} all takes all that were found, your word that none is a person's. "
-            "Found are {number}: {first}, …",
+            "the class names found would be published, but {why}. Name the classes with {option.classes} a,b,c, or "
+            "use {option.classes} all to confirm that none of them identifies a person. "
+            "Found {number}: {first}, …",
             option="classes",
             why=why[0],
             number=len(names),

@@ -308,8 +308,8 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path, 
     wanted = (SENSITIVE, HOLDOUT) if holdout_fraction else (SENSITIVE,)
     if empty := [part for part in wanted if not writers or not writers[part].count]:
         raise DataError(
-            f"the split leaves no {empty[0]} image: equal images (of groups, all of a person) stay together. Give more "
-            "that differ, or a hold-out of your own in test/."
+            f"the split leaves no {empty[0]} image, because identical images (and all images of a person) stay "
+            "together. Add more distinct images, or a hold-out of your own in test/."
         )
     if source.compared:
         cells = (cell for i, cell in enumerate(source.compared) if i not in source.left_out)

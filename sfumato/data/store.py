@@ -36,7 +36,7 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
     if not (home / CARD).is_file():
         raise DataError(f"no prepared images of {card.dataset_id!r} under {state}: {TO_PREPARE}, or set SFUMATO_STATE")
     if read_card(home / CARD) != card:
-        raise DataError(f"{home} holds other images than those of the data card: {TO_PREPARE} again")
+        raise DataError(f"{home} contains other images than the data card describes: {TO_PREPARE} again")
     reading_sensitive()
     images = load_images(home / part, card.classes, grouped=card.unit == GROUP, shape=card.shape)
     if (images.labels.ndim == 2) != (card.labels == SEVERAL):
@@ -54,7 +54,7 @@ def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
     card = read_public_card(directory / CARD)
     if not card.enabled:
         fix = f"put a stage that reads them into run (classifier, select), and {AGAIN_PUBLIC}"
-        raise DataError(f"{directory} holds no public images: {fix}")
+        raise DataError(f"{directory} contains no public images: {fix}")
     if card.shape != tuple(shape):
         shapes = f"{card.shape}, the sensitive ones are {tuple(shape)}"
         raise DataError(f"{directory} has images of shape {shapes}: {AGAIN_PUBLIC} again")
@@ -137,5 +137,5 @@ def load_latents(state: Path, card: Card, key: str) -> LatentSet:
     latents = load_array(home / LATENTS)
     if latents.dtype != np.float16 or len(latents) != len(images):
         again = "remove that directory and run the stage again"
-        raise DataError(f"{home} holds latents of other images than those of the data card: {again}")
+        raise DataError(f"{home} contains latents of other images than the data card describes: {again}")
     return LatentSet(latents, images.labels, images.groups)

@@ -1,6 +1,6 @@
-"""What an owner's images look like, from which `stage init` proposes a project: layout, sizes, persons.
+"""Survey an owner's images (layout, sizes, persons), so that `stage init` can propose a project.
 
-All of it is private, except for what its owner decides to publish.
+All results are private, except for those that the owner decides to publish.
 """
 
 import json
@@ -86,7 +86,7 @@ def survey(
     if classes is None:
         check_names(source.classes, per_class(labels, len(source.classes)).tolist())
     elif classes != ALL and {*classes} != {*source.classes}:
-        text = "{option.classes}={names}, but {path} holds others: name all of its classes"
+        text = "{option.classes}={names}, but {path} contains others: name all of its classes"
         raise ConfigError(text, option="classes", names=",".join(classes), path=path)
     check_not_empty(source, path)
     form_and_colour = looked(source, path, (span, skip), state)
@@ -117,9 +117,11 @@ def survey(
 def check_not_empty(source: Source, path: Path) -> None:
     """Raise DataError if there are no pictures, or none in a hold-out that the folder brings."""
     if not source.size:
-        raise DataError(f"{path} has {len(source.classes)} classes and no pictures: give some of each.")
+        raise DataError(f"{path} has {len(source.classes)} classes and no pictures: add pictures of each class.")
     if source.test is not None and not source.held_out:
-        raise DataError(f"{path} has no pictures in its hold-out: add some, or remove {TEST}/ for one drawn by a key.")
+        raise DataError(
+            f"{path} has no pictures in its hold-out: add some, or remove {TEST}/ to have a hold-out drawn."
+        )
 
 
 def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: Path | None) -> dict[str, Any]:
@@ -168,7 +170,9 @@ def repeats_of(source: Source, path: Path, label: str | None, in_a_row: bool) ->
     if column and (found is None or found.groups is None):
         return Repeats(why="Ids in a column repeat, as if one person had several images", groups=column)
     if found is None and repeated_folders(folders, labels):
-        return Repeats(why="Folders hold several images each, as if each folder were one person's")
+        return Repeats(why="Each folder contains several images, as if each folder belonged to one person")
     if found is None and in_a_row:
-        return Repeats(why="Photographs were taken within seconds, or in a row by one device, as of one person")
+        return Repeats(
+            why="Photographs were taken within seconds, or in a row by one device, as if they showed one person"
+        )
     return found

@@ -30,7 +30,7 @@ def table_in(folder: Path) -> Path | None:
     """
     found = [folder / name for name in METADATA if (folder / name).is_file()]
     if len(found) > 1:
-        raise DataError(f"{folder} holds {' and '.join(file.name for file in found)}: keep one of them.")
+        raise DataError(f"{folder} contains {' and '.join(file.name for file in found)}: keep one of them.")
     found = found or [file for file in files_in(folder, "[!.]*.csv") if names_pictures(file)]
     if len(found) != 1:
         return None
@@ -85,7 +85,7 @@ def read_table(table: Path, columns: Sequence[str]) -> Rows:
             raise DataError(f"{table}, row {number}, has {cells}: quote cells with commas")
         texts = [cell_text(row[heads.index(name)]) for name in columns]
         if None in texts:
-            raise DataError(f"{table}, row {number}, holds neither text nor whole numbers where it should: mend it")
+            raise DataError(f"{table}, row {number}: a cell is neither text nor a whole number: correct it")
         yield number, texts
 
 
@@ -108,12 +108,12 @@ def rows_by_file(
             fix = "remove it, or correct the path (such as class/picture.png)"
             raise DataError(f"{table}, row {number}, names a file that is not below {root}: {fix}")
         if file in found:
-            raise DataError(f"{table}, row {number}, names a file once more: one row for each file")
+            raise DataError(f"{table}, row {number}, names a file a second time: keep one row per file")
         if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):
             raise DataError(f"{table}, row {number}, names a link out of {root}, or a pipe: copy the picture there")
         found[file] = cells
     if left := next((path for path in files if path not in found), None):
-        raise DataError(f"{table} has no row for {left}: give each file a row")
+        raise DataError(f"{table} has no row for {left}: add one row per file")
     return found
 
 
@@ -144,7 +144,7 @@ def checked_rows(table: Path) -> Rows:
     with explained(
         DataError,
         lambda error: f"{table} is not a table ({type(error).__name__}): write {form}",
-        missing=f"{table} is missing: mend the path, or write that table",
+        missing=f"{table} is missing: correct the path, or write that table",
         causes=(*UNREADABLE, RuntimeError, csv.Error),  # RuntimeError: by pyarrow
     ):
         for number, row in readers.get(table.suffix, csv_rows)(table):
@@ -155,7 +155,7 @@ def checked_rows(table: Path) -> Rows:
 
 
 def too_many_cells(table: Path) -> DataError:
-    return DataError(f"{table} has more than {MOST_CELLS:,} cells: leave out columns, or rows.")
+    return DataError(f"{table} has more than {MOST_CELLS:,} cells: remove columns or rows.")
 
 
 def lines_of(table: Path, newline: str, between: Sequence[bytes] = ()) -> Iterator[str]:
@@ -167,7 +167,7 @@ def lines_of(table: Path, newline: str, between: Sequence[bytes] = ()) -> Iterat
     if sum(map(content.count, between)) > MOST_CELLS:
         raise too_many_cells(table)
     if content.count(b"\n") > MOST_ROWS:
-        raise DataError(f"{table} has more than {MOST_ROWS:,} rows: write one for each picture.")
+        raise DataError(f"{table} has more than {MOST_ROWS:,} rows: write one per picture.")
     with io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline=newline) as text:
         while line := text.readline(LONGEST_ROW + 1):
             check_length(len(line), table)
@@ -176,7 +176,7 @@ def lines_of(table: Path, newline: str, between: Sequence[bytes] = ()) -> Iterat
 
 def check_length(characters: int, table: Path) -> None:
     if characters > LONGEST_ROW:
-        raise DataError(f"{table} has a row of more than {LONGEST_ROW:,} characters: write one for each picture.")
+        raise DataError(f"{table} has a row of more than {LONGEST_ROW:,} characters: write one row per picture.")
 
 
 def csv_rows(table: Path) -> Rows:
@@ -206,7 +206,7 @@ def json_rows(table: Path) -> Rows:
     objects: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines_of(table, "\n", (b",", b"[", b"{")), 1):
         if line.strip():
-            wrong = f"row {number} of a table is not a JSON object: mend it"
+            wrong = f"row {number} of a table is not a JSON object: correct it"
             with explained(DataError, lambda _: wrong, causes=(ValueError, TypeError)):  # noqa: B023
                 objects[number] = dict(parse_json(line))
     heads = [*dict.fromkeys(chain.from_iterable(objects.values()))]

@@ -18,7 +18,7 @@ from sfumato.data.images import per_class
 # applies.
 VERDICT_LEVELS = {
     "good": (0.9, "a classifier learns nearly as much from this release as from the real images"),
-    "fair": (0.5, "a classifier learns much of what the real images teach from this release, and not all"),
+    "fair": (0.5, "a classifier learns much, but not all, of what the real images teach from this release"),
     "poor": (0.1, "a classifier learns little from this release: do not rely on it without a test on real images"),
     "useless": (-math.inf, "a classifier learns almost nothing from this release: do not rely on it"),
 }
@@ -60,8 +60,8 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
     learned = None
     if present.min() < FEWEST_OF_A_CLASS:
         level = UNJUDGED
-        sentence = f"the hold-out has {present.min()} images of a class, and {FEWEST_OF_A_CLASS} of each are needed. "
-        sentence += "Hold out more"
+        sentence = f"one class has {present.min()} hold-out images, and {FEWEST_OF_A_CLASS} per class are needed. "
+        sentence += "Hold out more images"
     elif above <= clear:
         level = "unknown"
         sentence = "classifiers learn nothing from the real images either, so nothing can be said about the release"
@@ -72,9 +72,10 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     parts = [f"{level}{part}: {sentence}"]
     if level != UNJUDGED and balanced.get("teacher", 0.0) > release + 0.02:
-        parts.append("The teacher is a better classifier: take it if a classifier is all that you need")
+        parts.append("The teacher is a better classifier: use it if you only need a classifier")
     if metrics.get("mixture"):
-        parts.append(f"It was made {metrics['mixture']['chosen']}, as the students of both mixtures decided")
+        chosen = metrics["mixture"]["chosen"]
+        parts.append(f"It was made {chosen}, by a comparison of classifiers trained on both mixtures")
     said = ". ".join(parts) + "."
     if "disclosure" in metrics:
         said += f" Copies: {metrics['disclosure']['sentence']}"

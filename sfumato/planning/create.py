@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from sfumato.planning.proposal import Known, Proposal
 
 NOTES = {  # comments of `params.yaml`, by the section that they stand above
-    "data": "dataset_id keeps its name for ever: the odometer counts by it",
-    "privacy": "epsilon is spent on the first release; privacy.lifetime_epsilon allows further ones",
-    "public": "free, and without any guarantee of their own: none of them was made from sensitive images",
+    "data": "dataset_id is permanent: the odometer counts under this name",
+    "privacy": "epsilon is spent by the first release; privacy.lifetime_epsilon allows further ones",
+    "public": "using them costs no privacy, and no guarantee covers them: none was made from sensitive images",
 }
 
 USUAL_EPSILON = 5.0  # proposed at the prompt, never taken without an answer
@@ -107,7 +107,7 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
     check_places(options)
     if options.epsilon is None and owner.ask is None:
         raise ConfigError(
-            "{option.epsilon} is missing: it is the owner's decision, and has no default (docs: choose ε)",
+            "{option.epsilon} is missing: the owner must choose it, and it has no default (docs: choose ε)",
             option="epsilon",
         )
     options, seen = look(options, owner, state)
@@ -193,22 +193,22 @@ def check_places(options: InitOptions) -> None:
             raise ConfigError("{images} does not exist: name the folder of the images", option=option, images=images)
         if out == images or out in images.parents or images in out.parents:
             raise ConfigError(
-                "the project {out} and {images} lie in one another, where git would take the images: run from another "
-                "folder, or name one with {option.out}",
+                "the project folder {out} overlaps {images}, so git would track the images: run from another folder, "
+                "or name one with {option.out}",
                 option="out",
                 out=out,
                 images=images,
             )
     if options.public == options.images:
         raise ConfigError(
-            "{option.public} {public} holds the sensitive images: name a folder of public ones, or none",
+            "{option.public} {public} contains the sensitive images: name a folder of public ones, or leave it out",
             option="public",
             public=options.public,
         )
     there = [name for name in ("params.yaml", "dvc.yaml") if (out / name).exists()]
     if there and not options.force:
         raise ConfigError(
-            "{out} holds {there} already: name another folder with {option.out}, or give {option.force}",
+            "{out} already contains {there}: name another folder with {option.out}, or use {option.force}",
             option="out",
             out=out,
             there=" and ".join(there),
@@ -222,7 +222,7 @@ def check_size(size: Size | None, seen: Survey) -> None:
     rows, columns = both_sides(size)
     if min(rows, columns) > max(seen.side, 8) or max(rows, columns) > max(seen.longer, 8):
         raise ConfigError(
-            "{option.size}={size} is more than most images have, and they are not enlarged: give less",
+            "{option.size}={size} is larger than most images, and they are not enlarged: choose a smaller size",
             option="size",
             size=rows if rows == columns else f"{rows}x{columns}",
         )
@@ -256,9 +256,9 @@ def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> Init
     """Ask what only the owner can decide, again if the answer is not valid. Return the options with it."""
     questions = {
         "groups": f"How do I find each image's person? (same syntax as {owner.spelling('groups')}, or `alone`)",
-        "classes": "The classes, as a,b,c; or `all` that were found",
-        "label_column": "The column of the labels",
-        "range": "Values shown as black and white, such as 0,4095",
+        "classes": "What are the class names? (a,b,c; or `all` to use all that were found)",
+        "label_column": "Which column contains the labels?",
+        "range": "Which values are shown as black and white? (such as 0,4095)",
     }
     option = str(unclear.option)
     owner.see(unclear.spelled(owner.spelling))
@@ -277,11 +277,15 @@ def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> s
     before = next((file.parent.name for file in origins if read_json(file).get("path") == str(folder)), None)
     spelled = unicodedata.normalize("NFKD", folder.stem if folder.is_file() else folder.name)  # ö as o and a mark
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub("[\u0300-\u036f]", "", spelled)).strip("-._")[:64]
-    name = given or owner.answer("Name of the dataset, for ever", before or plain or "images")
+    name = given or owner.answer(
+        "Dataset name (permanent: the privacy budget is counted under it)", before or plain or "images"
+    )
     if before not in (None, name):
-        remedy = "keep that name, under which their costs add up, or move images of other people to another folder"
-        text = "{option.dataset_id} {name}: images of {folder} are counted as {before!r} already: {remedy}"
-        error = ConfigError(text, option="dataset_id", name=name, folder=folder, before=before, remedy=remedy)
+        text = (
+            "{option.dataset_id} {name}: the images in {folder} are already counted as {before!r}. Keep that name, so "
+            "that their costs add up, or move images of other people to another folder"
+        )
+        error = ConfigError(text, option="dataset_id", name=name, folder=folder, before=before)
         raise errors.public(error)
     return str(name)
 
@@ -324,7 +328,7 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
             )
         owner.see(found.why)
         for name, person in found.examples:
-            owner.see(f"         {name} would be of person {person}")
+            owner.see(f"         {name} would show person {person}")
         if found.persons:
             owner.see(f"         {found.persons} persons, by the pattern {pattern}")
     if not owner.answer("Can the same person appear in more than one image?", likely, None):
@@ -345,9 +349,11 @@ def ask_for_size(seen: Survey, owner: Owner) -> int:
     units: float = seen.persons or seen.images
     if seen.held_out is None:
         fraction = Data().holdout_fraction
-        owner.see(f"{fraction:.0%} of the {what} are held out to judge the release: the number is of the others.")
+        owner.see(f"{fraction:.0%} of the {what} are held out to test the release: count the others only.")
         units *= 1 - fraction
-    return int(owner.answer(f"How many {what}, roughly (published with the release)", rounded_size(round(units))))
+    return int(
+        owner.answer(f"About how many {what} are there? (published with the release)", rounded_size(round(units)))
+    )
 
 
 def understood(seen: Survey) -> Iterator[str]:
@@ -359,7 +365,7 @@ def understood(seen: Survey) -> Iterator[str]:
     if seen.groups is not None:
         yield f"         ├─ {seen.persons} persons, by {seen.groups.words}"
     for person, count in seen.largest:
-        yield f"         ├─ person {person}: {count} images, among the most"
+        yield f"         ├─ person {person}: {count} images, one of the largest numbers"
     way = "test/,"
     held = seen.held_out
     if held is None:
@@ -374,25 +380,25 @@ def summary(made: Proposed) -> Iterator[str]:
     classes = made.survey.classes
     params = made.chosen.params
     colours = "colour" if made.survey.colour else "grey"
-    named = "labels, any number of them an image" if params.data.labels == SEVERAL else "classes"
+    named = "labels, any number per image" if params.data.labels == SEVERAL else "classes"
     yield f"images   {colours}, {len(classes)} {named}"
     drawn = f"{params.data.holdout_fraction:.0%} of them, drawn by a key"
     yield f"hold-out {drawn if made.survey.held_out is None else 'test/'}"
     trained = [part.name for part in split_of(Path(str(params.data.path)))[0]]
     if joined := [name for name in trained if {*words_in(name)} & {*VALIDATION}]:
-        yield f"         {', '.join(joined)}/ joins the training images: nothing is chosen by it"
+        yield f"         {', '.join(joined)}/ is added to the training images: no choice is made by it"
     yield f"protects {protected(made)}"
     yield f"recipe   {params.recipe}: {made.chosen.row}"
     if params.synthesize.choose:
-        yield "         public images join the drawn ones, if students of both mixtures then agree with the teacher"
+        yield "         public images are added if a classifier trained with them agrees with the teacher as well"
     more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
-    occurring = ", which are the labels that occur" if "classes" in made.survey.data else ""
+    occurring = ", the labels that occur" if "classes" in made.survey.data else ""
     names = f"its class names ({', '.join(classes[:5])}{more}){occurring}, the shape of its images"
     yield f"public   that the dataset exists, {names}, and privacy.size_hint={params.privacy.size}"
     if made.counted:
         what = "persons" if params.privacy.unit == GROUP else "images"
         option = made.spelling("size_hint")
-        yield f"         size_hint is the number of {what} to one digit: if it must not be known, give {option}"
+        yield f"         size_hint is the number of {what}, rounded to one digit: to publish another, use {option}"
 
 
 def warnings(made: Proposed, state: Path) -> Iterator[str]:
@@ -406,9 +412,9 @@ def warnings(made: Proposed, state: Path) -> Iterator[str]:
         yield f"warning: {warning}"
     yield from settings_for_ever_lines(params)
     if params.privacy.unit == GROUP:
-        yield "the minutes are those of one image a person: queries take longer where persons have more"
+        yield "the minutes assume one image per person: queries take longer if persons have more"
     if Odometer(state, params.data.name).opened():
-        yield f"warning: dataset {params.data.name!r} has a history here already: what was spent on it counts on"
+        yield f"warning: dataset {params.data.name!r} already has charges on this machine, which still count"
 
 
 def size_rows(made: Proposed) -> Iterator[list[str]]:
@@ -428,8 +434,8 @@ def size_rows(made: Proposed) -> Iterator[list[str]]:
 def protected(made: Proposed) -> str:
     params = made.chosen.params
     if params.data.groups:
-        return f"each person with all their images, whose ids are found by: {params.data.groups.words}"
+        return f"each person with all their images; ids are found by {params.data.groups.words}"
     if params.privacy.unit == IMAGE:
         return "each image (you confirmed that no two images show the same person)"
     groups, alone = map(made.spelling, ("groups", "one_image_each"))
-    return f"each image; a person with several is not protected as one ({groups}, or {alone} if none has)"
+    return f"each image, but not a person with several (use {groups}, or {alone} if no person has several)"

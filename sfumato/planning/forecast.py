@@ -1,7 +1,7 @@
-"""What a release will probably be good for, said before anything is spent: from results on public images only.
+"""Forecast the usefulness of a release before anything is spent, from results on public images only.
 
-The noise weighs on 500 persons at ε = 1 as it does on 50 at ε = 10: their product decides. `benchmarks/forecast.py`
-fits `forecast.yaml` to what public sets taught, as a part of what there is to learn (`evaluation.verdict`):
+The noise affects 500 persons at ε = 1 as much as 50 at ε = 10: their product decides. `benchmarks/forecast.py`
+fits `forecast.yaml` to the results of public sets, as a share of what there is to learn (`evaluation.verdict`):
 
     logit(learned) = offset of the kind of images + slope · log10(units · ε)
 """
@@ -42,22 +42,22 @@ def expected_part(kind: str, product: float, left: float = 1.0, sure: float = 0.
 
 
 def forecast(kind: str, product: float, left: float) -> str:
-    """The level, and the part in per cent with its range."""
+    """Return the level, and the share in per cent with its range."""
     low, part, high = (expected_part(kind, product, left, sure) for sure in (-1, 0, 1))
     return f"{level_of(part)}, {100 * part:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
 
 
 def advice(kind: str, units: int, epsilon: float, what: str) -> str:
-    """What units · ε stands for, and how many units, or which ε, would lift the forecast by a level."""
+    """Translate units · ε to another ε, and state how many units, or which ε, would raise the forecast by a level."""
     product = units * epsilon
     other = 10 if epsilon < 4 else 1
-    same = f"{units:,} {what} at ε = {epsilon:g} behave as {max(1, round(product / other)):,} at ε = {other}"
+    same = f"{units:,} {what} at ε = {epsilon:g} are worth {max(1, round(product / other)):,} at ε = {other}"
     better = [name for name, (least, _) in VERDICT_LEVELS.items() if least > expected_part(kind, product)]
     if not better:
         return same
     needed = 10 ** ((logit(VERDICT_LEVELS[better[-1]][0]) - LINE["offsets"][kind]) / LINE["slope"])
     more = f"{int(round_up(needed / epsilon, 1)):,} {what}, or ε = {round_up(needed / units, 2):g}"
-    return f"{same}; {more}, would make it {better[-1]}"
+    return f"{same}. With {more}, the forecast would be {better[-1]}"
 
 
 def curve(kind: str, product: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is kept of a dataset besides its journal, and its end: the private copy, caches, checkpoints, kept releases."""
+"""Delete the private files of a dataset: private copy, caches, checkpoints and kept releases. The journal stays."""
 
 import re
 import shutil
@@ -23,17 +23,17 @@ from sfumato.storage.locks import file_lock, holding
 
 FORGOTTEN = "forget"  # purpose of the entry in the journal
 STAYS = (ORIGIN, UNNAMED)  # against a second name of the same folder, and a second version of the same images
-OF_ANY = "what was printed or looked at"  # of any dataset: a later command may have written it
+OF_ANY = "withheld output, survey caches"  # of any dataset: a later command may have written them
 
 
 def datasets(state: Path) -> list[str]:
-    """The ids of all datasets that a state directory knows, forgotten ones too."""
+    """Return the ids of all datasets of a state directory, including forgotten ones."""
     journals = {path.stem for path in (*state.glob("odometer/*.jsonl"), *state.glob("keys/*.journal"))}
     return sorted(journals | {path.name for path in state.glob("data/[!.]*")})
 
 
 def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
-    """All that `forget` deletes below the state directory, by what it is. The journal need not be valid."""
+    """Return everything that `forget` deletes in the state directory, by kind. The journal may be invalid."""
     home = dataset_directory(state, dataset_id)
     unfinished = re.compile(rf"\.{re.escape(dataset_id)}\.(\d+(-\w+)?\.tmp|old)")
     copies = [path for path in home.parent.glob(".*") if unfinished.fullmatch(path.name)]
@@ -50,7 +50,7 @@ def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
 
 
 def runs_of(state: Path, dataset_id: str) -> list[Path]:
-    """The folders of all runs that the journal names, be it valid or not; if entries are lost, of unknown runs too."""
+    """Return the folders of all runs in the journal, valid or not; if entries are lost, of unknown runs too."""
     files = [file for file in (state / "odometer").glob("*") if file.suffix in (".jsonl", ".aside") and file.is_file()]
     texts = {file.name: file.read_text("utf-8", "replace") for file in files}
     own = re.compile(rf"{re.escape(dataset_id)}(\.jsonl|\.\d+\.aside)")
@@ -65,7 +65,7 @@ def runs_of(state: Path, dataset_id: str) -> list[Path]:
 
 
 def forgotten_on(state: Path, dataset_id: str) -> str | None:
-    """The day on which a dataset was forgotten, if its journal is valid and has had no other entry since."""
+    """Return the day on which a dataset was forgotten, if its journal is valid and has no later entry."""
     with suppress(BudgetError):
         newest = Odometer(state, dataset_id).entries()[-1:]
         if newest and newest[0].get("purpose") == FORGOTTEN:
@@ -74,10 +74,10 @@ def forgotten_on(state: Path, dataset_id: str) -> str | None:
 
 
 def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> str | None:
-    """Delete `private_files`, then what is `here` in a project. The journal stays, says so, and counts as before.
+    """Delete `private_files`, then the files `here` in a project. The journal stays, records this, and still counts.
 
-    It may be killed at any time and called again. Returns why the journal is not valid, or None; such a journal stays
-    as it is. Raises BudgetError if another process works with the images.
+    It may be killed at any time and called again. Returns why the journal is invalid, or None; an invalid journal is
+    not changed. Raises BudgetError if another process works with the images.
     """
     odometer = Odometer(state, dataset_id)
     home = odometer.images
@@ -86,7 +86,7 @@ def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> str | Non
         locks = [home.with_name(f".{home.name}.lock")]
         locks += [lock for run in runs_of(state, dataset_id) for lock in run.glob("*lock")]
         for lock in locks:
-            held = f"{lock} is held by another process, which works with {dataset_id!r}: wait for it, or stop it"
+            held = f"{lock} is locked by another process that works with {dataset_id!r}: wait until it ends, or stop it"
             with explained(BudgetError, lambda _, held=held: held, causes=(Timeout,)):  # type: ignore[misc]
                 if lock.parent.exists():
                     stack.enter_context(holding(file_lock(lock, blocking=False)))
@@ -104,7 +104,7 @@ def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> str | Non
 
 
 def delete(paths: Iterable[Path]) -> None:
-    """Delete files and folders for good: after a power cut, too."""
+    """Delete files and folders so that they stay deleted after a power cut."""
     paths = list(paths)
     for path in paths:
         if path.is_dir() and not path.is_symlink():

@@ -1,4 +1,4 @@
-"""What was released before, which a plan keeps, and what a plan would spend."""
+"""Compare a plan with earlier releases: what it keeps, and what it would spend."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from sfumato.storage.documents import read_yaml
 
 @dataclass(frozen=True)
 class Plan:
-    """All that `stage plan` works out."""
+    """The result of `stage plan`."""
 
     params: Params
     files: dict[str, dict]  # the resolved configuration of each stage
@@ -31,7 +31,7 @@ class Plan:
 
 
 def stages_before(name: str, params: Params) -> tuple[str, ...]:
-    """The stages that are switched on and that `name` reads, directly or through others, in the order of the table."""
+    """Return the stages in `run` that `name` reads, directly or through others, in the order of the table."""
     direct = [*filter(params.runs, params.inputs_of(name))]
     before = {*direct, *(far for other in direct for far in stages_before(other, params))}
     return tuple(other for other in STAGES if other in before)
@@ -39,7 +39,7 @@ def stages_before(name: str, params: Params) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """What the journal, the ledger and the artifacts tell of the charges on prepared images.
+    """The charges on prepared images, from the journal, the ledger and the artifacts.
 
     folder: of the project; runs: released, or left open by a kill; terms: what a record of today would hold. Whether
     the images have changed is private, and not looked at.
@@ -51,7 +51,7 @@ class Past:
     terms: Mapping[str, object]
 
     def decide(self, name: str, lineage: Lineage, settings: str, inputs: Sequence[str], made: bool = True) -> Decision:
-        """What a query will do. settings: the digest of its own; made: whether its inputs are there and stay."""
+        """Decide what a query will do. settings: digest of its own; made: whether its inputs exist and will stay."""
         files = [self.artifact(other) / PRIVACY for other in inputs]
         made = made and all(file.is_file() for file in files)
         work = Work(
@@ -72,7 +72,7 @@ class Past:
 
 
 def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) -> Past:
-    """The charges on the images of a card. Those that only the project's files know were released elsewhere.
+    """Return the charges on the images of a card. Those found only in the project's files were released elsewhere.
 
     A record that cannot be read is skipped: the odometer still refuses to spend on what it covers.
     """
@@ -101,9 +101,9 @@ def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> i
 
 
 def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[str]]:
-    """For each query what becomes of it, and the stages that will run: with other settings or inputs, or no artifact.
+    """Decide on each query, and which stages will run: with changed settings or inputs, or without an artifact.
 
-    out: the folder of the plan so far. Released queries are put back at once, and do not count as run.
+    out: the folder of the plan so far. Released queries are restored at once, and do not count as run.
     """
     changed: dict[str, str] = {}  # stage -> the stage whose change reaches it
     coming = set[str]()
@@ -131,7 +131,7 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[
 
 
 def holds(file: Path, content: dict) -> bool:
-    """Whether a resolved file exists and has this content."""
+    """Return whether a resolved file exists and has this content."""
     with passing_over(*UNREADABLE):
         return bool(read_yaml(file) == content)
     return False

@@ -61,17 +61,17 @@ class ProjectPlan(Plan):
         return Odometer(self.past.state, self.card.dataset_id)
 
     def remarks(self) -> Iterator[str]:
-        """What the budget holds of earlier releases, and what weakens the guarantee."""
+        """Yield what the budget includes from earlier releases, and what weakens the guarantee."""
         if self.inherited:
             ids = ", ".join(sorted({record["dataset_id"] for record in self.inherited}))
             number = len(self.inherited)
             charges = "1 charge" if number == 1 else f"{number} charges"
-            yield f"the budget holds {charges} of an earlier release, behind public inputs (datasets {ids})"
+            yield f"the budget includes {charges} of an earlier release, which public inputs come from (datasets {ids})"
         for warning in warnings_of(self.params, self.budget["delta"], len(self.card.classes)):
             yield f"warning: {warning}"
 
     def spending(self) -> tuple[list[Decision], set[str]]:
-        """What becomes of each query, and the stages that will run. Raises BudgetError if the journal lacks charges."""
+        """Decide on each query, and which stages will run. Raises BudgetError if the journal lacks charges."""
         if self.odometer.head() is not None:
             bounded = self.params.privacy.lifetime != UNLIMITED
             seen = seen_in_project(self.card.dataset_id, self.past.folder, self.past.state)
@@ -104,7 +104,7 @@ def resolve_project(
     if they look on. Raises ConfigError, DataError or BudgetError where the project does not fit together.
     """
     if not dry_run and renew(folder / "dvc.yaml"):
-        raise ConfigError("dvc.yaml was written by an older version. It is up to date now: run `dvc repro` again")
+        raise ConfigError("dvc.yaml was written by an older version and has been updated: run `dvc repro` again")
     loaded = load_params(folder / params, folder / RECIPES)
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
         check_parquet()  # before anything is spent
@@ -114,15 +114,17 @@ def resolve_project(
     if dry_run:
         version = loaded.data.version or unnamed_version(dataset_directory(state, card.dataset_id)) or version
     if version != card.version:
-        say(f"the images are not yet prepared as version {version}: `dvc repro` does so first, and then what follows")
+        say(f"the images are not yet prepared as version {version}: `dvc repro` prepares them first")
         card = replace(card, version=version)
         prepared = False
     if see is not None and (note := changed_pictures(loaded, state)):  # that there were changes is private
         see(note)
     if loaded.privacy.unit is None and loaded.data.groups is None and card.source in OF_THE_OWNER:
-        unit = "the unit of protection is one image: the costs of several images of one person add up"
-        remedy = "If there are such, write privacy.unit: group and data.groups; if not, privacy.unit: image"
-        say(f"warning: privacy.unit is not set, so {unit}. {remedy}, which reports quote as your word")
+        say(
+            "warning: privacy.unit is not set, so each image is protected separately, and the costs of several images "
+            "of one person add up. If a person can have several, set privacy.unit: group and data.groups. If not, set "
+            "privacy.unit: image, which reports quote as your confirmation"
+        )
     public = folder / PUBLIC
     public_card = None
     inputs = []
@@ -163,21 +165,22 @@ def unprepared(folder: Path, params: Params, say: Say) -> Card:
         return read_card(folder / CARD_PATH)
     path = folder / Path(data.path).expanduser()
     classes = data.classes or list_folder(path).classes
-    say("the images are not prepared yet: what follows is for those in the folder")
+    say("the images are not prepared yet: this plan is for the images in the folder")
     return proposed_card(params, classes, bool(split_of(path)[1]) and data.labels != SEVERAL)
 
 
 def changed_pictures(params: Params, state: Path) -> str | None:
-    """A note if pictures were added to the source, or removed, after they were prepared: DVC does not see them."""
+    """Return a note if pictures were added or removed since the preparation, which DVC does not notice."""
     file = dataset_directory(state, params.data.name) / LISTING
     if not file.is_file():
         return None
     listing = listing_of(params.data, secret_key(state, params.data.name))
     if listing is None or listing == file.read_text(encoding="utf-8"):
         return None
-    changed = "the files of the sensitive images have changed since they were prepared"
-    follows = "until params.yaml has a new data.version, and then every query spends again"
-    return f"note: {changed}. The release stays as it is {follows}"
+    return (
+        "note: the files of the sensitive images have changed since they were prepared. The release does not change "
+        "until data.version in params.yaml gets a new value; every query then spends again"
+    )
 
 
 def prepare_images(folder: Path, state: Path) -> None:
@@ -192,7 +195,7 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
     """Replace the files that changed, one by one, and remove files of an older plan."""
     ours = (".yaml", ".json", ".csv", ".tmp")
     if any(path.name not in texts and path.suffix not in ours for path in out.glob("*")):
-        raise ConfigError(f"{out} holds files that are not of a plan: move them elsewhere")
+        raise ConfigError(f"{out} contains files that are not part of a plan: move them elsewhere")
     make_folder(out)
     for name, text in texts.items():
         if not (out / name).is_file() or (out / name).read_bytes() != text.encode():
@@ -203,7 +206,7 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
 
 
 def risk_line(made: Plan) -> str:
-    """How often an attacker is right at most, and the ε of half the way from a coin to that."""
+    """State how often an attacker is right at most, and the ε at which the excess over chance is half as large."""
     mechanisms = tuple(made.mechanisms.values())
     adjacency = made.budget["adjacency"]
     one = "person" if made.params.privacy.unit == GROUP else "image"
@@ -211,49 +214,51 @@ def risk_line(made: Plan) -> str:
     half = noise_for_guess(mechanisms, (guess + 0.5) / 2, adjacency)
     events = [replace(each, noise_multiplier=half * each.noise_multiplier).event for each in mechanisms]
     lower = epsilon(events, made.budget["delta"], made.budget["accountant"], adjacency)
-    most = f"at most {percent_up(guess)} % of the time (chance: 50 %), whatever else they know"
+    most = f"at most {percent_up(guess)} % of the time (chance: 50 %), even if they know all others"
     less = f"at ε = {lower:.2g} at most {percent_up((guess + 0.5) / 2)} %"
     return f"risk: an attacker who guesses whether one {one} is in the set is right {most}; {less}"
 
 
 def share_lines(made: Plan, content: Mapping[str, Any], file: Path) -> Iterator[str]:
-    """Which stages have another share than the requested one, and why. content: of the file."""
+    """Yield the stages whose share differs from the requested one, and why. content: of the file."""
     apart = []
     for name in made.mechanisms:
         noise = getattr(made.params, name).noise
         share = made.budget["stages"][name]["share"]
         section = content.get(name)
         if noise == REST and isinstance(section, dict) and str(section.get("noise", REST)) != REST:
-            yield f"{name} takes the rest, as recipe {made.params.recipe} says, and not {section['noise']} of {file}"
+            yield f"{name} takes the rest, as in recipe {made.params.recipe}, not the {section['noise']} of {file}"
         elif isinstance(noise, str) and noise != REST and abs(share - float(noise.rstrip("%")) / 100) > 0.001:
             apart.append(f"{name} {noise}")
     if apart:
-        why = "They differ from the table, because a share is fixed at one Rényi order and the table is composed"
+        why = (
+            "They differ from the table because a share is fixed at one Rényi order, and the table composes all queries"
+        )
         yield f"requested shares: {', '.join(apart)}. {why}"
 
 
 def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[str]:
-    """For each query: already released, goes on, or what it would spend and why."""
+    """Yield one line per query: already released, to be resumed, or what it would spend and why."""
     odometer = made.odometer
     before = {record["stage"] for record in odometer.opened()}
     if not before:
-        yield f"nothing was ever spent on dataset {odometer.dataset_id!r}, by the journal in {odometer.path.parent}"
+        yield f"no charge on dataset {odometer.dataset_id!r} so far, by the journal in {odometer.path.parent}"
     for entry in spending:
         stage = entry.stage
         cost = f"ε = {made.budget['stages'][stage]['epsilon']:.3f} alone ({made.mechanisms[stage]})"
         if not entry.pays:
             yield f"{stage}: {entry.words}{f' ({cost})' if entry.kind == 'go on' else ''}"
             continue
-        why = f"depends on {entry.cause}, which was changed"
+        why = f"depends on {entry.cause}, which has changed"
         if made.lineage[stage].again:
-            why = "is named in privacy.spend_again, or reads what is"
+            why = "is named in privacy.spend_again, or depends on a query that is"
         elif entry.cause == stage:
-            why = "is new or was changed"
+            why = "is new or has changed"
         yield f"{stage}: would {'re-spend' if stage in before else 'spend'} {cost}: it {why}"
 
 
 def settings_for_ever_lines(params: Params) -> Iterator[str]:
-    """The free stages that must be set before the first run, as queries read them, directly or through others."""
+    """Yield the free stages that must be set before the first run, because queries depend on them."""
     before = {query: stages_before(query, params) for query in QUERIES if params.runs(query)}
     for name in (name for name in STAGES if name not in QUERIES):
         if readers := [query for query, names in before.items() if name in names]:
@@ -261,7 +266,7 @@ def settings_for_ever_lines(params: Params) -> Iterator[str]:
 
 
 def step_noise_lines(made: Plan) -> Iterator[str]:
-    """How long the noise of a DP-SGD step is beside the longest possible signal, by public numbers."""
+    """Compare the noise of a DP-SGD step with its longest possible signal, from public numbers."""
     params = made.params
     mechanism = made.mechanisms.get("finetune")
     if mechanism is None:
@@ -274,9 +279,9 @@ def step_noise_lines(made: Plan) -> Iterator[str]:
     about = "about " if params.finetune.trainable in SALIENT else ""
     hint = ""
     if length > 1:
-        hint = ": mostly noise. A larger share, ε or batch, or fewer trained weights shorten it"
-    beside = f"{length:.2g} times as long as its signal can be"
-    yield f"finetune: the noise of a step is {beside}, over {about}{weights:,} trained weights{hint}"
+        hint = ", so a step is mostly noise. Raise the share, ε or batch, or train fewer weights"
+    beside = f"{length:.2g} times its longest possible signal"
+    yield f"finetune: the noise of a step is {beside}, with {about}{weights:,} trained weights{hint}"
 
 
 def next_lines(made: Plan, spending: Sequence[Decision]) -> Iterator[str]:
@@ -285,5 +290,5 @@ def next_lines(made: Plan, spending: Sequence[Decision]) -> Iterator[str]:
     granted = [one.stage for one in spending if not one.pays and one.stage in made.params.privacy.spend_again]
     if granted:
         more = ", ".join(f"{name}: {made.lineage[name].again + 1}" for name in granted)
-        yield f"{', '.join(granted)} was paid for again; privacy.spend_again: {{{more}}} would pay once more"
-    yield f"next: `dvc repro` will spend: {costs}" if coming else "next: nothing to spend: `dvc repro`"
+        yield f"{', '.join(granted)} has been paid for again; to pay once more, set privacy.spend_again: {{{more}}}"
+    yield f"next: `dvc repro` will spend: {costs}" if coming else "next: `dvc repro`, which spends nothing"

@@ -1,4 +1,4 @@
-"""Several owners' noisy sums as one release, from which everything free goes on."""
+"""Combine the noisy sums of several owners into one project, whose remaining stages are free."""
 
 import itertools
 import json
@@ -26,12 +26,12 @@ def merge_projects(
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Add up the noisy counts and means of owners with the same settings, as a project at `out`; each keeps their ε.
 
-    different_people: the confirmation that no person is among the images of two owners. Returns the queries and the
-    data sets that were merged. Raises ConfigError or DataError if they do not fit.
+    different_people: the confirmation that no person is among the images of two owners. Returns the merged queries and
+    the dataset ids. Raises ConfigError or DataError if they do not fit.
     """
     own_folder = out.resolve() in [folder.resolve() for folder in folders] or (out / "params.yaml").exists()
     if len(folders) < 2 or own_folder:
-        raise ConfigError(f"name the projects of two owners or more; --out {out} must be a folder of none of them")
+        raise ConfigError(f"name two projects or more, and an --out that is none of them and has no params.yaml: {out}")
     for folder in folders:
         refuse_links(folder / ARTIFACTS)
         refuse_links(folder / PUBLIC.parts[0], folder / PUBLIC)
@@ -46,13 +46,17 @@ def merge_projects(
     owners = [check_owner(*each) for each in zip(folders, plans, budgets, releases, strict=True)]
     apart = sorted(name for names in owners for name in names)
     if len({*apart}) < len(apart):
-        raise ConfigError(f"two projects are of one data set ({', '.join(apart)}): each must have an id of its own")
+        raise ConfigError(
+            f"two projects have the same dataset id ({', '.join(apart)}): each owner needs a different one"
+        )
     if not different_people:
-        never = f"no person may be among the images of two of {', '.join(apart)}: their costs would add up"
-        raise ConfigError(f"{never}. Say so by --different-people, or release separately")
+        raise ConfigError(
+            f"the costs of a person in two of {', '.join(apart)} would add up: confirm with --different-people that no "
+            "person is among the images of two owners, or release separately"
+        )
     records = list(merge_records([artifact for each in releases_of.values() for artifact in each]).values())
     if len(units := sorted({record["unit"] for record in records})) > 1:
-        raise ConfigError(f"the owners protect different units ({', '.join(units)})")
+        raise ConfigError(f"the owners protect different units ({', '.join(units)}): set the same privacy.unit in all")
     shared = [name for name, stage in STAGES.items() if stage.public_only and first[name]["enabled"]]
 
     size_hint = sum(plan["count"]["size_hint"] for plan in plans)
@@ -82,7 +86,7 @@ def merge_projects(
 def write_plans(
     plans: Mapping[str, dict[str, Any]], dataset_id: str, size_hint: int, budget: Mapping[str, Any], folder: Path
 ) -> None:
-    """The plan of the merged project: that of the first owner for all of them. No query can run by it."""
+    """Write the plan of the merged project: the first owner's, for all owners. No query can run by it."""
     texts = {"budget.json": json.dumps(dict(budget), indent=1) + "\n"}
     for name, plan in plans.items():
         merged = {key: value for key, value in plan.items() if key != "about"}
@@ -95,11 +99,11 @@ def write_plans(
 
 
 def write_pipeline(out: Path, free: Sequence[str], say: Say, **limit: Any) -> None:
-    """`dvc.yaml` of the stages that are free: all else came from the owners. limit: of the check of the ledger."""
+    """Write `dvc.yaml` with the free stages: all else came from the owners. limit: of the check of the ledger."""
     stages = {name: entry for name, entry in dvc_content()["stages"].items() if name in (*free, "ledger", "report")}
     made = {f"{ARTIFACTS}/{name}" for name in stages} | {str(LEDGER)}
     for entry in stages.values():
         entry["deps"] = [path for path in entry["deps"] if path in made or (out / path).exists()]
-    text = "# Written by `stage merge`: what is free, from the noisy sums of all owners.\n"
+    text = "# Written by `stage merge`: the free stages, from the noisy sums of all owners.\n"
     files = {"dvc.yaml": text + as_yaml({"stages": stages}, blocks=True), ".gitignore": IGNORED, ATTRIBUTES: UNTOUCHED}
     write_project(out, files | {".github/workflows/ledger.yml": workflow_text(**limit)}, say)

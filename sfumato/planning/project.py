@@ -42,7 +42,9 @@ class Project:
         self.folder = Path(folder).expanduser().resolve()
         missing = [name for name in ("params.yaml", "dvc.yaml") if not (self.folder / name).is_file()]
         if missing:
-            raise ConfigError(f"{self.folder} is not a project: {missing[0]} is missing. Project.create makes one")
+            raise ConfigError(
+                f"{self.folder} is not a project: {missing[0]} is missing. Create a project with Project.create"
+            )
 
     def __repr__(self) -> str:
         card = self.folder / ARTIFACTS / "synthesize" / "card.json"
@@ -139,7 +141,7 @@ class Project:
         """What the last evaluation says of the release: level, sentence, accuracies. Local. DataError without one."""
         metrics = self.folder / "metrics.json"
         if not metrics.is_file():
-            raise DataError(f"{metrics} does not exist: call run(), in a project that evaluates")
+            raise DataError(f"{metrics} does not exist: call run() in a project whose `run` contains evaluate")
         return dict(read_json(metrics)["verdict"])
 
     def report(self) -> Path:

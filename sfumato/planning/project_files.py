@@ -1,4 +1,4 @@
-"""The files of a project: what `stage init` writes, and the repository's own `dvc.yaml`.
+"""The files of a project, as `stage init` writes them, and the repository's own `dvc.yaml`.
 
 `python -m sfumato.planning.project_files` prints the latter.
 """
@@ -41,7 +41,7 @@ def dvc_text(*, clone: bool = False) -> str:
 
 
 def dvc_content(*, clone: bool = False) -> dict[str, Any]:
-    """What `dvc.yaml` holds. clone: of the repository, where the code and the recipes are files that DVC sees."""
+    """Return the content of `dvc.yaml`. clone: of the repository, whose code and recipes are dependencies."""
     stages: dict[str, Any] = {}
     for name, (commands, reads, writes) in dvc_stages().items():
         entry: dict[str, Any] = {"cmd": commands[0] if len(commands) == 1 else commands}
@@ -88,9 +88,9 @@ def renew(file: Path) -> bool:
 
 
 def params_text(content: Mapping[str, Any], notes: Mapping[str, str]) -> str:
-    """`params.yaml`, a paragraph a section. notes: a comment line for some of the sections."""
+    """Return `params.yaml`, one paragraph per section. notes: a comment line for some of the sections."""
     lines = [
-        "# Written by `stage init`. Everything not here comes from the recipe, then from the defaults:",
+        "# Written by `stage init`. Keys that are missing here come from the recipe, then from the defaults:",
         "# `stage recipe show` prints every parameter, `stage recipe list` the recipes.",
     ]
     for key, value in content.items():
@@ -117,7 +117,7 @@ def project_files(content: Mapping[str, Any], notes: Mapping[str, str], minutes:
 
 
 def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool = False) -> None:
-    """Write the files that are not there. force: an earlier project's parameters and pipeline are replaced."""
+    """Write the missing files. force: replace the parameters and pipeline of an earlier project."""
     for name, text in files.items():
         path = out / name
         if name in (".gitignore", ATTRIBUTES) and path.exists():
@@ -125,17 +125,17 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
             missing = [line for line in text.splitlines() if line not in there]
             text = "".join(f"{line}\n" for line in there + missing)
         elif path.exists() and name not in ("params.yaml", "dvc.yaml") and not force:
-            say(f"{name} is there already, and stays")
+            say(f"{name} exists already, and is not changed")
             continue
         replace_file(path, text.encode())
     begin_repository(out, say)
 
 
 def begin_repository(out: Path, say: Say) -> None:
-    """A git repository, if there is none, and DVC's folder in it."""
+    """Begin a git repository, if there is none, and DVC's folder in it."""
     has_git = shutil.which("git") is not None
     if not has_git:
-        say("git is not installed: the project has no history, so others cannot check its ledger")
+        say("git is not installed: the project has no history, so others cannot check its ledger. Install git")
     elif git("-C", str(out), "rev-parse", "--git-dir")[0] != 0:
         git("init", "-q", str(out))
     if (out / ".dvc").is_dir():
@@ -154,7 +154,7 @@ def begin_repository(out: Path, say: Say) -> None:
 
 
 def workflow_text(epsilon: float, delta: float, unit: str) -> str:
-    """The workflow that checks the ledger on every push."""
+    """Return the workflow that checks the ledger on every push."""
     from sfumato.privacy.profile import bound_text
 
     text = Path(__file__).with_name("project_workflow.yaml").read_text("utf-8")

@@ -1,7 +1,7 @@
-"""What `stage init` proposes for a folder of images: parameters that fit the images, ε and the minutes.
+"""Propose parameters for a folder of images that fit the images, ε and the minutes.
 
-The rules are the table `proposals.yaml`. All that decides is public, or told to the owner as public: the shape of the
-images, their classes, a rounded number of them, ε, and the minutes that `planning/estimate.py` expects.
+The rules are the table `proposals.yaml`. They use public values only: the shape of the images, their classes, a rounded
+number of them, ε, and the minutes that `planning/estimate.py` expects.
 """
 
 import math
@@ -175,7 +175,7 @@ def row_for(known: Known) -> Mapping[str, Any]:
     kind = f"{colour} images of {by(known.side)}"
     if known.public:
         kind += " with public images"
-    raise ConfigError(f"no recipe is known for {kind}: take one of `stage recipe list` and write params.yaml")
+    raise ConfigError(f"no recipe is proposed for {kind}: choose one of `stage recipe list`, and write params.yaml")
 
 
 def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, seconds: Seconds) -> Proposal:

@@ -1,4 +1,4 @@
-"""From parameters to one resolved configuration per stage, its noise calibrated to the budget; what it would spend.
+"""Resolve parameters into one configuration per stage, with the noise calibrated to the budget.
 
 All of it is public: nothing here reads an image or a noisy answer.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def noise_requests(params: Params) -> dict[str, NoiseRequest]:
-    """What each query that is switched on asks of the budget. Raises ConfigError unless exactly one takes the rest."""
+    """Return what each query in `run` requests of the budget. Raises ConfigError unless exactly one takes the rest."""
     asks = {}
     rests = []
     for name in filter(params.runs, QUERIES):
@@ -120,40 +120,40 @@ def plan_digest(name: str, params: Params, files: Mapping[str, dict], public: Pu
 def inherited_events(
     records: Sequence[dict], target: float, delta: float, unit: str = IMAGE, accountant: str = "rdp"
 ) -> list[DpEvent]:
-    """The mechanisms of records that inputs bring. Raises BudgetError if they do not count, or cost too much."""
+    """Return the mechanisms of the inputs' records. Raises BudgetError if they are invalid or cost too much."""
     problems = [problem for record in records for problem in record_problems("record", record)] or [
         f"{record['id'][:8]} is of the unit {record['unit']!r}, not {UNITS[unit]!r}"
         for record in records
         if record["unit"] != UNITS[unit]
     ]
     if problems:
-        raise BudgetError(f"public images or the public model bring records that cannot be counted: {problems[0]}")
+        raise BudgetError(f"the records of public images or the public model cannot be counted: {problems[0]}")
     events = [event_of(record) for record in records]
     if (spent := epsilon(events, delta, accountant)) >= target:
-        cause = f"public images or the public model were made from sensitive images: that alone costs {spent:.4g}"
-        raise BudgetError(f"privacy.epsilon={target:g}: {cause}. Raise privacy.epsilon, or choose others")
+        cause = f"public images or the public model were made from sensitive images, at a cost of ε = {spent:.4g}"
+        raise BudgetError(f"privacy.epsilon={target:g}: {cause}. Raise privacy.epsilon, or use others")
     return events
 
 
 def warnings_of(params: Params, delta: float, classes: int) -> Iterator[str]:
-    """What is allowed and yet weakens the guarantee, or blurs the number of images of a class: one sentence each."""
+    """Yield a sentence for each setting that is allowed but weakens the guarantee or hides the class counts."""
     hint = params.privacy.size
     if params.privacy.epsilon > 20:
-        yield f"privacy.epsilon={params.privacy.epsilon:g}: above 20 the guarantee says next to nothing"
+        yield f"privacy.epsilon={params.privacy.epsilon:g}: above 20 the guarantee is almost meaningless"
     if params.privacy.delta is None and delta == LARGEST_DELTA:
-        yield f"privacy.size_hint={hint}: δ = {delta:g} is the largest allowed; so few cannot be protected well"
+        yield f"privacy.size_hint={hint}: δ = {delta:g} is the largest allowed; so few units cannot be protected well"
     if not params.privacy.declared_size and float(f"{hint:.1e}") != hint:
-        remedy = f"round it, as to {float(f'{hint:.1e}'):.0f}, or set privacy.declared_size: true if it is public"
+        remedy = f"round it, such as to {float(f'{hint:.1e}'):.0f}, or set privacy.declared_size: true if it is public"
         yield f"privacy.size_hint={hint} looks like an exact count, which is private: {remedy}"
     noise = params.count.noise
     usual = hint / classes
     if params.runs("count") and not isinstance(noise, str) and noise > 0.1 * usual:
-        remedy = "give it a share, such as count.noise: 1%, before the first release"
-        yield f"count.noise={noise:g} blurs the number of images of a class, about {usual:.3g}: {remedy}"
+        remedy = "set a share, such as count.noise: 1%, before the first release"
+        yield f"count.noise={noise:g} is large for the number of images of a class, about {usual:.3g}: {remedy}"
 
 
 def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | None) -> dict:
-    """All that one stage may depend on: its revision and what is not at its default. Nothing else re-runs it."""
+    """Return all that one stage may depend on: its revision and non-default settings. Nothing else re-runs it."""
     enabled = params.runs(stage.name)
     content: dict[str, Any] = {"stage": stage.name, "revision": stage.revision, "enabled": enabled}
     content |= {"dataset_id": card.dataset_id, "shape": list(card.shape), "classes": list(card.classes)}
@@ -186,7 +186,7 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
 
 
 def policy_of(plan: Plan) -> SpendingPolicy:
-    """What the owner allows beyond the plan of one stage."""
+    """Return what the owner allows beyond the plan of one stage."""
     privacy = plan.params.privacy
     return SpendingPolicy(
         delta=plan.budget["delta"],
@@ -198,7 +198,7 @@ def policy_of(plan: Plan) -> SpendingPolicy:
 
 
 def plan_texts(plan: Plan, before: Path | None = None) -> dict[str, str]:
-    """File name -> text, byte-deterministic. A file in `before` with the same meaning keeps its text."""
+    """Return file name -> text, byte-deterministic. A file in `before` with the same meaning keeps its text."""
     texts = {
         file: (before / file).read_text("utf-8") if before and holds(before / file, content) else as_yaml(content)
         for file, content in ((f"{stage}.yaml", content) for stage, content in plan.files.items())

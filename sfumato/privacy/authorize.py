@@ -126,10 +126,10 @@ class AlreadyReleasedError(BudgetError):
         self.problem = problem
         self.pay = work.pay
         self.note = note
-        kept = f"A copy is kept, which `stage {work.stage}` puts back where the artifact is missing or damaged"
+        kept = f"A copy is kept: if the artifact is missing or damaged, `stage {work.stage}` restores it"
         super().__init__(
             f"{work.stage}: already released as {self.record_id} for dataset {run.record['dataset_id']!r} under this "
-            f"very plan. {problem or kept}"
+            f"plan. {problem or kept}"
         )
 
 
@@ -173,7 +173,7 @@ def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None)
     if record["id"] not in odometer.known():
         raise BudgetError(
             f"{work.stage}: {odometer.path} lacks the charge {record['id'][:8]} that the first process opened: "
-            "all processes need one state directory, on a file system that they share"
+            "all processes must use the same state directory, on a shared file system"
         )
     return WorkerCharge(record, images_of(state, card, work), run=Path(share["run"]), used=share["used"])
 
@@ -186,7 +186,8 @@ def images_of(state: Path, card: Card, work: ChargeRequest) -> ImageSet | Latent
     if card.unit != work.unit or work.unit not in UNITS or not (work.group_cap == 1 or work.unit == GROUP):
         raise BudgetError(
             f"{work.stage}: the plan protects one {work.unit} (privacy.unit), and dataset {card.dataset_id!r} was "
-            f"prepared for one {card.unit} (data.groups): make them one, run `stage prepare sensitive` and `stage plan`"
+            f"prepared for one {card.unit} (data.groups): make them agree, and run `stage prepare sensitive` and "
+            "`stage plan`"
         )
     return load_latents(state, card, work.latents) if work.latents else load_prepared(state, card, SENSITIVE)
 
@@ -224,7 +225,7 @@ def open_alone(
         run = state / "runs" / (left_open.id if left_open else record["id"])
         for folder in (run.parent, run):
             make_folder(folder, 0o700)
-        held = f"{work.stage}: run {run.name} is held by another process: wait for it, or stop it"
+        held = f"{work.stage}: run {run.name} is locked by another process: wait until it ends, or stop it"
         with explained(BudgetError, lambda _: held, causes=(Timeout,)):
             stack.enter_context(holding(file_lock(run / "lock", blocking=False)))
         if left_open is None:
@@ -259,8 +260,8 @@ def refuse_released(decision: Decision, work: ChargeRequest, prepared: str) -> N
     if run is None or run.end != CLOSE:
         return
     changed = (
-        "The images have changed since: if an image was withdrawn, its owner's will is a reason to make "
-        f"a new release, by data.version or {work.pay}"
+        "The images have changed since then. If an image was withdrawn, make a new release, by a new data.version or "
+        f"{work.pay}"
     )
     note = changed if run.drew_others(prepared) else ""
     raise AlreadyReleasedError(run, work, run.released, decision.problem, note)
@@ -363,9 +364,9 @@ def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: 
     if missing and (card.source in OF_THE_OWNER or bounded):
         raise BudgetError(
             f"{odometer.path} lacks {min(missing)[:8]}, which a ledger or a release of dataset "
-            f"{card.dataset_id!r} names: it is an older copy or another journal, so what was spent is not known here. "
-            "Restore the newest state directory, or run `stage ledger adopt`: it counts what ledger.json and the "
-            "releases hold, and the odometer is said to be incomplete ever after"
+            f"{card.dataset_id!r} names: the journal is an older copy or a different one, so past spending is unknown. "
+            "Restore the newest state directory, or run `stage ledger adopt`: it counts the charges in ledger.json and "
+            "in the releases, and marks the odometer permanently as incomplete"
         )
 
 
@@ -378,9 +379,9 @@ def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permissi
 
     if odometer.spent_otherwise(unit):
         raise BudgetError(
-            f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} cannot be kept: something was spent on another "
-            f"unit, or on groups that are gone, which has no bound for one {unit} of today. Prepare the images as "
-            f"they were, or say privacy.lifetime_epsilon: {UNLIMITED}, if the owner of the images agrees"
+            f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} cannot be guaranteed: budget was spent under "
+            f"another privacy unit or earlier groups, and cannot be bounded for one {unit} now. Prepare the images as "
+            f"before, or set privacy.lifetime_epsilon: {UNLIMITED}, if the owner of the images agrees"
         )
 
     def cost(events: "Iterable[DpEvent]") -> float:
@@ -395,14 +396,13 @@ def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permissi
         by_stage.setdefault(record["stage"], []).append(event)
     lower = ""
     if cost(spent) < 0.99 * limit:  # some budget is left
-        written = f"privacy.lifetime_epsilon: {limit:g} written beside it"
-        lower = f"; or lower this plan: a smaller privacy.epsilon, with {written}"
+        lower = f"; or set a smaller privacy.epsilon for this plan, and privacy.lifetime_epsilon: {limit:g}"
     past = ", ".join(f"{name} {cost(events):.3g} ({len(events)} ×)" for name, events in by_stage.items())
     future = ", ".join(f"{name} {cost([mechanism.event]):.3g}" for name, mechanism in coming.items())
     raise BudgetError(
         f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} would be exceeded: ε = {cost(spent):.4g} is spent"
-        f"{f' on {past}' if past else ''}; {future}, now to come, would make it {total:.4g} "
-        f"(each ε alone; δ = {bound_text(permission.delta, 3)}; `stage ledger history` lists all). Ways on: "
+        f"{f' on {past}' if past else ''}; the next run ({future}) would bring it to {total:.4g} "
+        f"(each ε alone; δ = {bound_text(permission.delta, 3)}; `stage ledger history` lists all charges). You can "
         "keep the old release (undo the edit, or `git checkout` the params.yaml and dvc.lock of that release); "
         f"or raise privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g}, if the owner of the images agrees"
         + lower

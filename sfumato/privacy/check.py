@@ -48,7 +48,7 @@ class LedgerError(BudgetError):
 
     def __init__(self, path: Path, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__(f"{path} does not hold: " + "; ".join(self.problems))
+        super().__init__(f"{path} is not valid: " + "; ".join(self.problems))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,21 +84,21 @@ def verify(
     """
     for option, value in (("epsilon", limit), ("delta", delta)):
         if value is not None and not 0 < value < float("inf"):
-            text = f"{{option.{option}}} {{value:g}} is not a bound: give a positive number"
+            text = f"{{option.{option}}} {{value:g}} is not a bound: expected a positive number"
             raise ConfigError(text, option=option, value=value)
     if unit not in (None, *UNITS):
-        text = "{option.unit} {unit} is not a unit: give one of {units}"
+        text = "{option.unit} {unit} is not a unit: expected one of {units}"
         raise ConfigError(text, option="unit", unit=unit, units=", ".join(UNITS))
     beside = [path.parent / name for name in PROJECT_FILES if os.path.lexists(path.parent / name)]
     if ledger_only and artifacts:
         raise ConfigError(
-            "{option.ledger_only} compares a ledger with no run, so it excludes {option.artifacts}: give one of them",
+            "{option.ledger_only} compares the ledger with no run, so it excludes {option.artifacts}: use one of them",
             option="ledger_only",
         )
     if ledger_only and beside:
         raise ConfigError(
-            "{file} shows that {path} belongs to a project. {option.ledger_only} is for a ledger without its project: "
-            "leave it out here",
+            "{path} belongs to a project, because {file} exists: leave out {option.ledger_only}, which is for a ledger "
+            "without its project",
             option="ledger_only",
             file=beside[0],
             path=path,
@@ -148,7 +148,7 @@ def check_ledger(
     if problems := malformed(ledger):
         return math.inf, problems
     if digest_of({key: value for key, value in ledger.items() if key != "digest"}) != ledger["digest"]:
-        problems.append("its digest does not fit its content: it was edited")
+        problems.append("its digest does not match its content: it was edited")
     if delta is None:
         delta = ledger["delta"]
     accountant = ledger["accountant"]
@@ -163,7 +163,7 @@ def check_ledger(
     for number, record in enumerate(records):
         problems += record_problems(f"record {number}", record)
     if not problems and len(by_id(ledger)) < len(records):
-        problems.append("it lists a record twice")
+        problems.append("it contains a record twice")
     if problems:
         return math.inf, problems
     units = {record["unit"] for record in records}
@@ -176,7 +176,9 @@ def check_ledger(
 
     apart = tuple(ledger.get("apart", ()))
     if apart and without_records(records, apart):
-        problems.append(f"it sets {', '.join(apart)} apart, of which it lacks records: two data sets or more have some")
+        problems.append(
+            f"it declares that {', '.join(apart)} share no person, but does not have records of each of them"
+        )
         return math.inf, problems
     stored = compose(records, ledger["delta"], apart, accountant)
     problems += stated_problems(ledger, stored)
@@ -198,20 +200,20 @@ def stated_problems(ledger: Mapping, computed: Mapping) -> list[str]:
     """
     problems = []
     if ledger["adjacency"] != computed["adjacency"]:
-        problems.append(f"its adjacency is {ledger['adjacency']!r}, its records come to {computed['adjacency']!r}")
+        problems.append(f"its adjacency is {ledger['adjacency']!r}, but its records come to {computed['adjacency']!r}")
     for name, cost in computed["epsilon"].items():
         said = ledger["epsilon"].get(name, math.nan)
         if differs(said, cost):
-            problems.append(f"its epsilon ({name}) is {said}, its records come to {cost:.6g}")
+            problems.append(f"its epsilon ({name}) is {said}, but its records come to {cost:.6g}")
     if others := sorted(ledger["epsilon"].keys() - computed["epsilon"].keys()):
-        problems.append(f"its epsilon ({', '.join(others)}) is by no accountant of a ledger: it was added")
+        problems.append(f"its epsilon ({', '.join(others)}) belongs to no accountant: it was added")
     if listed(ledger["stages"]) != listed(computed["stages"]):
-        problems.append("its table of stages does not list the records it holds: one was added or trimmed")
+        problems.append("its table of stages does not list the records it contains: one was added or removed")
     for name, line in ledger["stages"].items():
         # earlier versions had more stages
         of_records = computed["stages"].get(name, {"epsilon": 0.0, "share": 0.0})
         problems += [
-            f"its {key} of {name} is {line[key]}, its records come to {of_records[key]:.6g}"
+            f"its {key} of {name} is {line[key]}, but its records come to {of_records[key]:.6g}"
             for key in ("epsilon", "share")
             if differs(line[key], of_records[key])
         ]
@@ -237,16 +239,16 @@ def odometer_problems(ledger: Mapping) -> list[str]:
     except BudgetError as error:
         return [f"its odometer cannot be read ({error})"]
     problems = [
-        f"its odometer's {key} is {said[key]}, what it lists comes to {line[key]:.6g}"
+        f"its odometer's {key} is {said[key]}, but its list comes to {line[key]:.6g}"
         for key in ("charges", "epsilon")
         if differs(said[key], line[key])
     ]
     if said["complete"] is not line["complete"] or not (
         said["head"] is None or re.fullmatch("[0-9a-f]{64}", said["head"])
     ):
-        problems.append("its odometer is marked as complete without the head of a journal, or that head is not one")
+        problems.append("its odometer is marked as complete, but does not have a valid head of a journal")
     if said["dataset_id"] not in {record["dataset_id"] for record in ledger["records"]} and ledger["records"]:
-        problems.append(f"its odometer is of {said['dataset_id']!r}, of which it holds no record")
+        problems.append(f"its odometer is for {said['dataset_id']!r}, but it contains no record of that dataset")
     return problems
 
 
@@ -309,8 +311,10 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     try:
         stages = read_lock(lock)
     except FileNotFoundError:
-        handed_over = "a ledger without its project is checked by `stage ledger check --ledger-only`"
-        return [f"{lock} does not exist: restore it from git, or run `dvc repro`; {handed_over}"]
+        return [
+            f"{lock} does not exist: restore it from git, or run `dvc repro`; to check a ledger without its project, "
+            "use `stage ledger check --ledger-only`"
+        ]
     except (OSError, ValueError) as error:
         return [f"{lock} cannot be read ({error})"]
     name = ledger_path.name
@@ -329,7 +333,7 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     elif len(written) > 1:
         problems.append(f"{lock} lists {name} as written by two stages: an entry was added")
     elif written[0].md5 != md5_of(ledger_path.read_bytes()):
-        problems.append(f"{lock} has another md5 for {name}: one of the two was edited, or belongs to another run")
+        problems.append(f"{lock} has a different md5 for {name}: one of the two was edited, or belongs to another run")
     for place in sorted({out.place for out in outs if len(found[out.place]) > 1}):
         stale = f"{name} was written before {place} changed (`dvc repro`), or an entry was edited"
         problems.append(f"{lock} has two md5 for {place}: {stale}")
@@ -338,7 +342,7 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     for place, stage in query_of.items():
         if stage not in recorded and found[place] - {empty_artifact_md5(stage)}:
             ran = f"stage {stage} ran (it is in {lock})"
-            problems.append(f"{ran}, but the ledger holds no record of it: a record was trimmed")
+            problems.append(f"{ran}, but the ledger contains no record of it: a record was removed")
     return problems
 
 
@@ -350,7 +354,7 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
     folder = project / ARTIFACTS
     paths = {path.parent for path in folder.glob("*/privacy.json")}
     if not paths:
-        return [f"{folder} holds no artifact to verify (`dvc checkout`, `dvc pull`)"]
+        return [f"{folder} contains no artifact to verify (`dvc checkout`, `dvc pull`)"]
     # there is no lock, or `lock_problems` reports what is wrong with it
     with suppress(OSError, ValueError):
         outs = [Path(out.place) for stage in read_lock(project / LOCK) for out in stage.outs]
@@ -368,15 +372,15 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
             problems.append(str(error))
             continue
         unknown = [key for key, record in artifacts[path.name].records.items() if listed_records.get(key) != record]
-        problems += [f"{path} depends on charge {key[:8]}, which the ledger does not hold" for key in unknown]
+        problems += [f"{path} depends on charge {key[:8]}, which the ledger does not contain" for key in unknown]
     if declared_apart(list(artifacts.values())) != tuple(ledger.get("apart", ())):
-        problems.append("it sets data sets apart that its artifacts do not, or they others")
+        problems.append("its declaration of owners without common people differs from that in its artifacts")
     for name, artifact in artifacts.items():
         if name not in STAGES or not artifact.enabled:
             continue
         charged = {record["stage"] for record in artifact.records.values() if isinstance(record, dict)}
         if name in QUERIES and name not in charged:
-            problems.append(f"{artifact.path} holds no record of its own charge: its privacy.json was edited")
+            problems.append(f"{artifact.path} contains no record of its own charge: its privacy.json was edited")
         try:
             settings = read_stage_plan(project / PLAN / f"{name}.yaml", name, extra="ignore").settings
         except SfumatoError as error:
@@ -384,7 +388,7 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
             continue
         for other in (other for other in STAGES[name].inputs if other in artifacts and settings.reads(other)):
             if not artifacts[other].records.keys() <= artifact.records.keys():
-                problems.append(f"{artifact.path} lacks records of {other}, which it was made from: one was trimmed")
+                problems.append(f"{artifact.path} lacks records of {other}, from which it was made: one was removed")
     return problems
 
 

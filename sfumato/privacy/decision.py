@@ -20,7 +20,8 @@ from sfumato.storage.digest import digest_of
 Outcome = Literal["restore", "go on", "pay"]
 RELEASED = "released"  # folder of the release in a run's directory; complete once it has this name
 OTHER_BYTES = (
-    "a free stage before it was run again and gave other bytes. Restore them (`git checkout` dvc.lock, `dvc checkout`)"
+    "an earlier free stage was rerun and produced different bytes. Restore the old ones (`git checkout` dvc.lock, "
+    "`dvc checkout`)"
 )
 
 
@@ -74,12 +75,11 @@ class Decision:
     def words(self) -> str:
         """Description of what the query does if it does not pay."""
         if self.run is None or self.pays:
-            return "is not paid for yet"
+            return "not released yet"
         if self.kind == "restore":
             released = f"already released as {self.run.record['id']}"
-            return f"{released}. {self.problem}" if self.problem else f"{released}; not spent again"
-        left_open = f"run {self.run.id[:8]} was left open"
-        return self.problem or f"goes on at no further cost, if the images are the same: {left_open}"
+            return f"{released}. {self.problem}" if self.problem else f"{released}; it is not charged again"
+        return self.problem or f"run {self.run.id[:8]} resumes at no further cost, if the images are the same"
 
 
 def decide(
@@ -133,7 +133,7 @@ def restoring_problem(state: Path, work: Work, run: Run, same_inputs: bool) -> s
     trained = work.stage in STAGES and STAGES[work.stage].network
     if same_inputs or (not trained and all(own_record(kept, record) for record in work.rests_on)):
         return ""
-    return f"Its inputs are others now: {OTHER_BYTES}, or pay for a release from these by {work.pay}"
+    return f"Its inputs have changed: {OTHER_BYTES}, or pay for a release from the new ones by {work.pay}"
 
 
 def resuming_problem(work: Work, run: Run, same_inputs: bool, prepared: str | None, terms: Mapping[str, object]) -> str:
@@ -143,11 +143,11 @@ def resuming_problem(work: Work, run: Run, same_inputs: bool, prepared: str | No
     """
     other = [f"{key}={run.record.get(key)}" for key, value in terms.items() if run.record.get(key) != value]
     if not same_inputs:
-        why, cure = "under this very plan on other inputs", OTHER_BYTES
+        why, cure = "under this plan with different inputs", OTHER_BYTES
     elif prepared is not None and run.drew_others(prepared):
-        why, cure = "on other images than the prepared ones", "prepare those again, or name another data.version"
+        why, cure = "on other images than the prepared ones", "prepare those again, or set another data.version"
     elif other:
-        why, cure = f"with another mechanism, {', '.join(other)}", "set that back"
+        why, cure = f"with another mechanism ({', '.join(other)})", "restore the settings of that run"
     else:
         return ""
-    return f"{work.stage}: run {run.id[:8]} was opened {why}, and not ended: {cure}, or pay again by {work.pay}"
+    return f"{work.stage}: run {run.id[:8]} was started {why} and never finished: {cure}, or pay again by {work.pay}"

@@ -31,8 +31,8 @@ def ledgers(folder: Path) -> list[dict]:
     if code == REFUSED and (folder / ".git").exists():
         place = folder.resolve()
         raise BudgetError(
-            f"git refuses the repository {place}, which another account owns, so the {LEDGER} committed last is not "
-            "known: work as its owner, or, if you trust all who can write there, run `git config --global --add "
+            f"git refuses the repository {place}, because another account owns it, so the last committed {LEDGER} is "
+            "unknown: work as its owner or, if you trust everyone who can write there, run `git config --global --add "
             f"safe.directory {place}`"
         )
     with explained(BudgetError, lambda error: f"{file} is not JSON ({error}): restore it (`git checkout {LEDGER}`)"):
@@ -96,7 +96,7 @@ def write_ledger(folder: Path, state: Path, out: Path, say: Callable[[str], None
     records = merge_records(artifacts)
     apart = declared_apart(artifacts)
     if apart and not (folder / CARD_PATH).exists():  # a project made by `stage merge`
-        say(f"note: {', '.join(apart)} keep their own journals: charges that they opened elsewhere are not known here")
+        say(f"note: {', '.join(apart)} have their own journals: charges opened elsewhere are not included here")
         ledger = build_ledger(budget, records, [], apart=apart)
         return ledger, save_ledger(ledger, artifacts, folder, state, out)
     odometer = Odometer(state, read_card(folder / CARD_PATH).dataset_id)
@@ -137,7 +137,7 @@ def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -
     if odometer.complete() and not named - odometer.known():
         return None
     if REGROUP in {entry["kind"] for entry in odometer.entries()}:
-        return f"{odometer.path} holds charges from before the images were regrouped"
+        return f"{odometer.path} contains charges from before the images were regrouped"
     if odometer.head():
         return f"{odometer.path} lacks a charge on dataset {mine!r} that a ledger names"
     return f"{odometer.path} was never begun"

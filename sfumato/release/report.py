@@ -109,7 +109,7 @@ def checked(release: Path, ledger: Path) -> tuple[Artifact, dict, float]:
     problems += [f"it lacks charge {key[:8]} of {release}" for key in lacking]
     if problems:
         remedy = "Run `stage ledger write`, or restore it from git"
-        raise BudgetError(f"{ledger} does not hold: {'; '.join(problems)}. {remedy}")
+        raise BudgetError(f"{ledger} is not valid: {'; '.join(problems)}. {remedy}")
     return artifact, content, spent
 
 

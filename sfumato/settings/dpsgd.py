@@ -8,16 +8,16 @@ from sfumato.settings.noise_levels import LogNormal, NoiseLevels
 
 
 class Saliency(QuerySettings):
-    """Noisy gradient norms of attention matrices (DP-SAPF §3.2). `finetune` decides, at no cost, which are trained."""
+    """Noisy gradient norms of attention matrices (DP-SAPF §3.2); `finetune` trains the largest."""
 
-    draws: ClassVar[int] = 1  # noise levels per image
+    draws: ClassVar[int] = 1  # Noise levels per image
     noise: Noise = "2%"
-    max_norm: Norm = 1.0  # C_s, the L2 clip of one image's gradient over all candidates
-    noise_levels: NoiseLevels = LogNormal()  # the law of the noise levels
-    microbatch_size: Positive | None = machine(None)  # images whose gradients are taken together; None: what fits
+    max_norm: Norm = 1.0  # L2 clip C_s of one image's gradient over all candidate matrices
+    noise_levels: NoiseLevels = LogNormal()  # Law from which noise levels are drawn
+    microbatch_size: Positive | None = machine(None)  # Images whose gradients are computed at once; None: as fits
 
 
-SALIENT = ("salient", "salient-lora")  # the sets that the saliency query chooses
+SALIENT = ("salient", "salient-lora")  # values of `trainable` that need the saliency query
 
 
 class Finetune(QuerySettings):
@@ -25,18 +25,18 @@ class Finetune(QuerySettings):
 
     chooser: ClassVar[str] = "trainable"
     releases: ClassVar[str] = "steps"
-    ratio: ClassVar[float] = 0.3  # c: part of the candidate matrices, for the sets that choose some
-    rank: ClassVar[int] = 4  # r, of the adapters, for the sets with adapters
+    ratio: ClassVar[float] = 0.3  # Share c of candidate matrices to train, if `trainable` is salient
+    rank: ClassVar[int] = 4  # Rank r of the adapters
     noise: Noise = REST
-    steps: Positive = 2100
-    batch: Positive = 4096  # expected images per step: sample_rate = batch / size_hint
-    learning_rate: LearningRate = 3e-4  # of Adam
-    max_grad_norm: Norm = 1e-3  # C, the L2 clip of one image's gradient
-    draws: Draws = 32  # K, noise levels per image, averaged before the clip
-    noise_levels: NoiseLevels = LogNormal()  # the law of the noise levels
-    microbatch_size: Positive | None = machine(None)  # images whose gradients are taken together; None: what fits
-    checkpoint_every: Positive = machine(10)  # steps
-    # which weights are trained; `saliency` chooses the salient ones
+    steps: Positive = 2100  # Training steps; each is one release
+    batch: Positive = 4096  # Expected images per step: sample_rate = batch / size_hint
+    learning_rate: LearningRate = 3e-4  # Learning rate of Adam
+    max_grad_norm: Norm = 1e-3  # L2 clip C of one image's gradient
+    draws: Draws = 32  # Number K of noise levels per image; their gradients are averaged before the clip
+    noise_levels: NoiseLevels = LogNormal()  # Law from which noise levels are drawn
+    microbatch_size: Positive | None = machine(None)  # Images whose gradients are computed at once; None: as fits
+    checkpoint_every: Positive = machine(10)  # Training steps from one checkpoint to the next
+    # Weights to train; `saliency` chooses the salient ones
     trainable: Literal["all", "attention", "attention-lora", "salient", "salient-lora"] = "all"
 
     def reads(self, name: str) -> bool:

@@ -14,12 +14,12 @@ REST = "rest"
 
 
 def is_positive(value: object) -> TypeGuard[float]:
-    """Whether this is a number above 0, and finite as a float."""
+    """Return whether this is a finite number above 0."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 def size_of(sides: int | Sequence[int]) -> int | tuple[int, int]:
-    """The size of images as settings and networks keep it: one number for squares, else rows and columns."""
+    """Return a size in the form of settings and networks: one number for squares, else (rows, columns)."""
     rows, columns = both_sides(sides)
     if rows == columns:
         return rows
@@ -34,36 +34,36 @@ def both_sides(size: int | Sequence[int]) -> tuple[int, int]:
 
 
 def checked_size(value: Any, read: Callable[[Any], Any]) -> int | tuple[int, int]:
-    """The size that `read` finds. Raises ValueError for another form, in one sentence."""
+    """Return the size that `read` finds. Raises ValueError for any other form."""
     try:
         return size_of(read(value))
     except ValueError as error:
-        raise ValueError("give the pixels of a side, as in 64, or [rows, columns]") from error
+        raise ValueError("expected the side in pixels, such as 64, or [rows, columns]") from error
 
 
 def by(size: int | Sequence[int]) -> str:
-    """A size in words: 24×32."""
+    """Return a size as text, such as 24×32."""
     return "{}×{}".format(*both_sides(size))
 
 
 Positive = Annotated[int, Field(gt=0, le=10**9)]
 Size = Annotated[Positive | tuple[Positive, Positive], WrapValidator(checked_size)]
 Draws = Annotated[int, Field(gt=0, le=1024)]
-# limits of floats: beyond them a query would fail, or release nothing of use, after it was charged
+# limits of floats: beyond them a query would fail, or release nothing useful, after it was charged
 PositiveFloat = Annotated[float, Field(ge=1e-9, le=1e10)]
 Scale = Annotated[float, Field(ge=1e-5, le=1e5)]
-LearningRate = Annotated[float, Field(ge=1e-9, le=10)]  # of Adam, which moves each weight by about so much a step
+LearningRate = Annotated[float, Field(ge=1e-9, le=10)]  # step of each weight under Adam
 Norm = Annotated[float, Field(ge=1e-8, le=1e6)]  # an L2 clip
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Part = Annotated[Fraction, BeforeValidator(part_of)]
 Share = Annotated[float, Field(ge=1e-4, le=1)]
 
-# Machine settings: they change speed only, so no plan holds them. A stage reads them from its environment.
+# Machine settings change only speed, so no plan contains them. A stage reads them from its environment.
 MACHINE = {"microbatch_size": "SFUMATO_MICROBATCH", "checkpoint_every": "SFUMATO_CHECKPOINT_EVERY"}
 
 
 def machine(default: int | None) -> Any:
-    """The field of a machine setting: it is not written into a plan."""
+    """Return the field of a machine setting, which is never written into a plan."""
     return Field(default=default, exclude=True)
 
 
@@ -72,19 +72,19 @@ class Strict(BaseModel):
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models in the type of a field: it, or those that it is a list or a choice of."""
+    """Yield the models in the type of a field: the type itself, or the members of a list or choice."""
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             yield kind
 
 
 class Settings(Strict):
-    """The parameters of one stage, which `sfumato.settings.stages` lists. A stage runs if `Params.run` names it."""
+    """The parameters of one stage of `sfumato.settings.stages`. A stage runs if `Params.run` names it."""
 
-    chooser: ClassVar[str] = ""  # the key that decides which inputs are read, if one does
+    chooser: ClassVar[str] = ""  # key that decides which inputs are read, if one does
 
     def on_this_machine(self) -> Self:
-        """With the machine settings of the environment. Raises ConfigError for one that is not a number."""
+        """Return a copy with the environment's machine settings. Raises ConfigError for one that is not a number."""
         set_here = {}
         for key, variable in MACHINE.items():
             if key in type(self).model_fields and (text := os.environ.get(variable)):
@@ -94,5 +94,5 @@ class Settings(Strict):
         return self.model_copy(update=set_here)
 
     def reads(self, name: str) -> bool:
-        """Whether the stage reads its input `name` under these settings."""
+        """Return whether the stage reads its input `name` under these settings."""
         return True

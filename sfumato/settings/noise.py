@@ -1,4 +1,4 @@
-"""How a query asks for noise, and the settings that every query has."""
+"""The forms of a query's noise, and the settings that every query has."""
 
 import math
 import re
@@ -10,37 +10,37 @@ from sfumato.settings.fields import REST, Settings, is_positive
 
 
 def parse_noise(value: object) -> object:
-    """The three ways to ask for noise: a multiplier (5.0), a share of the RDP budget ("3%"), or "rest"."""
+    """Return a noise in one of three forms: a multiplier (5.0), a share of the budget ("3%"), or "rest"."""
     if isinstance(value, str) and value != REST:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value)
         if not match or not 0 < float(match[1]) < 100:
-            raise ValueError(f"{value!r} is not a noise: give a multiplier (5.0), a share ('3%') or 'rest'")
+            raise ValueError(f"{value!r} is not a noise: expected a multiplier (5.0), a share ('3%') or 'rest'")
         return f"{float(match[1]):g}%"
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not 1e-4 <= value <= 1e7:
-        raise ValueError(f"a noise multiplier must be positive and finite, from 0.0001 to 10 million, not {value}")
+        raise ValueError(f"the noise multiplier {value} is out of range: expected 0.0001 to 10 million")
     return value
 
 
 def at_epsilon(epsilon: float, table: dict[Any, float]) -> float:
-    """A number that depends on ε: linear in ln ε between the entries of `table`, constant beyond them."""
+    """Interpolate a number that depends on ε: linear in ln ε between entries, constant beyond them."""
     import numpy as np  # slow: not for `stage --help`
 
     for key in table:
         if not is_positive(key):
-            raise ValueError(f"{key} is not an entry by ε: give a positive number")
+            raise ValueError(f"{key!r} is a key of a table by ε: expected a positive ε")
     if not table:
-        raise ValueError("a table by ε needs an entry, such as 1: 30%")
+        raise ValueError("the table by ε is empty: expected entries such as 1: 30%")
     entries = sorted(table)
     return float(np.interp(math.log(epsilon), np.log(entries), [table[key] for key in entries]))
 
 
 def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
-    """A share that depends on ε: {1: "30%", 10: "5%"} is a power of ε between its ends. Raises ValueError."""
+    """Return a share that depends on ε: {1: "30%", 10: "5%"} is a power of ε between its ends. Raises ValueError."""
     logarithms = {}
     for key, value in table.items():
         share = parse_noise(value)
         if not isinstance(share, str) or share == REST:
-            raise ValueError(f"{key}: {value} is not an entry by ε: give a positive ε and a share, such as 1: 30%")
+            raise ValueError(f"{key}: {value} is not an entry by ε: expected a positive ε and a share, such as 1: 30%")
         logarithms[key] = math.log(float(share[:-1]))
     return f"{math.exp(at_epsilon(epsilon, logarithms)):.4g}%"
 
@@ -52,7 +52,9 @@ def weights_at(epsilon: float, sources: dict[str, Any]) -> dict[str, Any]:
         if isinstance(weight, dict):
             for key, value in weight.items():
                 if value != 0 and not is_positive(value):
-                    raise ValueError(f"{key}: {value} is not an entry by ε: give a positive ε and a weight from 0 on")
+                    raise ValueError(
+                        f"{key}: {value} is not an entry by ε: expected a positive ε and a weight of at least 0"
+                    )
             weight = round(at_epsilon(epsilon, weight), 4)
             if weight == 0:
                 continue
@@ -64,15 +66,15 @@ Noise = Annotated[float | str, BeforeValidator(parse_noise)]
 
 
 class QuerySettings(Settings):
-    """The parameters of a query. The plan solves for `noise`; the query never sees it.
+    """The parameters of a query. The plan resolves `noise`; the query never reads it.
 
     `batch` is the expected number of images in a draw. Without it, or if it is None, all are drawn.
     """
 
-    releases: ClassVar[str] = ""  # the key that holds the number of releases, if there can be several
+    releases: ClassVar[str] = ""  # key with the number of releases, if there can be several
     noise: Noise
 
     def sampling(self, size_hint: int) -> tuple[float, int]:
-        """(sample rate, number of releases), from public numbers only."""
+        """Return (sample rate, number of releases), from public numbers only."""
         batch = getattr(self, "batch", None) or size_hint
         return min(1.0, batch / size_hint), getattr(self, self.releases, 1)

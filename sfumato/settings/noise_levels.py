@@ -1,4 +1,4 @@
-"""The laws that noise levels of a diffusion model are drawn from."""
+"""Laws from which the noise levels of a diffusion model are drawn."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -22,22 +22,26 @@ class LogNormal(NoiseLaw):
     """ln σ ~ N(mean, std²) (EDM)."""
 
     law: Literal["log-normal"] = "log-normal"
-    mean: Annotated[float, Field(ge=-10, le=10)] = -1.2  # of ln σ
-    std: Annotated[float, Field(ge=1e-3, le=5)] = 1.2  # of ln σ
+    mean: Annotated[float, Field(ge=-10, le=10)] = -1.2  # Mean of ln σ
+    std: Annotated[float, Field(ge=1e-3, le=5)] = 1.2  # Standard deviation of ln σ
 
 
 class TimestepMixture(NoiseLaw):
     """t from Σ wᵢ U{lᵢ..uᵢ} over T = 1000 linear steps, mapped to σ (DP-Diffusion §3.3)."""
 
     law: Literal["timesteps"] = "timesteps"
-    weights: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.05, 0.9, 0.05)  # wᵢ, of each range
-    bounds: Annotated[tuple[int, ...], Field(min_length=2)] = (0, 200, 800, 1000)  # ends of the ranges
+    weights: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.05, 0.9, 0.05)  # Weight wᵢ of each range
+    # Ends of the ranges: rising integers from 0 to 1000, one more than `weights`
+    bounds: Annotated[tuple[int, ...], Field(min_length=2)] = (0, 200, 800, 1000)
 
     @model_validator(mode="after")
     def one_more_bound_than_weights(self) -> Self:
         rising = all(a < b for a, b in zip(self.bounds, self.bounds[1:], strict=False))
         if len(self.bounds) != len(self.weights) + 1 or not rising or self.bounds[0] < 0 or self.bounds[-1] > 1000:
-            raise ValueError("bounds must rise within 0..1000 and be one more than weights")
+            raise ValueError(
+                f"bounds={list(self.bounds)}: expected {len(self.weights) + 1} rising integers from 0 to 1000, one "
+                "more than there are weights"
+            )
         return self
 
 

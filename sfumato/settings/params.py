@@ -21,10 +21,13 @@ from sfumato.settings.training import Auxiliary, Classifier, Model, Pretrain, Re
 class Params(Strict):
     """`params.yaml`, after the defaults, the profile and the recipe have filled it in."""
 
-    recipe: str = "full"  # the method: a file of pipelines/
-    profile: str | None = "digits"  # data and size of the machine: a file of pipelines/profiles/; None: none
-    run: tuple[str, ...] = ()  # the stages that run; every recipe has its own list, which a list here replaces whole
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # of initialisation, augmentation and sampling; never of the noise
+    recipe: str = "full"  # Method: the name of a file in pipelines/
+    # Data set and scale for a machine: the name of a file in pipelines/profiles/; None: no profile
+    profile: str | None = "digits"
+    run: tuple[str, ...] = ()  # Stages to run; a list here replaces the recipe's whole list
+    # Seed of initialisation, augmentation and image generation, below 2³². The privacy noise and
+    # the draws of sensitive images do not depend on it
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     data: Data = Data()
     privacy: Privacy = Privacy()
     release: Release = Release()
@@ -54,7 +57,7 @@ class Params(Strict):
     @model_validator(mode="before")
     @classmethod
     def by_epsilon(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Resolve what depends on ε: constants of the teacher, shares and weights. Fields are validated afterwards."""
+        """Resolve the settings that depend on ε, before validation: constants of the teacher, shares and weights."""
         privacy = values.get("privacy", {})
         epsilon = privacy.get("epsilon", Privacy().epsilon) if isinstance(privacy, dict) else None
         if not is_positive(epsilon):
@@ -66,10 +69,13 @@ class Params(Strict):
             if name == "teacher":
                 fitted_on = section.get("fitted_on", queries.Teacher().fitted_on)
                 section = queries.Teacher.constants(str(fitted_on), epsilon) | section
-            if isinstance(table := section.get("noise"), dict):
-                section = {**section, "noise": noise_at(epsilon, table)}
-            if name == "synthesize" and isinstance(weights := section.get("sources"), dict):
-                section = {**section, "sources": weights_at(epsilon, weights)}
+            try:
+                if isinstance(table := section.get("noise"), dict):
+                    section = {**section, "noise": noise_at(epsilon, table)}
+                if name == "synthesize" and isinstance(weights := section.get("sources"), dict):
+                    section = {**section, "sources": weights_at(epsilon, weights)}
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
             resolved[name] = section
         return resolved
 
@@ -78,21 +84,21 @@ class Params(Strict):
     def known_stages(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if name not in STAGES:
-                raise ValueError(f"{name!r} is not a stage that can be switched on: {nearest(name, STAGES)}")
+                raise ValueError(f"{name!r} is not a stage: {nearest(name, STAGES)}")
         return names
 
     @model_validator(mode="after")
     def spends_on_queries(self) -> Self:
         for name in self.privacy.spend_again:
             if name not in QUERIES:
-                raise ValueError(f"privacy.spend_again names {name!r}, which is not a query: only queries spend")
+                raise ValueError(f"privacy.spend_again: {name!r} is not a query, and only queries spend: remove it")
         return self
 
     def runs(self, stage: str) -> bool:
         return stage in self.run
 
     def inputs_of(self, stage: str) -> list[str]:
-        """The inputs that a stage reads under its settings, switched on or not; "public" is one."""
+        """Return the inputs that a stage reads under its settings, switched on or not; "public" is one."""
         return [*filter(getattr(self, stage).reads, STAGES[stage].inputs)]
 
     @property

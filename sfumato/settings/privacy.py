@@ -8,15 +8,15 @@ from sfumato.errors import ConfigError
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.fields import PositiveFloat, Strict, is_positive
 
-FEWEST_UNITS = 3  # of a dataset
+FEWEST_UNITS = 3
 MOST_UNITS = 10**10
-UNLIMITED = "unlimited"  # a lifetime budget: for images that are public
+UNLIMITED = "unlimited"  # lifetime budget, for public images
 
 
 def parse_lifetime(value: object) -> object:
-    """A lifetime budget: a positive number, or "unlimited"."""
+    """Return a lifetime budget: a positive number, or "unlimited"."""
     if value is not None and value != UNLIMITED and not is_positive(value):
-        raise ValueError("expected a positive number, or unlimited if the images are public")
+        raise ValueError("expected a positive number, or `unlimited` if the images are public")
     return value
 
 
@@ -24,39 +24,46 @@ Lifetime = Annotated[float | str | None, BeforeValidator(parse_lifetime)]
 
 
 class Privacy(Strict):
-    """What is protected, how strongly, and what may be spent on the images in all."""
+    """The unit of protection, the target of one release, and the limit on all spending."""
 
-    epsilon: PositiveFloat = 10.0  # target ε of one release
-    # target δ, at most 1 / size_hint; None: 1 / (size_hint · ln size_hint)
+    epsilon: PositiveFloat = 10.0  # Target ε of one release
+    # Target δ, at most 1 / size_hint; None: 1 / (size_hint · ln size_hint)
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    # unit of privacy: an image with its label (writing `image` confirms that no two images are of one person), or all
-    # images of one person (data.groups); None: an image, without that confirmation
+    # Unit of protection: `image` is one image with its labels, `group` all images of one person
+    # (data.groups). Writing `image` also confirms that no person has two images; None: `image`
+    # without that confirmation
     unit: Literal["image", "group"] | None = None
-    # m, a public number of images: a group of n counts as min(n, m)/m; None: all groups count alike
+    # Public number m of images from which a person counts in full: a person with n images is
+    # weighted by min(n, m)/m; None: all persons count in full
     group_cap: Annotated[int, Field(ge=2)] | None = None
-    # public, rounded number of units (images, or persons with unit: group); fixes sample rate, steps, σ and δ; required
+    # Public, rounded number of units: images, or persons with unit: group. It fixes sample rate,
+    # steps, σ and δ. Required
     size_hint: Annotated[int, Field(ge=FEWEST_UNITS, le=MOST_UNITS)] | None = None
-    declared_size: bool = False  # the number of units is exactly size_hint and public; records then use zero-out-one
-    # how mechanisms are composed: Rényi DP, privacy loss distributions (PLD), or `exact`, as new projects have: a
-    # closed form if no query samples, else PLD. A change of it spends again
+    # Owner's statement that the number of units is exactly size_hint, and public. The guarantee
+    # then compares the set with one in which a unit is replaced by a blank (zero-out-one)
+    declared_size: bool = False
+    # Composition of the mechanisms: `rdp` (Rényi DP), `pld` (privacy loss distributions), or
+    # `exact`, which `stage init` writes: a closed form if no query draws a sample, otherwise PLD.
+    # A change after a release spends again
     accountant: Literal["rdp", "pld", "exact"] = "rdp"
-    # queries to pay for again, with those that depend on them, and how often in all: {count: 1}; [count] means the same
+    # Queries to pay for again, and how often in total: {count: 1}; [count] means the same. Queries
+    # that depend on them are paid for again too
     spend_again: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})
-    # limit on everything ever charged to the dataset; None: `epsilon`. `unlimited` is for public images; a profile's
-    # holds for the profile's own images only
+    # Limit on the total ε ever charged to the dataset; None: `epsilon`; `unlimited`: no limit, for
+    # public images only. A profile's `unlimited` applies only to the profile's own images
     lifetime_epsilon: Lifetime = None
 
     @field_validator("spend_again", mode="before")
     @classmethod
     def once_each(cls, value: object) -> object:
         if value is True:
-            raise ValueError("it names queries and how often to pay for each again, such as {count: 1}")
+            raise ValueError("expected queries and how often to pay for each again, such as {count: 1}")
         return dict.fromkeys(value, 1) if isinstance(value, (list, tuple)) else value or {}
 
     @model_validator(mode="after")
     def cap_of_groups(self) -> Self:
         if self.group_cap is not None and self.unit != GROUP:
-            raise ValueError("group_cap goes with unit: group")
+            raise ValueError(f"group_cap={self.group_cap} requires unit: group: set it, or remove group_cap")
         return self
 
     @property
@@ -65,10 +72,12 @@ class Privacy(Strict):
 
     @property
     def size(self) -> int:
-        """`size_hint`, which must be known by now."""
+        """Return `size_hint`. Raises ConfigError if it is missing."""
         if self.size_hint is None:
-            what = "a public, rounded number of sensitive images (of persons under unit: group), such as 50000"
-            raise ConfigError(f"privacy.size_hint is missing: give {what}")
+            raise ConfigError(
+                "privacy.size_hint is missing: set it to a public, rounded number of sensitive images (of persons with "
+                "unit: group), such as 50000"
+            )
         return self.size_hint
 
     @property

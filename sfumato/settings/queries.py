@@ -20,73 +20,81 @@ class Central(QuerySettings):
 
     releases: ClassVar[str] = "repeats"
     noise: Noise = 5.0
-    statistic: Literal["mean", "mode"] = "mean"  # of the images of a class: their mean, or each pixel's fullest bin
-    repeats: Positive = 5  # central images per class
-    batch: Positive = 6000  # expected images per release: sample_rate = batch / size_hint
-    max_norm: Norm | None = None  # L2 clip of an image; None: the largest it can have, √d'
-    bins: Annotated[int, Field(ge=2, le=256)] = 2  # mode only: 2 for grey, 16 for colour
+    statistic: Literal["mean", "mode"] = "mean"  # Statistic per class: mean, or mode (each pixel's fullest bin)
+    repeats: Positive = 5  # Central images per class; each set of them is one release
+    batch: Positive = 6000  # Expected images per release: sample_rate = batch / size_hint
+    max_norm: Norm | None = None  # L2 clip of an image; None: √(number of pixel values), the maximum
+    # Histogram bins of a pixel, for the statistic `mode`: 2 suits grey images, 16 colour
+    bins: Annotated[int, Field(ge=2, le=256)] = 2
 
 
 class FeatureMap(Strict):
     """One public map of an image, whose random Fourier features are released."""
 
-    map: str = "pixels"  # one of FEATURES (sfumato/features)
-    # random features of a kernel, or the map's output ("linear"), or its squares ("squared")
+    map: str = "pixels"  # Public map: one of FEATURES (sfumato/features)
+    # Kernel whose random features are released; `linear` releases the map's output itself,
+    # `squared` its squares
     kernel: Literal["gaussian", "rational-quadratic", "linear", "squared"] = "gaussian"
-    # in units of √d: ℓ = 10.25 at 28×28
+    # Length scales of the kernel in units of √d, for a map with d outputs: 0.366 is 10.25 for
+    # 28×28 pixels
     length_scales: Annotated[tuple[Scale, ...], Field(min_length=1)] = (0.366, 0.183)
-    weight: Scale = 1.0  # share of the squared norm, relative to the other maps
-    block: Literal[1, 2, 4, 8] = 1  # the map sees the means of blocks of so many pixels a side
+    weight: Scale = 1.0  # Share of the squared norm, relative to the other maps
+    block: Literal[1, 2, 4, 8] = 1  # Side, in pixels, of the blocks whose means are the map's input
 
 
 class Frequency(QuerySettings):
     """Noisy joint random-Fourier embedding of images and labels (FETA-Pro Algorithm 1, DP-MERF)."""
 
     noise: Noise = 7.4
-    size: Annotated[int, Field(ge=2, le=10**7, multiple_of=2)] = 10_000  # K, the number of random features
-    # the public maps, whose features stand side by side
+    size: Annotated[int, Field(ge=2, le=10**7, multiple_of=2)] = 10_000  # Number K of random features
+    # Public maps, whose features are concatenated
     features: Annotated[tuple[FeatureMap, ...], Field(min_length=1)] = (FeatureMap(),)
 
 
 class Covariance(QuerySettings):
-    """Noisy means and covariances, by class, of the low frequencies of the images: of their cosine transform."""
+    """Noisy means and covariances, by class, of the images' low frequencies (cosine transform)."""
 
     noise: Noise = 10.0
-    flip: bool = False  # average each image with its mirror image (photographs): halves the dimension
+    flip: bool = False  # Average each image with its mirror image, as suits photographs: halves the dimension
 
 
 class Moments(QuerySettings):
-    """Noisy means, by class, of a public network's features of an image, and of their squares (DP-MEPF)."""
+    """Noisy means, by class, of a public network's features of the images and of their squares (DP-MEPF)."""
 
     noise: Noise = 20.0
 
 
 class Histogram(QuerySettings):
-    """Noisy counts of the sensitive images by the public class that they fall into (RPGen stage 1, PrivImage)."""
+    """Noisy counts of the sensitive images by their most likely public classes (RPGen stage 1, PrivImage)."""
 
     noise: Noise = 50.0
-    votes: Positive = 1  # classes that an image votes for, the likeliest first: Δ = √votes
-    per_class: bool = False  # one histogram for each sensitive class (PrivImage), not one for all (RPGen)
+    votes: Positive = 1  # Number of public classes that an image votes for, most likely first: Δ = √votes
+    per_class: bool = False  # Release one histogram per sensitive class (PrivImage), not one for all (RPGen)
 
 
 CONVERT = (
-    "a file that holds its own network, such as TorchScript, is a program, and none is run. Name a classification "
-    "model of torchvision in `architecture`, and save its weights as safetensors: docs/howto.md shows how"
+    "a file that contains its own network, such as TorchScript, is a program, and programs are not run. Set "
+    "`architecture` to a classification model of torchvision, and save its weights as safetensors (docs/howto.md "
+    "shows how)"
 )
 
 
 class OwnNetwork(Strict):
     """A classification model of torchvision by name, with weights in safetensors: nothing of the file is run."""
 
-    path: str  # of the weights, a safetensors file
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # hex sha256 of the file
-    # a classification model of torchvision, such as resnet18, or efficientnet_lite0; its last linear layer is left out
+    path: str  # Path of the weights, a safetensors file
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # Expected sha256 of the file, 64 hexadecimal digits
+    # Name of a classification model of torchvision, such as resnet18, or efficientnet_lite0. Its
+    # last linear layer is left out
     architecture: str
-    side: Annotated[int, Field(gt=0, le=2048)] | None = None  # that images are resized to; None: as they are
-    channels: Literal[1, 3] = 3  # that it expects; grey is repeated
-    mean: tuple[float, ...] = (0.0,)  # subtracted from the pixels, which are from 0 to 1: one number, or one a channel
-    std: tuple[PositiveFloat, ...] = (1.0,)  # by which they are then divided
-    declared_public: bool = False  # owner's confirmation: it was not trained on sensitive images
+    side: Annotated[int, Field(gt=0, le=2048)] | None = None  # Side in pixels that images are resized to; None: as is
+    channels: Literal[1, 3] = 3  # Channels that the network expects; a grey image is repeated
+    # Mean to subtract from the pixels, which range from 0 to 1: one number, or one per channel
+    mean: tuple[float, ...] = (0.0,)
+    # Standard deviation to divide the pixels by after that: one number, or one per channel
+    std: tuple[PositiveFloat, ...] = (1.0,)
+    # Owner's confirmation that the network was not trained on sensitive images
+    declared_public: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -98,20 +106,23 @@ class OwnNetwork(Strict):
     @model_validator(mode="after")
     def numbers_fit_the_channels(self) -> Self:
         if not {len(self.mean), len(self.std)} <= {1, self.channels}:
-            raise ValueError(f"mean and std: give one number each, or {self.channels}, one a channel")
+            raise ValueError(
+                "mean and std must each have 1 number or one per channel, not "
+                f"{len(self.mean)} and {len(self.std)} for {self.channels} channels"
+            )
         return self
 
     def arguments(self) -> dict[str, Any]:
-        """Those of `sfumato.features.own_network.OwnFeatures`."""
+        """Return the settings that rebuild the network, as JSON."""
         return self.model_dump(exclude={"declared_public"})
 
 
 class TeacherMap(Strict):
     """One of several public maps of an image, side by side."""
 
-    map: str  # as of teacher.feature
-    network: OwnNetwork | None = None  # of the map own
-    weight: Scale = 1.0  # share of the squared norm, relative to the other maps
+    map: str  # Public map, with the same values as teacher.feature
+    network: OwnNetwork | None = None  # Network of the map `own`
+    weight: Scale = 1.0  # Share of the squared norm, relative to the other maps
 
 
 # defaults of `Teacher` at ε up to 1 and from 10 on; between them a power of ε
@@ -132,42 +143,47 @@ TEACHER_CONSTANTS: dict[str, dict[str, tuple[float, float]]] = {
 
 
 class Teacher(QuerySettings):
-    """A linear classifier on public features, by noisy gradient steps over all images.
+    """A linear classifier on public features, trained by noisy gradient steps.
 
-    With few steps and a high rate: each step releases as many numbers as the classifier has. What is left out follows
-    from `fitted_on` and privacy.epsilon; the defaults here are those at ε = 10.
+    Use few steps with a high learning rate: each step releases as many numbers as the classifier has weights. Keys that
+    are left out follow from `fitted_on` and privacy.epsilon; the defaults below are for `fitted_on: public` and ε = 10.
     """
 
     chooser: ClassVar[str] = "feature"
     releases: ClassVar[str] = "steps"
     noise: Noise = "10%"
-    # the network that `classifier` trained, or one of FEATURES (sfumato/features), of which imagenet, a network that
-    # photographs trained, needs the extra of that name; own: that of teacher.network
+    # Public map: `classifier` for the network of that stage, `own` for teacher.network, or one of
+    # FEATURES (sfumato/features). The imagenet maps use a network trained on photographs and
+    # require sfumato[imagenet]
     feature: str = "classifier"
-    network: OwnNetwork | None = None  # of the feature own
-    features: tuple[TeacherMap, ...] = ()  # several maps side by side, instead of `feature`
-    flip: bool = False  # an image and its mirror image have the same features, as of photographs
-    fitted_on: Literal["public", "auxiliary"] = "public"  # images whose principal directions span the features
-    dimension: Positive = 512  # of the features, at most
-    power: Annotated[float, Field(ge=0, le=1)] = 0.5  # directions are scaled by variance^(−power/2)
-    steps: Positive = 40  # gradient steps, each of which is a release
-    batch: Positive | None = None  # expected images a step: sample_rate = batch / size_hint; None: all, sample_rate 1
-    learning_rate: Annotated[float, Field(ge=1e-9, le=1e6)] = 60.0  # of the first step
-    last_rate: Share = 1.0  # part of the learning rate that the last step has
-    momentum: Fraction = 0.9  # of the gradient steps
-    max_norm: Annotated[Norm, Field(le=1.4143)] = 1.4142  # C, clip of an image's errors; none is longer than √2
-    ridge: PositiveFloat | None = None  # λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
-    average: Share = 0.5  # the last part of the steps, whose mean is the result
+    network: OwnNetwork | None = None  # Network of the feature `own`
+    features: tuple[TeacherMap, ...] = ()  # Several maps, concatenated, instead of `feature`
+    flip: bool = False  # Give an image and its mirror image the same features, as suits photographs
+    fitted_on: Literal["public", "auxiliary"] = "public"  # Images whose principal directions span the features
+    dimension: Positive = 512  # Maximum feature dimension
+    power: Annotated[float, Field(ge=0, le=1)] = 0.5  # Power p: each direction is scaled by variance^(−p/2)
+    steps: Positive = 40  # Gradient steps; each is one release
+    # Expected images per step: sample_rate = batch / size_hint; None: all images, sample_rate 1
+    batch: Positive | None = None
+    learning_rate: Annotated[float, Field(ge=1e-9, le=1e6)] = 60.0  # Initial learning rate
+    last_rate: Share = 1.0  # Share of the initial learning rate that it falls to, linearly
+    momentum: Fraction = 0.9  # Momentum of the gradient steps
+    # L2 clip C of an image's errors, whose norm is at most √2 with one label per image
+    max_norm: Annotated[Norm, Field(le=1.4143)] = 1.4142
+    ridge: PositiveFloat | None = None  # Ridge λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
+    average: Share = 0.5  # Share of the steps, at the end, whose weights are averaged into the result
 
     @model_validator(mode="before")
     @classmethod
     def a_list_takes_the_place_of_the_feature(cls, given: Any) -> Any:
-        """Of the recipe's, too. A list of one is the feature itself, and has its digest."""
+        """Remove `feature` if `features` is given. A list of one becomes `feature`, with the same digest."""
         listed = isinstance(given, dict) and given.get("features")
         if not isinstance(listed, (list, tuple)) or not listed:
             return given
         if given.get("network") is not None:
-            raise ValueError("teacher.network is of teacher.feature: of a map in features, give it there")
+            raise ValueError(
+                "teacher.network belongs to teacher.feature: with teacher.features, set `network` in the map's entry"
+            )
         rest = {key: value for key, value in given.items() if key != "feature"}
         if len(listed) > 1:
             return rest
@@ -177,17 +193,19 @@ class Teacher(QuerySettings):
     @model_validator(mode="after")
     def own_feature_has_a_network(self) -> Self:
         if any((part.map == "own") != (part.network is not None) for part in self.maps):
-            raise ValueError("teacher: a map named own and its network go together: give both, or neither")
+            raise ValueError(
+                "teacher: the map `own` requires a network, and no other map takes one: set both, or neither"
+            )
         return self
 
     @property
     def maps(self) -> tuple[TeacherMap, ...]:
-        """What `features` lists, or the one of `feature`."""
+        """Return the maps in `features`, or the single map of `feature`."""
         return self.features or (TeacherMap(map=self.feature, network=self.network),)
 
     @classmethod
     def constants(cls, fitted_on: str, epsilon: float) -> dict[str, float]:
-        """The settings that follow from public numbers: a·(b/a)^log10(ε) of TEACHER_CONSTANTS, ε cut to 1..10."""
+        """Return the settings that follow from ε: a·(b/a)^log10(ε) of TEACHER_CONSTANTS, ε cut to 1..10."""
         power = math.log10(min(max(epsilon, 1.0), 10.0))
         ends = TEACHER_CONSTANTS.get(fitted_on, {})
         constants = {name: low * (high / low) ** power for name, (low, high) in ends.items()}
@@ -200,17 +218,17 @@ class Teacher(QuerySettings):
 
 
 class Learned(Strict):
-    """A network trained on the generator's images, as the teacher labels them: free, for these were released."""
+    """A network trained, at no cost, on the generator's images with the teacher's labels."""
 
-    steps: Positive = 600  # of its training
+    steps: Positive = 600  # Training steps of the network
 
 
 class Embedding(QuerySettings):
-    """Noisy joint Fourier embedding as `frequency`, of features that were learned on what was released.
+    """Noisy joint Fourier embedding like `frequency`, of features that were learned from earlier releases.
 
-    The features are those of the teacher and of a network trained on the generator's images.
+    One part of the features is the teacher's, the other comes from a network trained on the generator's images.
     """
 
     noise: Noise = "2%"
-    size: Annotated[int, Field(ge=8, le=10**7, multiple_of=2)] = 10_000  # K, at least two for each of 4 length-scales
-    learned: Learned = Learned()  # the network trained on the generator's images
+    size: Annotated[int, Field(ge=8, le=10**7, multiple_of=2)] = 10_000  # Number K of random features
+    learned: Learned = Learned()  # Network trained on the generator's images

@@ -1,4 +1,4 @@
-"""What the user edits, merged: defaults < profile < recipe < `params.yaml`. All of it is public."""
+"""Merge the layers of parameters: defaults < profile < recipe < `params.yaml`. All of them are public."""
 
 import difflib
 import re
@@ -18,7 +18,7 @@ from sfumato.storage import documents
 
 
 def recipes_at(folder: Path) -> Path:
-    """`folder`, or the recipes of the package if it is the `pipelines` of a project that has none."""
+    """Return `folder`, or the package's recipes if it is the missing `pipelines` folder of a project."""
     package = Path(__file__).resolve().parents[1]
     for parent in (package, package.parent):  # installed, or a clone
         if folder.name == RECIPES.name and not folder.is_dir():
@@ -52,9 +52,9 @@ def params_of(content: dict[str, Any], path: Path, recipes: Path = RECIPES) -> P
 
 
 def restore_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """`values`, with `rest` for the stage that has it in the recipe, if a share in `params.yaml` left no stage with it.
+    """Restore `rest` to the recipe's query if a share in `params.yaml` replaced it and no other query has it.
 
-    A `params.yaml` may hold a share that was meant for another recipe. A noise multiplier does not give way.
+    The share may have been meant for another recipe. A noise multiplier is never replaced.
     """
 
     def resting(content: Mapping[str, Any]) -> list[str]:
@@ -67,7 +67,7 @@ def restore_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str,
 
 
 def drop_unlimited_lifetime(merged: dict[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
-    """`merged` without an unlimited lifetime budget, if `content` names other images than the profile gives it to."""
+    """Remove an unlimited lifetime budget if `content` names other images than the profile's."""
     data = merged.get("data", {})
     named = content.get("data", {})
     privacy = merged.get("privacy", {})
@@ -87,16 +87,16 @@ def read_overlay(folder: Path, name: object, kind: str) -> dict:
 
 
 def read_yaml(path: Path) -> dict:
-    missing = f"{path} does not exist: run from the project's folder, or name the file with --params"
+    missing = f"{path} does not exist: run in the project's folder, or name the file with --params"
     with explained(ConfigError, lambda error: f"{path} cannot be read: {error}", missing=missing):
         content = documents.read_yaml(path)
     if content is not None and not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold keys and values, not {type(content).__name__}")
+        raise ConfigError(f"{path} contains a {type(content).__name__}, expected keys and values")
     return content or {}
 
 
 def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `under`, key by key at every depth; lists, `sources` and `noise_levels` are replaced whole."""
+    """Merge `over` into `under` key by key at every depth; lists, `sources` and `noise_levels` are replaced."""
     result = dict(under)
     for key, value in over.items():
         whole = key in ("sources", "noise_levels") or not isinstance(result.get(key), Mapping)
@@ -111,32 +111,35 @@ def validate(values: dict, path: Path) -> Params:
     for stage, section in sections.items():
         for key in {*MACHINE, "chunk"} & section.keys():
             instead = f"{MACHINE.get(key, 'SFUMATO_MICROBATCH')}={section[key]}"
-            raise ConfigError(f"{path}: {stage}.{key} was removed: delete it; the environment sets it, as {instead}")
+            raise ConfigError(
+                f"{path}: {stage}.{key} was removed: delete it, and set the environment variable {instead}"
+            )
     refuse_truth_values(Params, values, path)
     try:
         return Params.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
+        reason = first["msg"].removeprefix("Value error, ")
         key = ".".join(str(part) for part in first["loc"])
         plain = re.sub(r"\.phases\.\d+", "", key)  # a phase has what all have
         removed = documents.read_yaml(Path(__file__).with_name("removed.yaml"))
         if key.endswith(".enabled"):
-            problem = f"{key} was removed: delete it; the stages in `run` are switched on"
+            problem = f"{key} was removed: delete it, and list the stages to run in `run`"
         elif plain in removed:
-            problem = f"{key} was removed: delete it; it always is {removed[plain]}"
+            problem = f"{key} was removed: delete it; its fixed value is {removed[plain]}"
         elif first["type"] == "extra_forbidden":
             near = difflib.get_close_matches(key, sorted(all_keys(Params)), 1, cutoff=0.4)
             meant = "".join(f": did you mean {name!r}?" for name in near) or "."
-            problem = f"unknown key {key!r}{meant} Of keys of earlier versions, the changelog says what holds now"
+            problem = f"unknown key {key!r}{meant} For keys of earlier versions, see the changelog"
         else:
-            problem = f"{key}={first['input']!r} is not valid: {first['msg'].removeprefix('Value error, ')}"
+            problem = f"{key}={first['input']!r} is not valid: {reason}" if key else reason
             if first["type"] == "string_type":
                 problem += f", such as '{first['input']}' in quotes"
         raise ConfigError(f"{path}: {problem}") from error
 
 
 def refuse_truth_values(model: type[BaseModel], values: Mapping[str, Any], path: Path) -> None:
-    """Raise ConfigError for true or false where a number or text stands: Python takes true for 1."""
+    """Raise ConfigError for true or false in place of a number or text, which Python would read as 1 or 0."""
     for key in values.keys() & model.model_fields.keys():
         value = values[key]
         kind = model.model_fields[key].annotation
@@ -144,7 +147,7 @@ def refuse_truth_values(model: type[BaseModel], values: Mapping[str, Any], path:
             refuse_truth_values(inner, value, path)
         several = value if isinstance(value, list) else [value]
         if bool not in (kind, *get_args(kind)) and any(isinstance(one, bool) for one in several):
-            text = f"{key} takes neither true nor false (yes, no, on, off): write a number, or quote it"
+            text = f"{key} is true or false (or yes, no, on, off): write a number, or put the text in quotes"
             raise ConfigError(f"{path}: {text}")
 
 
@@ -158,7 +161,7 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 
 def as_yaml(content: Mapping[str, Any], *, blocks: bool = False) -> str:
-    """The text of a YAML file. blocks: a line for each entry of a list or of an inner mapping."""
+    """Return the text of a YAML file. blocks: one line per entry of a list or of an inner mapping."""
     flow = False if blocks else None
     options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": flow, "width": 120}
     return yaml.dump(dict(content), Dumper=documents.QuotingYaml, **options)

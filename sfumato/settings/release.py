@@ -1,4 +1,4 @@
-"""The sections `release` and `synthesize`: what the release holds, and what its owner writes about it."""
+"""The sections `release` and `synthesize`: statements of the owner about the release, and its content."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -7,72 +7,88 @@ from pydantic import Field, model_validator
 from sfumato.settings import baselines
 from sfumato.settings.fields import Fraction, Positive, Scale, Settings, Strict
 
-# the values of OpenDP's Deployments Registry
+# values of OpenDP's Deployments Registry
 Publisher = Literal["Government", "Industry", "Nonprofit"]
 Sector = Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"]
 Line = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\r\n]+$")]
 
 
 class Release(Strict):
-    """The owner's words on the release: for its cards and statements, and public like them.
+    """Statements of the owner about the release, each one line of at most 500 characters. They become public.
 
-    No query depends on it, so it may be changed at any time at no cost.
+    The release's cards and reports quote them. No query depends on them, so changing them costs nothing.
     """
 
-    owner: Line | None = None  # who publishes the set
-    owner_type: Publisher | None = None  # kind of publisher, for deployment.yaml
-    contact: Line | None = None  # an address that answers questions about it
-    purpose: Line | None = None  # what it is for
-    controller: Line | None = None  # who answers for the personal data, if not the owner
-    legal_basis: Line | None = None  # of making and sharing the set, such as an article of the GDPR
-    recipients: Line | None = None  # to whom it is given
-    retention: Line | None = None  # how long the set, and the sensitive images, are kept
-    region: Line | None = None  # that the images describe, or whose laws apply
-    sector: Sector | None = None  # in which the publisher works
-    licence: Line | None = None  # an SPDX identifier in small letters, as dataset hubs have them, such as cc-by-4.0
-    url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None  # the folder where it will be published
+    owner: Line | None = None  # Publisher of the set
+    owner_type: Publisher | None = None  # Kind of publisher, for deployment.yaml
+    contact: Line | None = None  # Address for questions about the set
+    purpose: Line | None = None  # Purpose of the set
+    controller: Line | None = None  # Controller of the personal data, if not the owner
+    # Legal basis for making and sharing the set, such as an article of the GDPR
+    legal_basis: Line | None = None
+    recipients: Line | None = None  # Recipients of the set
+    retention: Line | None = None  # Retention period of the set and of the sensitive images
+    region: Line | None = None  # Region that the images describe, or whose laws apply
+    sector: Sector | None = None  # Sector in which the publisher works
+    licence: Line | None = None  # SPDX identifier in lower case, as dataset hubs use it, such as cc-by-4.0
+    # Web address of the folder where the set will be published
+    url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
 
 
-# the stages whose models draw images, those of `baselines`, and `select`, which chooses public ones
+# stages whose models draw images, and `select`, which chooses public ones
 Drawable = Literal["finetune", "pretrain", "refine", "auxiliary", baselines.Drawable, "select"]
 
 
 class Synthesize(Settings):
-    """What is released: images drawn from a weighted mixture of the models at hand."""
+    """The release: images drawn from a weighted mixture of the models."""
 
     chooser: ClassVar[str] = "sources"
-    count: Positive = 10_000  # images of the release
-    # stage whose model draws -> weight of its images; a mapping {1: 2, 10: 0} makes a weight depend on ε
+    count: Positive = 10_000  # Number of images to draw
+    # Stages that images are drawn from, with their weights; a mapping {1: 2, 10: 0} makes a weight
+    # depend on ε
     sources: dict[Drawable, Scale] = Field(default={"finetune": 1.0}, min_length=1)
-    steps: Positive = 18  # Heun steps
-    guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0  # 0: none; g: D + g·(D − D_unconditional)
+    steps: Positive = 18  # Heun steps of the diffusion sampler
+    # Strength g of classifier-free guidance, D + g·(D − D_unconditional); 0: off
+    guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0
+    # Shares of the labels to draw images for: `prior` follows the noisy counts (equal shares
+    # without `count`), `uniform` takes equally many images of each class
     labels: Literal["prior", "uniform"] = "prior"
-    # guidance by the teacher's class probabilities; 0: off; 1: Bayes' rule (diffusion models that draw pixels)
+    # Strength of guidance by the teacher's class probabilities, for diffusion models that draw
+    # pixels; 0: off, 1: Bayes' rule
     teacher_guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0
-    # all images of `select`, as it labels them, join those of the other sources, of which the weights' part then stays,
-    # if a student of that mixture agrees with the teacher as well as one of the other sources alone
+    # Add all images of `select`, with its labels, if a classifier trained on the mixture agrees
+    # with the teacher as well as one trained without them: at most 2 percentage points less on
+    # drawn images, and no less on public ones. The drawn images are then thinned to the ratio of
+    # the weights
     choose: bool = False
-    # images drawn for each one that is kept: of each class, as the teacher sees it if it relabels, those whose mean is
-    # nearest to that of `frequency`
+    # Number of images drawn per image kept. In each class (the teacher's, with `relabel`), the
+    # images kept are those whose mean features come closest to the `frequency` release; 1: keep
+    # all
     herding: Positive = 1
-    relabel: bool = False  # released with the teacher's labels, not with those asked of the models
-    distorted: Fraction = 0.0  # part of the images that is warped, textured and relit; needs `relabel`
-    mixed: Fraction = 0.0  # part that is blended with images of classes that the teacher confuses with their own
-    # further forms beside the arrays: a folder of PNGs a class, one archive, Parquet tables, tar files
+    relabel: bool = False  # Release the teacher's labels instead of those requested from the models
+    distorted: Fraction = 0.0  # Share of the images that is warped, textured and relit; requires `relabel`
+    # Share of the images that is blended with images of classes the teacher confuses with theirs;
+    # requires `relabel`
+    mixed: Fraction = 0.0
+    # Formats to write in addition to the arrays: PNGs in one folder per class, one .npz archive,
+    # Parquet tables, tar files (webdataset)
     export: tuple[Literal["png", "npz", "parquet", "webdataset"], ...] = ()
-    # what says that images are generated: PNG and Parquet; arrays and tar files too; also a pattern in pixels
+    # Places of the mark that images are generated: `pictures` marks PNG and Parquet files, `files`
+    # also arrays and tar files, `pixels` also the pixels of drawn images
     mark: Literal["pictures", "files", "pixels"] = "pictures"
 
     @model_validator(mode="after")
     def some_stay_plain(self) -> Self:
         if self.distorted + self.mixed >= 1:
-            raise ValueError(f"distorted={self.distorted:g} and mixed={self.mixed:g} leave no plain image: lower one")
+            raise ValueError(
+                f"distorted={self.distorted:g} and mixed={self.mixed:g} leave no plain image: expected a sum below 1"
+            )
         if (self.mixed > 0 or self.distorted > 0) and not self.relabel:
-            raise ValueError("distorted and mixed images have no label but the teacher's: set relabel: true")
+            raise ValueError("distorted and mixed images can only have the teacher's labels: set relabel: true")
         return self
 
     def reads(self, name: str) -> bool:
-        """Whether it reads this input. LoRA adapters need `pretrain`; `select` needs the public set."""
+        """Return whether it reads this input. LoRA adapters need `pretrain`; `select` needs the public set."""
         if name == "teacher":
             return self.relabel or self.choose or self.teacher_guidance > 0
         if name == "frequency":

@@ -9,51 +9,55 @@ from sfumato.settings.fields import LearningRate, Positive, Scale, Settings, Sha
 
 
 class Classifier(Settings):
-    """A network trained to classify the public set, and on nothing else."""
+    """A classifier trained on the public set only."""
 
-    validation: ClassVar[float] = 0.1  # part of the public images on which its accuracy is measured
-    batch: ClassVar[int] = 128  # images in a step
+    validation: ClassVar[float] = 0.1  # Share of the public images used to measure its accuracy
+    batch: ClassVar[int] = 128  # Images per step
 
-    # a ResNet, or a network of unpadded convolutions whose first layer whitens patches, which trains faster
+    # Architecture: `residual` is a ResNet; `whitened` has unpadded convolutions after a layer that
+    # whitens patches, and trains faster
     network: Literal["residual", "whitened"] = "residual"
-    width: Positive = 32  # channels of the first layer; later ones have more
-    steps: Positive = 1500  # gradient steps
-    learning_rate: LearningRate = 0.01  # peak of a one-cycle schedule; 0.1 suits the whitened network
+    width: Positive = 32  # Channels of the first layer; later layers have more
+    steps: Positive = 1500  # Gradient steps
+    learning_rate: LearningRate = 0.01  # Peak learning rate of a one-cycle schedule; 0.1 suits the whitened network
 
 
 class Select(Settings):
     """Selection of public images, for the warm-up or for the release.
 
-    By votes: all images of the classes with the most votes (RPGen stage 1, PrivImage). By the teacher: of each
-    sensitive class, the images that the teacher is surest of.
+    Selection by votes keeps all images of the public classes with the most votes (RPGen stage 1, PrivImage). Selection
+    by the teacher keeps, for each sensitive class, the images that the teacher is most certain of.
     """
 
     chooser: ClassVar[str] = "by"
-    by: Literal["votes", "teacher"] = "votes"  # votes of `histogram` for public classes, or labels of `teacher`
-    ratio: Share = 0.05  # by votes: share of the public classes to keep, one class at least; 1 needs no histogram
-    images: Positive = 20_000  # by the teacher: images of all classes together, equally many of each
+    by: Literal["votes", "teacher"] = "votes"  # Criterion: `votes` of `histogram`, or labels by `teacher`
+    # Share of the public classes to keep, at least one class, if selected by votes; 1: all
+    # classes, without a histogram
+    ratio: Share = 0.05
+    # Number of images to keep, equally many per sensitive class, if selected by the teacher
+    images: Positive = 20_000
 
     def reads(self, name: str) -> bool:
         return name == "public" or name == {"votes": "histogram", "teacher": "teacher"}[self.by]
 
 
 class Fit(Settings):
-    """How a generator is fitted to noisy releases."""
+    """Fit of a generator to noisy releases."""
 
-    steps: Positive = 600  # gradient steps of Adam
-    batch: Positive = 200  # drawn images in a step
-    learning_rate: LearningRate = 8e-3  # falls to zero by a cosine
-    images: Positive = 20_000  # images drawn from the fitted generator, N_f
+    steps: Positive = 600  # Gradient steps of Adam
+    batch: Positive = 200  # Generated images per step
+    learning_rate: LearningRate = 8e-3  # Initial learning rate; it falls to zero along a cosine
+    images: Positive = 20_000  # Number N_f of images drawn from the fitted generator
 
 
 class Auxiliary(Fit):
-    """One-step generator fitted to the frequency release, and the images it draws (FETA-Pro §3.3)."""
+    """A one-step generator fitted to a noisy release, and images drawn from it (FETA-Pro §3.3)."""
 
-    latent: Positive = 32  # random numbers of an image
-    width: Positive = 40  # channels at half resolution
-    # the release that its images match; covariance fits Gaussians instead of a network
+    latent: Positive = 32  # Random numbers that each image is generated from
+    width: Positive = 40  # Channels at half resolution
+    # Release that the generator's images match; `covariance` fits Gaussians instead of a network
     target: Literal["frequency", "moments", "covariance"] = "frequency"
-    details: bool = False  # take detail finer than the Gaussians' from the public images
+    details: bool = False  # Take detail finer than the Gaussians' from public images; requires `target: covariance`
 
     def reads(self, name: str) -> bool:
         if name == "public":
@@ -63,88 +67,96 @@ class Auxiliary(Fit):
     @model_validator(mode="after")
     def details_of_gaussians(self) -> Self:
         if self.details and self.target != "covariance":
-            raise ValueError(f"details go with target: covariance, not with target: {self.target}: leave them out")
+            raise ValueError(
+                f"auxiliary.details requires auxiliary.target: covariance, not {self.target}: set details: false"
+            )
         return self
 
 
 class Refine(Fit):
-    """The generator fitted further: to both releases, and to what the teacher sees in its images."""
+    """Further fit of the generator, to both releases and to the teacher's labels of its images."""
 
-    learning_rate: ClassVar[float] = 4e-3  # type: ignore[misc]  # a constant here
+    learning_rate: ClassVar[float] = 4e-3  # type: ignore[misc]  # constant here
 
-    steps: Positive = 300  # gradient steps of Adam
+    steps: Positive = 300  # Gradient steps of Adam
 
 
 class Model(Strict):
     """The class-conditional U-Net, or a public text-to-image model.
 
-    `directory` selects a public model; `width` to `unshuffle` then have no effect.
+    Setting `directory` selects a public model; the keys from `width` to `unshuffle` then have no effect.
     """
 
-    label_dropout: ClassVar[float] = 0.1  # share of images shown without label in training
+    label_dropout: ClassVar[float] = 0.1  # Share of images shown without label in training
 
-    width: Positive = 32  # base channels, a multiple of 4
-    multipliers: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2, 2)  # channels of each level, times width
-    attention: tuple[int, ...] = (1,)  # levels with self-attention; 0 is the finest
-    blocks: Positive = 1  # residual blocks per level
-    unshuffle: Literal[1, 2, 4] = 1  # pixel-unshuffle stem: train at resolution / unshuffle
-    # a latent diffusion model in the layout of diffusers: a folder, or hub:owner/name[@revision]; None: our own network
+    width: Positive = 32  # Base channels, a multiple of 4
+    # Channels of each level, in multiples of `width`
+    multipliers: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2, 2)
+    attention: tuple[int, ...] = (1,)  # Levels with self-attention; 0 is the finest
+    blocks: Positive = 1  # Residual blocks per level
+    # Factor of the pixel-unshuffle stem: the network trains at resolution / unshuffle
+    unshuffle: Literal[1, 2, 4] = 1
+    # Latent diffusion model in the diffusers layout: a folder, or hub:owner/name[@revision]; None:
+    # the built-in network
     directory: str | None = None
-    # expected sha256 of that model, as `stage pretrain` prints it; None: not checked
+    # Expected sha256 of that model, as `stage pretrain` prints it; None: not checked
     sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
-    # side that images are resized to before they are encoded; None: the model's own
+    # Side in pixels to which images are resized before they are encoded; None: the model's own
     image_size: Positive | None = None
-    # template of the class prompts, with {class}, {article} or {number}; None: by data.dataset_id
+    # Template of the class prompts, with {class}, {article} or {number}; None: chosen by
+    # data.dataset_id
     prompt: str | None = None
-    prompts: dict[str, str] = Field(default={})  # class name -> its whole prompt, instead of the template
-    # owner's confirmation: a model without privacy.json was not made from sensitive images
+    prompts: dict[str, str] = Field(default={})  # Complete prompts by class name, instead of the template
+    # Owner's confirmation that a model without a privacy.json was not made from sensitive images
     declared_public: bool = False
 
     def network(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude={"declared_public", *PUBLIC_MODEL})
 
     def non_default(self) -> dict[str, Any]:
-        """What a plan holds: the keys of the network in use that differ from their defaults."""
+        """Return the keys of the network in use that differ from their defaults, for the plan."""
         used = PUBLIC_MODEL if self.directory else self.network()
         return self.model_dump(mode="json", exclude_defaults=True, include={*used})
 
 
-PUBLIC_MODEL = ("directory", "sha256", "image_size", "prompt", "prompts")  # the keys of a public model
+PUBLIC_MODEL = ("directory", "sha256", "image_size", "prompt", "prompts")  # keys of a public model
 
 
 class Amp(Strict):
     """Adversarial model perturbation (RPGen stage 2): descend at the worst weights nearby. Radius 0: plain training."""
 
-    rate: ClassVar[float] = 0.4  # η₁, of the ascent
-    steps: ClassVar[int] = 1  # of the ascent
+    rate: ClassVar[float] = 0.4  # Rate η₁ of the ascent
+    steps: ClassVar[int] = 1  # Steps of the ascent
 
-    radius: Annotated[float, Field(ge=0, le=1e5)] = 0.2  # γ
+    radius: Annotated[float, Field(ge=0, le=1e5)] = 0.2  # Largest L2 norm γ of the perturbation of all weights
 
 
 class Phase(Strict):
     """One phase of the warm-up: denoising training on released or public images."""
 
-    # stage whose images are drawn -> weight
+    # Stages whose images are shown, with their weights
     sources: Annotated[dict[Literal["central", "auxiliary", "refine", Warming, "public"], Scale], Field(min_length=1)]
-    steps: Positive  # of Adam; a recipe gives `part` instead, its part of those of all phases
-    batch: Positive = 64  # images per step
-    learning_rate: LearningRate = 3e-4  # of Adam
+    # Gradient steps of Adam. A recipe may give `part` instead, the phase's share of
+    # `pretrain.steps`
+    steps: Positive
+    batch: Positive = 64  # Images per step
+    learning_rate: LearningRate = 3e-4  # Learning rate of Adam
     augment: Annotated[int, Field(ge=0, le=14)] = 0  # RandAugment operations per image
-    amp: Amp | None = None  # `amp: true` in a recipe stands for that of all phases
+    amp: Amp | None = None  # Adversarial model perturbation; `amp: true` stands for `pretrain.amp`; None: off
 
 
 class Pretrain(Settings):
-    """The curriculum: phases in order. `part` of a phase is its part of `steps`.
+    """The curriculum: phases of training before DP-SGD. The `part` of a phase is its share of `steps`.
 
-    A phase has the batch and the learning rate of all, unless it names its own.
+    The batch and the learning rate apply to every phase that has none of its own.
     """
 
     chooser: ClassVar[str] = "phases"
-    phases: tuple[Phase, ...] = ()  # the phases in order
-    steps: Positive = 2000  # of all phases together
-    batch: Positive = 64  # images per step
-    learning_rate: LearningRate = 3e-4  # of Adam
-    amp: Amp = Amp()  # of the phases that ask for it
+    phases: tuple[Phase, ...] = ()  # Phases, in order
+    steps: Positive = 2000  # Gradient steps of all phases together
+    batch: Positive = 64  # Images per step
+    learning_rate: LearningRate = 3e-4  # Learning rate of Adam
+    amp: Amp = Amp()  # Adversarial model perturbation in phases with `amp: true`
 
     @model_validator(mode="before")
     @classmethod
@@ -171,5 +183,5 @@ class Pretrain(Settings):
         return {**values, "phases": filled}
 
     def reads(self, name: str) -> bool:
-        """Of a phase that shows public images, the selection too."""
+        """Return whether a phase shows images of this input; the selection counts as `public`."""
         return any({"select": "public"}.get(name, name) in phase.sources for phase in self.phases)

@@ -63,7 +63,9 @@ def read_artifact(path: Path, stage: str | None = None, *, allow_local: bool = F
     if problems := changed_files(path, said.files):
         raise DataError(f"{path}: {problems[0]}. {mended(artifact.stage)}")
     if artifact.local and not allow_local:
-        raise DataError(f"{path} is local: it holds numbers from real images without noise, so no release may use it")
+        raise DataError(
+            f"{path} is local: it contains numbers from real images without noise, so no release may use it"
+        )
     return artifact
 
 
@@ -87,14 +89,14 @@ def refuse_links(*folders: Path) -> None:
     """Raise DataError if one of the folders, or anything below the last, is a link or a device."""
     for path in (*folders, *folders[-1].rglob("*")):
         if path.is_symlink() or (path.exists() and not path.is_dir() and not path.is_file()):
-            raise DataError(f"{path} is a link or no regular file: put a copy in its place")
+            raise DataError(f"{path} is a link or not a regular file: replace it by a copy")
 
 
 def mended(stage: str) -> str:
     """Describe how to replace an invalid artifact: DVC trusts the read-only files of its cache."""
     return (
-        f"`chmod -R u+w .dvc/cache` and `dvc repro` mend it: DVC checks its copies, and makes what does not hold anew. "
-        f"A query puts its kept release back, at no cost; without DVC, `stage {stage}` does"
+        "Run `chmod -R u+w .dvc/cache` and `dvc repro`: DVC then verifies its cache and rebuilds what is damaged. A "
+        f"query restores its kept release at no cost; without DVC, run `stage {stage}`"
     )
 
 
@@ -204,4 +206,4 @@ def check_out(out: Path, stage: str) -> None:
     with passing_over(*UNREADABLE):
         writer = read_json(out / PRIVACY).get("stage")
     if writer != stage:
-        raise ConfigError(f"--out {out} holds something else than an artifact of `{stage}`: remove it, or name another")
+        raise ConfigError(f"--out {out} is not an artifact of `{stage}`: remove it, or name another folder")

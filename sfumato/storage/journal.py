@@ -95,7 +95,7 @@ class Journal:
             return []
         entries = self._checked(*self._secrets())
         if self._aside() and ADOPT not in {entry["kind"] for entry in entries}:
-            raise BudgetError(f"{self.path} is not whole, for `stage ledger adopt` was interrupted: run it again")
+            raise BudgetError(f"{self.path} is incomplete, because `stage ledger adopt` was interrupted: run it again")
         return entries
 
     def records(self) -> list[dict]:
@@ -176,7 +176,7 @@ class Journal:
 
     def _secrets(self) -> tuple[bytes, str]:
         """Return salt and newest head."""
-        begin = "run `stage prepare sensitive`, or set SFUMATO_STATE to where it is"
+        begin = "run `stage prepare sensitive`, or set SFUMATO_STATE to its state directory"
         missing = f"the journal {self.path} was never begun: {begin}"
         broken = f"{self.anchor} cannot be read"
         if not self.anchor.exists() and any('"head"' in line for line in self.lines()):
@@ -238,7 +238,9 @@ class Journal:
             except OSError:
                 whole = False
             if not whole:
-                raise BudgetError(f"{self.path} could not be written whole: make room on its disk and run again")
+                raise BudgetError(
+                    f"{self.path} could not be written completely: free space on its disk, and run the command again"
+                )
             if not content:
                 sync(self.path.parent)  # the folder contains the name of a new journal
         finally:

@@ -92,7 +92,7 @@ class Allowance:
             raise DataError(
                 f"{self.path} expands to more than {self.limit:,} bytes. It may take {EXPANSION} times its own size "
                 f"({LARGEST_PICTURE:,} bytes if that is more), and what is free in {self.folder}. "
-                "If it holds what it should, unpack it by hand and give the folder."
+                "If its content is as expected, unpack it by hand and name the folder."
             )
 
 

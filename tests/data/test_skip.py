@@ -63,7 +63,7 @@ def test_a_share_may_be_written_with_a_percent_sign(share, value):
 def test_another_share_is_refused(share):
     with pytest.raises(ValueError, match="skip"):
         data(Path("in"), skip=share)
-    with pytest.raises(ValueError, match=r"data\.skip is of imagefolder and webdataset"):
+    with pytest.raises(ValueError, match=r"data\.skip applies only to data\.source imagefolder, webdataset"):
         Data(source="digits", skip="1%")
 
 

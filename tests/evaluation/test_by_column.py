@@ -68,8 +68,8 @@ def test_the_cells_stay_with_their_images_in_the_private_hold_out_only(clinic, t
 
 
 def test_a_column_without_a_table_is_refused(clinic, tmp_path):
-    with pytest.raises(ValueError, match="compare_by is of imagefolder"):
+    with pytest.raises(ValueError, match="compare_by applies only to data.source imagefolder"):
         Data(dataset_id="x", source="npz", path="x.npz", compare_by="sex")
     Path(clinic.path, "metadata.csv").unlink()
-    with pytest.raises(Exception, match="holds no metadata"):
+    with pytest.raises(Exception, match="contains no metadata"):
         prepare_sensitive(clinic, tmp_path / "state", tmp_path / "card.json", tmp_path / "raw")

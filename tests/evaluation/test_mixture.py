@@ -119,5 +119,5 @@ def test_the_release_is_the_mixture_that_was_chosen(quick, monkeypatch, name):
 @pytest.mark.parametrize("sources", [{"select": 1}, {"auxiliary": 1}])
 def test_a_choice_needs_public_images_and_drawn_ones(sources):
     made = params(recipe="teacher-mixed", synthesize={"sources": sources, "choose": True})
-    with pytest.raises(ConfigError, match="compares sources with select and without: name both"):
+    with pytest.raises(ConfigError, match="requires select and another stage in synthesize.sources"):
         make_plan(made, card())

@@ -68,7 +68,7 @@ def test_nothing_is_judged_on_a_handful_of_images_of_a_class_or_none(labels):
     for more in ({}, {"real": None}, {"teacher": teacher}):
         found = judged(0.9, labels=labels, **more)
         assert found["level"] == "cannot be judged" and found["learned"] is None
-        assert f"has {len(labels) - 750} images of a class, and 10 of each are needed" in found["sentence"]
+        assert f"one class has {len(labels) - 750} hold-out images, and 10 per class are needed" in found["sentence"]
         assert "real images" not in found["sentence"] and "teacher" not in found["sentence"]
     assert judged(0.9, labels=np.repeat(np.arange(4), [250, 250, 250, 10]))["level"] == "good"
 
@@ -76,7 +76,7 @@ def test_nothing_is_judged_on_a_handful_of_images_of_a_class_or_none(labels):
 def test_the_verdict_says_whether_public_images_joined():
     chosen = {"chosen": "without public images", "agreement": {}}
     assert (
-        "It was made without public images, as the students of both mixtures decided."
+        "It was made without public images, by a comparison of classifiers trained on both mixtures."
         in judged(0.89, mixture=chosen)["sentence"]
     )
     assert "public" not in judged(0.89)["sentence"] + judged(0.89, mixture=None)["sentence"]

@@ -157,7 +157,7 @@ def pickled(path: Path, ran: Path) -> Path:
     return path
 
 
-ASKED = r"none is run. Name a classification model of torchvision in `architecture`.*safetensors: docs/howto.md"
+ASKED = r"programs are not run. Set `architecture` to a classification model of torchvision.*safetensors .docs/howto.md"
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
@@ -297,6 +297,6 @@ def test_a_feature_and_its_network_go_together(given):
 
 @pytest.mark.parametrize("given", [{"mean": (0.5, 0.5)}, {"std": (1.0,) * 4}, {"channels": 1, "mean": (0.1,) * 3}])
 def test_a_mean_or_deviation_for_each_channel_or_one_for_all(given):
-    with pytest.raises(ValidationError, match="one number each, or"):
+    with pytest.raises(ValidationError, match="1 number or one per channel"):
         OwnNetwork(**OWN_NETWORK | given)
     OwnNetwork(**OWN_NETWORK | {"mean": (0.1, 0.2, 0.3), "std": (1.0,)})

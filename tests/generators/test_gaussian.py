@@ -129,7 +129,7 @@ def test_a_generator_is_read_as_it_was_written(clouds, tmp_path):
 
 
 def test_details_without_gaussians_are_refused():
-    with pytest.raises(ValueError, match="details go with target: covariance"):
+    with pytest.raises(ValueError, match="details requires auxiliary.target: covariance"):
         Auxiliary(details=True)
     assert Auxiliary(target="covariance").reads("covariance") and not Auxiliary(target="covariance").reads("frequency")
     assert Auxiliary(target="covariance", details=True).reads("public") and not Auxiliary().reads("public")

@@ -40,11 +40,11 @@ def test_with_many_units_smaller_images_teach_less_and_with_few_more():
 def test_what_the_advice_asks_for_is_the_next_level(units):
     order, level = list(VERDICT_LEVELS), level_of(expected_part("grey", units))
     said = advice("grey", units, 1.0, "persons")
-    assert f"{units:,} persons at ε = 1 behave as {units // 10:,} at ε = 10" in said
-    assert "as 300 at ε = 1" in advice("grey", 30, 10.0, "persons")
+    assert f"{units:,} persons at ε = 1 are worth {units // 10:,} at ε = 10" in said
+    assert "worth 300 at ε = 1" in advice("grey", 30, 10.0, "persons")
     if level == "good":
         return
-    found = re.fullmatch(r".*; ([\d,]+) persons, or ε = ([\d.]+), would make it (\w+)", said)
+    found = re.fullmatch(r".*\. With ([\d,]+) persons, or ε = ([\d.]+), the forecast would be (\w+)", said)
     assert found[3] == order[order.index(level) - 1]
     for product in (float(found[1].replace(",", "")), float(found[2]) * units):
         assert level_of(expected_part("grey", product)) == found[3]

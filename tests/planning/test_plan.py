@@ -183,7 +183,7 @@ def test_amp_is_of_the_phases_that_ask_for_it():
             r"select\.ratio=0\.16 keeps 2 of 15 public classes.*at least 0.6667",
         ),
         (public_card("abcdefghijklmno"), {"recipe": "privimage", "select": {"ratio": 0.6667}}, None),
-        (public_card("abc"), {"recipe": "privimage"}, "take another"),
+        (public_card("abc"), {"recipe": "privimage"}, "use another"),
         (public_card("abc"), {"recipe": "teacher-public", "select": {"images": 10**9}}, "select.images=1000000000"),
         (public_card("abcdefghijkl", "procedural"), {}, r"public\.source=glyphs, but procedural was prepared"),
     ],
@@ -219,13 +219,16 @@ def test_phases_share_the_steps_by_their_parts():
         ({"central": {"noise": "free"}}, "central.noise.*multiplier"),
         ({"central": {"noise": 0}}, "central.noise"),
         ({"frequency": {"noise": "rest"}}, "exactly one stage"),
-        ({"run": ["count", "auxiliary", "pretrain", "finetune", "synthesize"]}, "auxiliary needs frequency"),
-        ({"run": ["count", "frequency", "central", "pretrain", "finetune", "synthesize"]}, "pretrain needs auxiliary"),
+        ({"run": ["count", "auxiliary", "pretrain", "finetune", "synthesize"]}, "auxiliary requires frequency"),
+        (
+            {"run": ["count", "frequency", "central", "pretrain", "finetune", "synthesize"]},
+            "pretrain requires auxiliary",
+        ),
         ({"recipe": "full", "public": {"enabled": False}}, r"public\.enabled was removed: .*run"),
-        ({"recipe": "full", "select": {"by": "votes"}}, "select.ratio below 1 needs histogram"),
+        ({"recipe": "full", "select": {"by": "votes"}}, "select.ratio below 1 requires histogram"),
         ({"recipe": "dp-feta-mode", "central": {"max_norm": 3.0}}, "central.max_norm=3.0 has no effect on the mode"),
-        ({"recipe": "full", "run": without("teacher")}, r"select\.by=teacher needs teacher"),
-        ({"recipe": "full", "run": without("select")}, "pretrain needs select"),
+        ({"recipe": "full", "run": without("teacher")}, r"select\.by=teacher requires teacher"),
+        ({"recipe": "full", "run": without("select")}, "pretrain requires select"),
         ({"run": ["count", "sinthesize"]}, "sinthesize.*did you mean 'synthesize'"),
         ({"run": ["count", "data"]}, "'data' is not a stage"),
         ({"run": ["count"]}, "nothing would be released"),
@@ -233,23 +236,26 @@ def test_phases_share_the_steps_by_their_parts():
         ({"recipe": "full", "public": {"source": "glyhps"}}, "public.source.*did you mean 'glyphs'"),
         ({"evaluate": {"classifiers": ["cnm"]}}, "evaluate.classifiers.*did you mean 'cnn'"),
         ({"evaluate": {"fidelity": ["mnd"]}}, "evaluate.fidelity.*did you mean 'mind'"),
-        ({"evaluate": {"weights": "w.pth"}}, r"evaluate\.weights needs evaluate.extractor: inception, not embedded"),
-        ({"evaluate": {"fidelity": ["inception_score"]}}, "inception_score needs evaluate.extractor: inception"),
+        ({"evaluate": {"weights": "w.pth"}}, r"evaluate\.weights requires evaluate.extractor: inception, not embedded"),
+        ({"evaluate": {"fidelity": ["inception_score"]}}, "inception_score requires evaluate.extractor: inception"),
         ({"frequency": {"features": [{"map": "pixel"}]}}, "frequency.features.*did you mean 'pixels'"),
         (TEACHER | {"teacher": {"features": [{"map": "patch"}, {"map": "pixels"}]}}, "teacher.feature.*mean 'patches'"),
-        (TEACHER | {"teacher": {"features": [{"map": "classifier"}, {"map": "pixels"}]}}, "teacher.*needs classifier"),
+        (
+            TEACHER | {"teacher": {"features": [{"map": "classifier"}, {"map": "pixels"}]}},
+            "teacher.*requires classifier",
+        ),
         (
             TEACHER | {"teacher": {"features": [{"map": "pixels"}, {"map": "own", "network": OWN_NETWORK}]}},
             "teacher: x: set its declared_public: true",
         ),
-        ({"recipe": "full", "finetune": {"trainable": "salient-lora"}}, "salient-lora needs saliency"),
+        ({"recipe": "full", "finetune": {"trainable": "salient-lora"}}, "salient-lora requires saliency"),
         ({"recipe": "full", "select": {"ratio": 1.5}}, "select.ratio"),
         ({"recipe": "full", "saliency": {"ratio": 0}}, "saliency.ratio"),
         ({"synthesize": {"sources": {"oracle": 1}}}, "sources"),
-        ({"recipe": "teacher-generator", "synthesize": {"teacher_guidance": 1}}, "guides diffusion models.*none"),
-        ({"recipe": "feta-pro", "synthesize": {"teacher_guidance": 1}}, "synthesize needs teacher"),
+        ({"recipe": "teacher-generator", "synthesize": {"teacher_guidance": 1}}, "requires a diffusion model"),
+        ({"recipe": "feta-pro", "synthesize": {"teacher_guidance": 1}}, "synthesize requires teacher"),
         ({"privacy": {"delta": 0.01}}, "1/privacy.size_hint"),
-        ({"data": {"holdout_fraction": 0}}, "leaves evaluate nothing to judge by"),
+        ({"data": {"holdout_fraction": 0}}, "leaves evaluate without hold-out images"),
         ({"data": {"source": "imagefolder", "path": "x"}}, "dataset_id"),
         ({"profile": None, "recipe": "dpdm"}, "size_hint is missing"),
         ({"central": {"statistic": "mode", "max_norm": 3}}, "max_norm"),
@@ -263,10 +269,10 @@ def test_phases_share_the_steps_by_their_parts():
             {"pretrain": {"phases": [{"sources": {"central": 1}, "amp": {"rate": 1}}]}},
             r"pretrain\.phases\.0\.amp\.rate was removed: delete it; .*is 0\.4",
         ),
-        ({"pretrain": {"median": 2}}, "unknown key 'pretrain.median'.*earlier versions, the changelog"),
+        ({"pretrain": {"median": 2}}, "unknown key 'pretrain.median'.*earlier versions, see the changelog"),
         ({"model": {"width": 30}}, "model.width"),
         ({"model": {"unshuffle": 4}, "data": {"dataset_id": "other"}}, "other"),
-        ({"recipe": "teacher-gaussian", "run": ALL_OF_BOTH}, "refine fits a network further"),
+        ({"recipe": "teacher-gaussian", "run": ALL_OF_BOTH}, "refine requires a network"),
     ],
 )
 def test_mistakes_are_named_with_their_key(content, message):
@@ -409,7 +415,7 @@ def test_a_hint_that_weakens_the_guarantee_is_said(privacy, words):
 def test_a_count_that_is_mostly_noise_is_said_and_stays_as_it_was(noise, classes, said):
     """72 and -5 for two classes of 100. Another default would make every project that has it spend again."""
     loaded = params(recipe="dp-merf", count={"noise": noise}, privacy={"size_hint": 2000})
-    found = [warning for warning in warnings_of(loaded, 1e-5, classes) if "count.noise=50 blurs" in warning]
+    found = [warning for warning in warnings_of(loaded, 1e-5, classes) if "count.noise=50 is large" in warning]
     assert bool(found) == said and ("about 100:" in "".join(found)) == said and Count().noise == 50
 
 

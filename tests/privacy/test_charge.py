@@ -282,11 +282,11 @@ def test_an_open_run_of_the_same_plan_is_not_paid_for_a_second_time(owner):
     """Two clones whose `pretrain` gave other bytes: the digests of their inputs differ, and the plan is the same."""
     held = owner.open(THREE, inputs=["one"])
     for inputs in ("one", "two"):
-        with pytest.raises(BudgetError, match="held by another process"):
+        with pytest.raises(BudgetError, match="locked by another process"):
             owner.open(THREE, inputs=[inputs])
     assert held.used == 0
     held._lock.close()  # a kill; then the free stage is run again
-    with pytest.raises(BudgetError, match="on other inputs.*Restore them.*spend_again: {count: 1}"):
+    with pytest.raises(BudgetError, match="with different inputs.*Restore the old ones.*spend_again: {count: 1}"):
         owner.open(THREE, inputs=["two"])
     assert len(owner.odometer.opened()) == 1
     again = owner.open(THREE, inputs=["two"], again=1)  # as asked
@@ -321,13 +321,13 @@ def test_a_charge_over_the_lifetime_is_refused_with_what_was_spent_on_what_and_t
     with pytest.raises(BudgetError, match="lifetime_epsilon") as refusal:
         third(one)
     words = str(refusal.value)
-    assert f"count {one:.3g} (1 ×)" in words and "central " in words and f"count {one:.3g}, now to come" in words
+    assert f"count {one:.3g} (1 ×)" in words and "central " in words and f"the next run (count {one:.3g})" in words
     assert "keep the old release" in words and "raise privacy.lifetime_epsilon to" in words
-    assert "lower this plan" not in words, "the limit is exceeded already: no plan is small enough"
+    assert "smaller privacy.epsilon" not in words, "the limit is exceeded already: no plan is small enough"
     assert len(owner.odometer.opened()) == 2
     raised = float(re.search(r"lifetime_epsilon to ([\d.]+)", words)[1])
     third(raised)  # what it asks for is enough
-    with pytest.raises(BudgetError, match="or lower this plan: a smaller privacy.epsilon"):
+    with pytest.raises(BudgetError, match="or set a smaller privacy.epsilon for this plan"):
         third(1.05 * raised, "fourth")
 
 
@@ -386,9 +386,9 @@ def test_by_the_exact_accountant_a_lifetime_counts_what_projects_of_before_spent
     def second(limit: float, accountant: str) -> None:
         owner.open(plan="second", permission=SpendingPolicy(delta=1e-5, lifetime_epsilon=limit, accountant=accountant))
 
-    with pytest.raises(BudgetError, match="would make it"):
+    with pytest.raises(BudgetError, match="would bring it to"):
         second(exact - 1e-6, "exact")
-    with pytest.raises(BudgetError, match="would make it"):
+    with pytest.raises(BudgetError, match="would bring it to"):
         second(renyi - 1e-6, "rdp")  # a project of before counts no less than it did
     second(exact + 1e-6, "exact")
     assert owner.odometer.events() == both

@@ -101,7 +101,7 @@ NO_OTHERS = {key: value for key, value in NO_NUMBER.items() if key not in ("othe
 EDITS = {
     "epsilon lowered": (lambda x: x["epsilon"].update(rdp=0.1), "records come to"),
     "epsilon lowered a little": (lambda x: x["epsilon"].update(rdp=0.999 * x["epsilon"]["rdp"]), "records come to"),
-    "epsilon added": (lambda x: x["epsilon"].update(best=0.01), "epsilon \\(best\\) is by no accountant"),
+    "epsilon added": (lambda x: x["epsilon"].update(best=0.01), "epsilon \\(best\\) belongs to no accountant"),
     "epsilon of a stage lowered": (lambda x: x["stages"]["count"].update(epsilon=0.0), "its epsilon of count is 0"),
     "share of a stage lowered": (lambda x: x["stages"]["count"].update(share=0.0), "its share of count is 0"),
     "cost of a stage without records": (lambda x: x["stages"]["central"].update(epsilon=-1.0), "epsilon of central"),
@@ -120,7 +120,7 @@ EDITS = {
     "delta too large": (lambda x: x.update(delta=0.01), "1/size_hint"),
     "delta that means nothing": (lambda x: x.update(delta=0.3, size_hint=3), "with that probability there is no"),
     "record renamed": (lambda x: record_in(x, COUNT).update(id=f"{7:032x}"), "table of stages"),
-    "record twice": (lambda x: x["records"].append(COUNT), "lists a record twice"),
+    "record twice": (lambda x: x["records"].append(COUNT), "contains a record twice"),
     "record no record": (lambda x: x["records"].append(None), "record 2 is not a whole record"),
     "id no text": (lambda x: record_in(x, COUNT).update(id=7), "record 0 has no id"),
     "id a path": (lambda x: record_in(x, COUNT).update(id="../odometer"), "record 0 has no id"),
@@ -129,13 +129,16 @@ EDITS = {
     "field missing": (lambda x: record_in(x, COUNT).pop("adjacency"), "not a whole record"),
     "odometer emptied": (lambda x: x["odometer"].update(charges=0, epsilon=0.0), "its odometer's charges is 0"),
     "odometer lowered": (lambda x: x["odometer"].update(epsilon=0.1), "its odometer's epsilon is 0.1"),
-    "odometer complete": (lambda x: x["odometer"].update(complete=True), "complete without the head of a journal"),
-    "odometer with any head": (lambda x: x["odometer"].update(complete=True, head="all"), "that head is not one"),
+    "odometer complete": (lambda x: x["odometer"].update(complete=True), "complete, but does not have a valid head"),
+    "odometer with any head": (lambda x: x["odometer"].update(complete=True, head="all"), "does not have a valid head"),
     "odometer with more than a head": (
         lambda x: x["odometer"].update(complete=True, head="f" * 64 + " <p>"),
-        "that head is not one",
+        "does not have a valid head",
     ),
-    "odometer of another": (lambda x: x["odometer"].update(dataset_id="other"), "of which it holds no record"),
+    "odometer of another": (
+        lambda x: x["odometer"].update(dataset_id="other"),
+        "it contains no record of that dataset",
+    ),
     "units mixed": (lambda x: record_in(x, COUNT).update(OF_GROUPS), "different units"),
     "unit unknown": (lambda x: record_in(x, COUNT).update(unit="one person"), "unit 'one person', which is unknown"),
     "unit without a weight": (lambda x: record_in(x, COUNT).update(unit=UNITS[GROUP]), "contradicts"),
@@ -218,7 +221,7 @@ def test_a_ledger_that_the_lock_does_not_know_is_found(tmp_path):
     ledger = ledger_of(COUNT)
     path, lock = locked(tmp_path, ledger)
     path.write_text(path.read_text() + " ")
-    assert any("another md5" in p for p in lock_problems(ledger, path, lock))
+    assert any("a different md5" in p for p in lock_problems(ledger, path, lock))
     lock.write_text("schema: '2.0'\nstages: {}")
     assert any("does not list" in p for p in lock_problems(ledger, path, lock))
 
@@ -358,7 +361,7 @@ HELD = {
     "another input's record is missing": ({"auxiliary": [COUNT]}, "artifacts/auxiliary lacks records of frequency"),
     "its own record is missing": (
         {"frequency": [COUNT], "auxiliary": [COUNT]},
-        "artifacts/frequency holds no record of its own charge",
+        "artifacts/frequency contains no record of its own charge",
     ),
 }
 
@@ -397,7 +400,7 @@ def test_ledger_and_artifacts_set_the_same_data_sets_apart(tmp_path):
         together = build_ledger(BUDGET, {r["id"]: r for r in (NORTH, SOUTH)}, [])
         for ledger, apart in ((merged_ledger(), APART), (together, ())):
             problems = artifact_problems(ledger, folder)
-            assert any("sets data sets apart" in problem for problem in problems) == (apart != declared), problems
+            assert any("declaration of owners" in problem for problem in problems) == (apart != declared), problems
 
 
 def test_the_second_opinion_is_on_the_person_who_pays_most(tmp_path, monkeypatch):

@@ -59,7 +59,7 @@ def test_a_line_that_the_disk_takes_only_a_piece_of_is_no_charge(tmp_path, monke
     with monkeypatch.context() as patched:
         write = os.write
         patched.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:10]))
-        with pytest.raises(BudgetError, match="make room"):
+        with pytest.raises(BudgetError, match="free space on its disk"):
             odometer.append("open", record={"id": "lost"})
     odometer.append("local", purpose="second")
     assert purposes(odometer) == ["first", "second"]

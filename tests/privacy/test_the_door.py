@@ -376,6 +376,6 @@ def test_numbers_from_real_images_never_land_in_an_artifact(here):
     with writing(here / "shared", "count"):
         pass
     for file in (here / "shared" / "x.csv", here / "shared" / "deep" / "x.csv", Path("artifacts/x/y.csv")):
-        with pytest.raises(ConfigError, match="lies in the artifact"):
+        with pytest.raises(ConfigError, match="is in the artifact"):
             check_local("--out", file)
     check_local("--out", here / "evaluation" / "x.csv")

@@ -141,7 +141,7 @@ def test_the_card_says_which_images_are_public_and_which_are_no_plain_ones():
     both = card(sources={"select": 400, "finetune": 800})
     assert "800 were drawn by generative models" in both and "400 are **public images" in both
     varied = card(kinds={"plain": 600, "distorted": 400, "blend": 200})
-    assert "600 are as they were drawn, 400 warped, textured" in varied
+    assert "600 are as they were drawn, 400 are warped, textured" in varied
     assert "none of them distorted or blended](grid.png)" in varied and 'kinds=["plain"]' in varied
     assert "as they were drawn" not in card()
 
@@ -149,6 +149,6 @@ def test_the_card_says_which_images_are_public_and_which_are_no_plain_ones():
 def test_the_card_says_of_gaussians_what_is_not_of_the_sensitive_images():
     of_gaussians = {name: record | {"stage": "covariance"} for name, record in records().items()}
     told = card(sources={"auxiliary": 1200}, records=of_gaussians)
-    assert "in their low frequencies only" in told and "public images, recoloured" in told
+    assert "in their low frequencies only" in told and "recoloured public images" in told
     assert "low frequencies" not in card(sources={"auxiliary": 1200})
     assert "low frequencies" not in card(sources={"finetune": 1200}, records=of_gaussians)

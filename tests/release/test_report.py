@@ -93,7 +93,7 @@ def test_the_line_of_all_time_counts_the_release_and_says_where_it_is_incomplete
     """Beside an empty state directory it said that no charge was ever opened."""
     release, ledger = write_release(tmp_path / "synthesize"), write_ledger(tmp_path / "ledger.json")
     page = " ".join(report_page(release, ledger).split())
-    assert "At least 2 charges were ever opened on dataset clinic-2026" in page and "This is incomplete" in page
+    assert "At least 2 charges were ever opened on dataset clinic-2026" in page and "This total is incomplete" in page
     assert "0 charges" not in page
     write_ledger(ledger, change=lambda x: x["odometer"].update(complete=True, head="0" * 64))
     page = " ".join(report_page(release, ledger).split())
@@ -242,9 +242,9 @@ def test_the_owners_edition_says_that_it_is_local_on_top_and_on_every_printed_pa
 def test_the_owners_edition_shows_the_evaluation_and_is_no_artifact(desk, tmp_path):
     assert "not to be shared" in desk("--audience", "owner")
     text = (tmp_path / "evaluation" / "report.html").read_text()
-    for words in ("The verdict: fair (81 %", "83.2 ± 1.2", "7.654", "only 12 images"):
+    for words in ("Verdict: fair (81 %", "83.2 ± 1.2", "7.654", "only 12 images"):
         assert words in text
-    assert text.index("The verdict: fair") < text.index("<section"), "before all else"
+    assert text.index("Verdict: fair") < text.index("<section"), "before all else"
     assert text.count("data:image/png") == 2
     assert not (tmp_path / "evaluation" / PRIVACY).exists() and not (tmp_path / "artifacts" / "report").exists()
 
@@ -265,7 +265,7 @@ def test_the_owners_edition_marks_the_project_on_the_curve_of_public_runs(desk, 
 def test_the_last_page_says_what_was_released_what_it_cost_and_what_may_be_shared(desk):
     said = desk("--audience", "owner")
     assert "12 synthetic images (8 plain, 4 distorted), grey, 8 × 8, 2 classes" in said
-    assert "one image with its label, of dataset clinic-2026" in said
+    assert "one image with its label, in dataset clinic-2026" in said
     assert f"ε = {bound_text(read_ledger(Path('ledger.json'))['epsilon']['rdp'])} of 10" in said
     assert "artifacts/synthesize/, artifacts/report/, ledger.json\n" in said and "git add ledger.json (" in said
     for name in (".gitignore", "README.md", "params.yaml", "pipelines/own.yaml", "artifacts/teacher/card.json"):
@@ -373,7 +373,7 @@ def test_a_declared_size_is_said(tmp_path):
     records = [{**r, "adjacency": "zero-out-one"} for r in RECORDS]
     release, ledger = write_release(tmp_path / "synthesize", records), write_ledger(tmp_path / "ledger.json", records)
     page = report_page(release, ledger)
-    assert "declares that the set holds exactly 1\u202f500 images" in page and "put a blank in its place" in page
+    assert "declares that the set contains exactly 1\u202f500 images" in page and "put a blank in its place" in page
     assert "is not disclosed" not in page
 
 
@@ -426,7 +426,7 @@ def test_a_release_of_persons_speaks_of_persons_and_one_of_images_of_images(tmp_
         text = " ".join(report_page(release, write_ledger(tmp_path / f"{name}.json", records)).split())
         plain = text.split('<h2 id="plain">')[1].split("</section>")[0]
         assert bool(told.search(text)) == (name == "images"), told.findall(text)
-        assert f"for each of about 1 500 {name} (" in plain and "not said yet" not in plain
+        assert f"for each of about 1 500 {name} (" in plain and "not stated yet" not in plain
 
 
 def test_the_first_half_page_says_who_what_for_whom_how_long_and_what_may_go_wrong(tmp_path):
@@ -442,6 +442,6 @@ def test_the_first_half_page_says_who_what_for_whom_how_long_and_what_may_go_wro
     told = report_page(tmp_path / "told", ledger)
     for said in about.values():
         assert said in told.split('<h2 id="plain">')[1].split("</section>")[0] and said not in bare
-    assert "Not said yet (release.retention" in owners and "ot said yet" not in bare + told
+    assert "Not stated yet (set release.retention" in owners and "ot stated yet" not in bare + told
     assert f"({percent_up(default_delta(HINT) * HINT)} % added up)" in bare
     assert bare.index('id="plain"') < bare.index('id="released"')

@@ -54,7 +54,7 @@ def test_a_size_of_another_form_is_refused(size):
         *(({"synthesize": {"sources": {"auxiliary": table}}}, "by ε") for table in WEIGHTS),
         *(({"data": {"dataset_id": name}}, "dataset_id") for name in ("../up", "", "a/b", ".hidden", "x" * 65)),
         *(
-            ({"finetune": {"noise_levels": {"law": "timesteps", "bounds": bounds}}}, "bounds must rise")
+            ({"finetune": {"noise_levels": {"law": "timesteps", "bounds": bounds}}}, "expected . rising integers")
             for bounds in ((0, 1000), (0, 800, 200, 1000), (0, 200, 800, 1200))
         ),
         ({"privacy": {"epsilon": 10}, "synthesize": {"sources": {"select": {1: 2, 10: 0}}}}, r"synthesize\.sources"),
@@ -76,9 +76,16 @@ def test_what_means_nothing_is_refused(content, message):
 )
 def test_true_is_no_number_and_no_text(content, key):
     """Python takes it for 1, and would spend so much."""
-    with pytest.raises(ConfigError, match=f"params.yaml: {key} takes neither true nor false"):
+    with pytest.raises(ConfigError, match=f"params.yaml: {key} is true or false"):
         validate(content, Path("params.yaml"))
     assert validate({"data": {"different_people": True}}, Path("params.yaml")).data.different_people
+
+
+def test_a_fault_of_several_keys_names_its_section_only():
+    with pytest.raises(ConfigError) as refusal:
+        validate({"frequency": {"noise": {"one": "3%"}}}, Path("params.yaml"))
+    assert str(refusal.value).startswith("params.yaml: frequency: 'one' is a key of a table by ε")
+    assert "={" not in str(refusal.value)
 
 
 def numbers_in(node: object) -> Iterator[dict]:

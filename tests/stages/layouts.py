@@ -196,8 +196,8 @@ def littered(write):
 WHOLE = "- n - - y"  # name, no two of one person, minutes, size, write
 PERSONS = "- - - y"
 REPEATED = "- - - - - y"  # the beginnings of names, or the ids in a column, are persons
-ASKED = "the names found for classes would be published"
-ORDER = "which are classes"
+ASKED = "the class names found would be published"
+ORDER = "which level is the class"
 
 
 @dataclass(frozen=True)

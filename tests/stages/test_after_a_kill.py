@@ -15,8 +15,8 @@ IMAGES = 200
 ONE_SHOT = {
     "in the query": ("stages.count.query_count", "goes on"),
     "while it is written": ("stages.count.save_counts", "goes on"),
-    "before it is journalled": ("sfumato.privacy.charge.Charge.close", "put back"),
-    "before it is taken over": ("stages.runner.copy_directory", "put back"),
+    "before it is journalled": ("sfumato.privacy.charge.Charge.close", "restored, nothing"),
+    "before it is taken over": ("stages.runner.copy_directory", "restored, nothing"),
 }
 DP_SGD = {  # the call that dies, and which of them
     "before the first step": ("sfumato.dpsgd.run.step", 1),
@@ -58,14 +58,14 @@ def test_the_plan_says_that_an_open_charge_goes_on_and_counts_it_once(desk, kill
     name, becomes = ONE_SHOT[moment]
     desk.run_all("prepare sensitive", "prepare public", "plan")
     killed_at("count", name)
-    closed = becomes == "put back" and not moment.endswith("journalled")
-    word = "already released as" if becomes == "put back" else "goes on at no further cost"
+    closed = becomes == "restored, nothing" and not moment.endswith("journalled")
+    word = "already released as" if becomes == "restored, nothing" else "resumes at no further cost"
     text = desk.run("plan --dry-run", f"count: {word}", "next: `dvc repro` will spend: central")
     assert "would spend" not in next(line for line in text.splitlines() if line.startswith("count:"))
     desk.run("doctor", word)
     desk.run("plan")
     assert len([entry for entry in desk.journal if entry["kind"] == "close"]) == closed
-    assert ("put back" in desk.run("count")) == (becomes == "put back")
+    assert ("restored, nothing" in desk.run("count")) == (becomes == "restored, nothing")
     assert desk.opened == ["count"]
     desk.run("plan --dry-run", "count: already released as", "next: `dvc repro` will spend: central")
 
@@ -76,7 +76,7 @@ def test_a_full_disk_loses_no_charge(desk, killed_at):
         killed_at("count", name, end=OSError(errno.ENOSPC, "No space left on device"))
         desk.run("plan")
         shutil.rmtree("artifacts/count", ignore_errors=True)
-    desk.run("count", "put back")
+    desk.run("count", "restored, nothing")
     assert desk.opened == ["count"]
 
 
@@ -91,7 +91,7 @@ def test_a_version_that_is_not_prepared_yet_is_counted_and_back_is_back(desk):
     assert "frequency" in said.split("`dvc repro` will spend:")[1]
     desk.run_all("prepare sensitive", "plan")
     Path("params.yaml").write_bytes(params)
-    desk.run("plan --dry-run", "count: already released as", "next: nothing to spend")
+    desk.run("plan --dry-run", "count: already released as", "which spends nothing")
     desk.run_all("prepare sensitive", "plan")
     assert Path("data/sensitive/card.json").read_bytes() == card
     assert desk.opened == ["count", "frequency"]
@@ -104,7 +104,7 @@ def test_a_damaged_release_is_replaced_by_its_copy_and_nobody_is_told_to_pay(des
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     said = desk.run("central", "no longer has the bytes", "without DVC, `stage count` does", code=4)
     assert "spend_again" not in said
-    desk.run("count", "put back, nothing is charged")
+    desk.run("count", "restored, nothing is charged")
     assert file.read_bytes() == whole and desk.opened == ["count"]
     assert "spend_again" not in desk.run("count", "already released", "A copy is kept", code=3)
 
@@ -124,7 +124,7 @@ def trained(desk, request, environment):
 def test_dp_sgd_goes_on_after_kills_at_all_moments_under_the_lifetime(trained, killed_at):
     for name, times in DP_SGD.values():
         killed_at("finetune", name, times)
-        trained.run("plan --dry-run", "finetune: goes on at no further cost", "next: nothing to spend: `dvc repro`")
+        trained.run("plan --dry-run", "finetune: resumes at no further cost", "next: `dvc repro`, which spends nothing")
         trained.run("plan")
     trained.run("finetune")
     assert trained.opened == ["count", "central", "finetune"]
@@ -135,10 +135,10 @@ def test_dp_sgd_goes_on_after_kills_at_all_moments_under_the_lifetime(trained, k
 def test_a_kill_after_dp_sgd_is_written_has_its_release_put_back(trained, killed_at, moment):
     killed_at("finetune", *DP_SGD_RELEASED[moment])
     assert list(Path("state/runs").glob("*/checkpoint-*"))
-    trained.run("plan --dry-run", "finetune: already released as", "next: nothing to spend: `dvc repro`")
+    trained.run("plan --dry-run", "finetune: already released as", "next: `dvc repro`, which spends nothing")
     trained.run("plan")
     shutil.rmtree("artifacts/finetune", ignore_errors=True)  # as DVC does before it runs a stage
-    trained.run("finetune", "put back, nothing is charged")
+    trained.run("finetune", "restored, nothing is charged")
     assert trained.opened == ["count", "central", "finetune"]
     assert not list(Path("state/runs").glob("*/checkpoint-*"))
 
@@ -152,12 +152,12 @@ def test_by_hand_a_kill_before_the_checkpoint_is_dropped_leaves_none_at_the_next
 
 def test_the_dry_run_says_that_weights_of_other_bytes_make_a_release_refused(trained):
     trained.run_all("finetune", *(name for name in STAGES if name not in (*trained.base["run"], "evaluate")))
-    trained.run("plan --dry-run", "finetune: already released as", "not spent again")
+    trained.run("plan --dry-run", "finetune: already released as", "not charged again")
     with Path("artifacts/pretrain/privacy.json").open("a") as file:
         file.write("\n")  # as another number of threads would give others
     for command in ("plan --dry-run", "doctor"):
-        trained.run(command, "Its inputs are others now")
-    trained.run("finetune", "Its inputs are others now", code=3)
+        trained.run(command, "Its inputs have changed")
+    trained.run("finetune", "Its inputs have changed", code=3)
 
 
 def test_a_lost_checkpoint_is_paid_for_again_and_the_plan_says_so_first(trained, killed_at):

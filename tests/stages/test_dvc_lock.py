@@ -31,11 +31,11 @@ def test_the_doctor_names_a_program_that_has_ended_though_its_number_is_in_use(d
 
 
 def test_a_dvc_lock_that_a_kill_cut_is_named_and_its_whole_copy_brings_it_back(desk):
-    assert lock_in_words() == "not there yet"
+    assert lock_in_words() == "does not exist yet"
     whole = (Path(__file__).parents[2] / "dvc.lock").read_bytes()
     LOCK.write_bytes(whole)
     keep_copy()  # no DVC here: nowhere to keep it
-    assert not COPY.exists() and lock_in_words() == "whole"
+    assert not COPY.exists() and lock_in_words() == "intact"
     COPY.parent.mkdir(parents=True)
     keep_copy()
     assert COPY.read_bytes() == whole
@@ -46,4 +46,4 @@ def test_a_dvc_lock_that_a_kill_cut_is_named_and_its_whole_copy_brings_it_back(d
     assert "cp .dvc/tmp/whole.lock dvc.lock" in " ".join(desk.run("doctor").replace("│", " ").split())
     LOCK.write_bytes(whole.replace(b"nfiles: 31", b"nfiles: 32"))  # DVC goes on
     keep_copy()
-    assert COPY.read_bytes() == LOCK.read_bytes() and lock_in_words() == "whole"
+    assert COPY.read_bytes() == LOCK.read_bytes() and lock_in_words() == "intact"

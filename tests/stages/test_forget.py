@@ -76,7 +76,7 @@ def marked(folder: str = "state") -> list[Path]:
 def test_no_byte_of_a_picture_stays_and_a_second_release_is_refused(desk):
     assert len(marked()) > 3 and Path("metrics.json").exists()
     before = desk.journal
-    desk.run("forget --yes", "private copy", "is forgotten", "What stays: the journal")
+    desk.run("forget --yes", "private copy", "is forgotten", "What remains: the journal")
     assert marked() == []
     left = [path for path in Path("state").rglob("*") if path.is_file() and path.suffix != ".lock"]
     assert {path.relative_to("state").parts[0] for path in left} <= {"odometer", "keys", "data", "cache", "released"}
@@ -99,7 +99,7 @@ def test_no_byte_of_a_picture_stays_and_a_second_release_is_refused(desk):
 def test_the_same_file_under_another_name_is_refused_after_it_was_forgotten(desk):
     desk.run("forget --yes")
     desk.params(data={"dataset_id": "other"})
-    desk.run("prepare sensitive", "counted as 'clinic' already", code=4)
+    desk.run("prepare sensitive", "already counted as 'clinic'", code=4)
 
 
 @pytest.mark.parametrize("times", range(1, 7))
@@ -117,10 +117,10 @@ def test_killed_in_the_middle_it_is_run_again(desk, monkeypatch, times):
         patch.setattr(library, "delete", dying)
         code, _ = desk("forget", "--yes")
     assert (code == 0) == (times == 6)
-    desk.run("forget --yes", "nothing is left" if times == 6 else "clinic")
+    desk.run("forget --yes", "no files of dataset" if times == 6 else "clinic")
     assert marked() == [] and desk.journal[-1]["purpose"] == library.FORGOTTEN and not Path("metrics.json").exists()
     entries = desk.journal
-    desk.run("forget", "nothing is left of dataset 'clinic': it was forgotten on 20")
+    desk.run("forget", "no files of dataset 'clinic' are left: it was forgotten on 20")
     assert desk.journal == entries
     desk.run_all("prepare sensitive", "plan")
     desk.run("count", "already released", code=3)
@@ -130,8 +130,8 @@ def test_images_that_are_in_use_and_those_of_others_stay(desk):
     run = next(Path("state/runs").iterdir())
     for name in ("lock", "copying.lock"):
         with FileLock(run / name):
-            desk.run("forget --yes", "is held by another process", code=3)
-    desk.run("forget --yes --dataset klinic", "nothing of a dataset 'klinic'", "Datasets there: clinic", code=2)
+            desk.run("forget --yes", "is locked by another process", code=3)
+    desk.run("forget --yes --dataset klinic", "dataset 'klinic': no files", "Datasets there: clinic", code=2)
     assert len(marked()) > 3
     shutil.copytree(COPY, COPY.with_name("clinic.2"))
     shutil.copytree(COPY, COPY.with_name(".clinic.2.999999.tmp"))
@@ -176,7 +176,7 @@ def test_a_note_that_may_tell_of_images_is_deleted(begun, tmp_path, name):
 def test_images_that_are_being_prepared_are_not_deleted(begun, tmp_path):
     begun.images.mkdir()
     held = FileLock(begun.images.with_name(".a.b.lock"), is_singleton=False)
-    with held, pytest.raises(BudgetError, match="is held by another process"):
+    with held, pytest.raises(BudgetError, match="is locked by another process"):
         library.forget(tmp_path / "state", "a.b")
     assert begun.images.exists()
 
@@ -198,7 +198,7 @@ def test_no_charge_can_be_opened_while_images_are_deleted(begun, tmp_path, monke
 
 
 def test_nothing_is_deleted_unless_it_is_agreed_to(desk):
-    desk.run("forget", "Delete what is listed?", code=1)
+    desk.run("forget", "Delete the files listed above?", code=1)
     desk.answers = "n\n"
     desk.run("forget", code=1)
     assert len(marked()) > 3
@@ -288,7 +288,7 @@ def test_preparing_by_the_library_writes_nothing_after_forget(desk, before):
     refused = []
 
     def try_it() -> None:
-        with pytest.raises(BudgetError, match="is held by another process") as error:
+        with pytest.raises(BudgetError, match="is locked by another process") as error:
             forget()
         refused.append(error)
 
@@ -401,7 +401,7 @@ def test_images_are_forgotten_whatever_the_journal_says(desk, damage):
     damage(journal)
     before = journal.read_bytes() if journal.is_file() else None
     desk.run("du", "clinic:", "private copy")
-    stays = "nothing is left of dataset 'clinic'. Its journal is not valid and stays as it is:"
+    stays = "no files of dataset 'clinic' are left. Its journal is invalid and was not changed:"
     for _ in range(2):
         desk.run("forget --yes", stays, "`stage ledger adopt`")
         assert marked() == [] and library_files() == [] and [*Path("state/runs").glob("*")] == []
@@ -431,17 +431,17 @@ def test_no_refusal_of_forget_leads_in_a_circle(desk):
     project = Path.cwd()
     Path("empty").mkdir()
     os.chdir("empty")
-    asked = desk.run("forget", "no project is in this folder", "--dataset", "Datasets there: clinic", code=2)
+    asked = desk.run("forget", "this folder contains no project", "--dataset", "Datasets there: clinic", code=2)
     os.chdir(project)
     shutil.move("state", "away")
-    asked += desk.run("forget --yes", "contains nothing of 'clinic'", "SFUMATO_STATE")
+    asked += desk.run("forget --yes", "has no files of dataset 'clinic'", "SFUMATO_STATE")
     assert library_files() == []
     shutil.move("away", "state")
     desk.run("forget --yes", "is forgotten")
-    asked += desk.run("forget", "nothing is left of dataset 'clinic'")
+    asked += desk.run("forget", "no files of dataset 'clinic' are left")
     shutil.rmtree("state")
-    asked += desk.run("forget", "nothing of a dataset 'clinic' is kept here", "SFUMATO_STATE", code=2)
-    desk.run("du", "in all:")
+    asked += desk.run("forget", "dataset 'clinic': no files here", "SFUMATO_STATE", code=2)
+    desk.run("du", "total:")
     assert "prepare" not in asked and not Path("state").exists()
 
 
@@ -452,4 +452,4 @@ def test_another_clone_of_the_project_is_named_and_cleared_on_its_own(desk):
     assert Path("metrics.json").exists()
     desk.run("forget --yes", "metrics.json", "is forgotten")
     assert library_files() == []
-    desk.run("forget", "nothing is left")
+    desk.run("forget", "no files of dataset")

@@ -15,20 +15,20 @@ def test_a_launcher_that_starts_the_command_itself_ends_at_the_first_level(envir
     """`python` would start itself without end."""
     environment[launch.LAUNCH] = "touch begun"
     environment[launch.EXIT_CODE] = "of the first level"
-    with pytest.raises(ConfigError, match="starts no group of processes: name `torchrun`"):
+    with pytest.raises(ConfigError, match="does not start a group of processes: set it to `torchrun`"):
         launch.again()
     assert not (here / "begun").exists()
 
 
-NO_END = "and the first process did not come to an end"  # its own exit code says nothing: 0 may leave no artifact
+NO_END = "before the first process finished"  # its own exit code says nothing: 0 may leave no artifact
 
 
 @pytest.mark.parametrize(
     ("launcher", "kind", "message"),
     [
-        ("'unclosed", ConfigError, "does not start"),
-        ("/nowhere/torchrun", ConfigError, "does not start"),
-        *((f"sh -c 'exit {code}'", SfumatoError, f"ended with {code}, {NO_END}") for code in (0, 3, 77)),
+        ("'unclosed", ConfigError, "cannot be started"),
+        ("/nowhere/torchrun", ConfigError, "cannot be started"),
+        *((f"sh -c 'exit {code}'", SfumatoError, f"ended with exit code {code} {NO_END}") for code in (0, 3, 77)),
     ],
 )
 def test_a_launch_without_a_start_or_an_end_of_the_first_process_is_an_error(launcher, kind, message, environment):

@@ -7,7 +7,7 @@ from layouts import ASKED, KINDS, ORDER, WHOLE, both, bring, draw, folders, imag
 
 ROWS = {
     "class folders": images(folders()),
-    "<class>/train, test": refused(folders("{kind}/{person}/{i}.png", people=["train", "test"]), "which are"),
+    "<class>/train, test": refused(folders("{kind}/{person}/{i}.png", people=["train", "test"]), "which level is"),
     "grades": images(folders(kinds=("grade 1", "grade 2")), classes=("grade 1", "grade 2")),
     "images beside masks": refused(folders(kinds=("images", "masks")), ASKED),
     "Images beside Labels": refused(folders(kinds=("Images", "Labels")), ASKED),
@@ -19,13 +19,13 @@ ROWS = {
     },
     "train val": images(splits("train", "val")),
     "train alone": images(splits("train")),
-    "pictures in train": refused(splits("train", "test", form="{i}.png"), "no folder of a class"),
-    "pictures in train_images": refused(splits("train_images", "test_images", form="{i}.png"), "no folder of"),
+    "pictures in train": refused(splits("train", "test", form="{i}.png"), "no class folder"),
+    "pictures in train_images": refused(splits("train_images", "test_images", form="{i}.png"), "no class folder"),
     "pictures in parts": refused(splits("images_001", "images_002", form="{i}.png"), ASKED),
     "a wrapper": refused(folders("anonymised/{kind}/{i}.png"), ORDER, "x"),
     "class folders, littered": images(littered(folders())),
     **{
-        f"{name} differ little": refused(folders(kinds=kinds), "may be one")
+        f"{name} differ little": refused(folders(kinds=kinds), "may be the same")
         for name, kinds in {
             "capitals": ("Benign", "benign", "malignant"),
             "spaces": ("benign", "benign ", "malignant"),
@@ -38,7 +38,7 @@ ROWS = {
             *((root / "Train" / kind).rename(root / "Train" / kind.title()) for kind in KINDS),
             draw(root / "TEST", [f"{kind}/x{i}.png" for kind in KINDS for i in range(9)], 500),
         ],
-        "may be one",
+        "may be the same",
     ),
     "class folders with spaces": images(folders(kinds=(" benign", "malignant ")), classes=(" benign", "malignant ")),
     "class folders in two forms of Unicode": refused(
@@ -50,7 +50,7 @@ ROWS = {
             )
             for n, (part, form) in enumerate((("train", "NFC"), ("test", "NFD")))
         ],
-        "may be one",
+        "may be the same",
     ),
 }
 

@@ -67,7 +67,7 @@ ROWS = {
     "<first and last name>/": refused(
         folders("{person}/{kind}{i}.png", people=["Tony_Blair", "Colin_Powell", "Hugo_Chavez"]), ASKED
     ),
-    "one person": refused(folders(kinds=("Smith",)), "one class only"),
+    "one person": refused(folders(kinds=("Smith",)), "only one class"),
     "numbered persons": refused(folders("{person}/{i}.png", 300, ("a",), list(range(30))), ASKED),
     "ids that are classes": images(
         folders(kinds=("BIRADS100", "BIRADS200")), ASKED, "all " + WHOLE, classes=("BIRADS100", "BIRADS200")
@@ -130,9 +130,9 @@ ROWS = {
             draw(root / part, [f"{NAMES[5 * n + i % 5]}/{i}.png" for i in range(60)])
             for n, part in enumerate(("train", "test"))
         ],
-        "other names in training",
+        "different names, so they look like persons",
     ),
-    "<class>/<id>/<date>/": refused(folders("{kind}/{person}/2026-01-02/{i}.png"), "three deep"),
+    "<class>/<id>/<date>/": refused(folders("{kind}/{person}/2026-01-02/{i}.png"), "three levels of folders"),
     "<name of DICOM>/": refused(
         folders("{person}/{kind}{i}.png", people=["Smith^John", "Müller^Hans", "Ito^Aiko"]), ASKED
     ),
@@ -155,7 +155,7 @@ ROWS = {
         "repeat",
         REPEATED,
     ),
-    "<id>/<study>/<series>/": refused(folders("{person}/study1/{kind}/{i}.png"), "three deep"),
+    "<id>/<study>/<series>/": refused(folders("{person}/study1/{kind}/{i}.png"), "three levels of folders"),
     "<fold>/<class>/": refused(
         folders("{person}/{kind}/{i}.png", people=[f"fold{i}" for i in range(5)]), ORDER, "- " + PERSONS
     ),

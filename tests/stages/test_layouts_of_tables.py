@@ -67,20 +67,20 @@ def twice(root: Path) -> None:
 ROWS = {
     "a table": images(tabled("label=kind")),
     "a table, by meaning": images(tabled("Diagnosis=kind, age=age")),
-    "a table, one column": images(tabled("what=kind"), "name that of the labels", "- " + WHOLE),
-    "a table, two columns": images(tabled("what=kind, age=age"), "name that of", "what " + WHOLE),
-    "a table, sole id": refused(tabled("code=id"), "name that of the labels", "- -"),
-    "a table, sole name": refused(tabled("who=name"), "name that of the labels", "- -"),
-    "a table, sole age": refused(tabled("age=age"), "name that of the labels", "- -"),
+    "a table, one column": images(tabled("what=kind"), "choose the one with the labels", "- " + WHOLE),
+    "a table, two columns": images(tabled("what=kind, age=age"), "choose the one with", "what " + WHOLE),
+    "a table, sole id": refused(tabled("code=id"), "choose the one with the labels", "- -"),
+    "a table, sole name": refused(tabled("who=name"), "choose the one with the labels", "- -"),
+    "a table, sole age": refused(tabled("age=age"), "choose the one with the labels", "- -"),
     "a table, label of ids": refused(tabled("label=id"), ASKED),
     "a table, label of names": images(tabled("label=name"), ASKED, "all " + WHOLE, classes=tuple(sorted(NAMES))),
     **{
-        f"a table, sole {head}": refused(tabled(f"{head}=id"), "has no column of labels")
+        f"a table, sole {head}": refused(tabled(f"{head}=id"), "and no labels: add a column")
         for head in ("Patient ID", "Case")  # others: tests/data/test_layout.py
     },
     **{f"a table, {head}": persons("column", tabled(f"label=kind, {head}=id")) for head in ("MRN", "Patient ID")},
     "a table, two of persons": persons(
-        "column", tabled("label=kind, PID=id, subject=id"), "may all hold", "subject " + PERSONS
+        "column", tabled("label=kind, PID=id, subject=id"), "could all be", "subject " + PERSONS
     ),
     "a table without heads": refused(lambda root: table(root, {f"{IDS[0]}.png": draw(root, ["a.png"])}), "no column"),
     "Hugging Face's parts": persons(
@@ -108,7 +108,7 @@ ROWS = {
     ),
     "a table, one column, beside train": images(
         listed("image", "level=kind", "train/{i}_left.png", lambda path: path.stem),
-        "name that of the labels",
+        "choose the one with the labels",
         "- " + WHOLE,
     ),
     "two tables": refused(listed("id_code", "dx=kind", tables=("a.csv", "b.csv")), "one table is read"),
@@ -116,14 +116,14 @@ ROWS = {
     "labels in a list": persons("column", tabled("found=both, patient=id", "labels.csv")),
     "folders and a table": images(
         tabled("label=kind", form="{kind}/{i}.png", classes=("left", "right")),
-        "either may hold the classes",
+        "could define the classes",
         "all " + WHOLE,
         classes=("left", "right"),
     ),
     "folders and a like table": images(tabled("label=kind", form="{kind}/{i}.png")),
     "folders and persons": persons("column", beside),
-    "a table, labels spelled in two ways": refused(tabled("label=spelled"), "may be one"),
-    "a table, missing labels": refused(tabled("label=gap"), "may stand for a missing label"),
+    "a table, labels spelled in two ways": refused(tabled("label=spelled"), "may be the same"),
+    "a table, missing labels": refused(tabled("label=gap"), "may mean a missing label"),
     "a table, label of e-mails": refused(tabled("label=mail"), ASKED),
     **{
         f"a table, {head} that repeats": persons(
@@ -149,7 +149,7 @@ ROWS = {
             "cp1252.csv": ("Datei,Patient\nbenign0.png,Müller".encode("cp1252"), "write a regular file of UTF-8"),
             "UTF-16.csv": ("Datei,Diagnose\nbenign0.png,x".encode("utf-16"), "write a regular file of UTF-8"),
             "rows.csv": (b"patientId,Target\nSmith,1", "has no column file_name"),
-            "more.zip": (b"PK", "unpack it there"),
+            "more.zip": (b"PK", "unpack it in this folder"),
         }.items()
     },
     "Patients.xlsx beside class folders": images(

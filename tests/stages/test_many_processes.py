@@ -39,6 +39,6 @@ def test_a_launcher_that_starts_no_group_is_named_in_a_sentence(repository, monk
     """`python` would start itself without end. `test_launch.py` has the others."""
     monkeypatch.setitem(repository.environment, "SFUMATO_LAUNCH", "python")
     before = repository.opened()
-    text = repository.stage("count --out artifacts/anew", "starts no group of processes", code=2)
+    text = repository.stage("count --out artifacts/anew", "does not start a group of processes", code=2)
     assert text.count("error:") == 1 and repository.opened() == before
     assert not (repository.path / "artifacts/anew").exists()

@@ -50,17 +50,17 @@ def test_two_clinics_release_together_and_each_keeps_its_own_epsilon(clinics, tm
     assert ledger["epsilon"]["rdp"] == pytest.approx(larger, rel=1e-6)
     clinics.check("--epsilon 5 --artifacts", "ε = 4.9", "for a person in 'south' only")
     card = Path("artifacts/synthesize/README.md").read_text()
-    assert "of 2 owners (north, south)" in card and "by the word of whoever merged them" in card
+    assert "from 2 owners (north, south)" in card and "who merged them declared that they show different people" in card
     assert json.loads(Path("artifacts/synthesize/card.json").read_text())["epsilon"] == ledger["epsilon"]["rdp"]
     page = Path("artifacts/report/index.html").read_text()
-    assert "show different people, by the word" in page and "ever opened on dataset" not in page
+    assert "declared that <strong>their images show different people" in page and "ever opened on dataset" not in page
     assert len(np.load("artifacts/synthesize/images.npy")) == 40
 
     budget, records = read_budget(Path("artifacts/plan/budget.json")), {r["id"]: r for r in ledger["records"]}
     assert budget["size_hint"] == 600  # of both clinics
     for apart in (["north"], ["north", "elsewhere"]):
         problems = check_ledger(build_ledger(budget, records, [], apart=apart))[1]
-        assert any("of which it lacks records" in problem for problem in problems)
+        assert any("does not have records of each of them" in problem for problem in problems)
     together = build_ledger(budget, records, [])  # without the declaration all costs add up
     assert together["epsilon"]["rdp"] > 1.1 * ledger["epsilon"]["rdp"]
 
@@ -81,9 +81,9 @@ def test_what_does_not_add_up_is_refused_with_the_reason(clinics):
         clinics.run(f"merge {folders} --different-people --out {out}", words, code=2)
 
     shutil.copytree("north", "copy")
-    refused("north copy", "of one data set")
+    refused("north copy", "have the same dataset id")
     for out in ("north", "copy"):
-        refused("north south", "must be a folder of none of them", out)
+        refused("north south", "none of them and has no params.yaml", out)
     plan = Path("south/artifacts/plan")
     for stage in ("finetune", "teacher"):
         file, was = plan / f"{stage}.yaml", (plan / f"{stage}.yaml").read_text()

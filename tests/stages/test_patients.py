@@ -52,7 +52,9 @@ def test_a_release_for_patients_says_so_everywhere_and_names_nobody(clinic):
     clinic.check("--unit image", "its privacy unit is", code=3)
     clinic.check("--unit person", code=2)
     page, card = Path("artifacts/report/index.html").read_text(), Path("artifacts/synthesize/README.md").read_text()
-    assert "for any single person, with all their images" in page and "several images of one person" not in page
+    assert (
+        "the guarantee covers each person with all their images" in page and "several images of one person" not in page
+    )
     assert "differ in all images of one person with their labels, added" in card
     assert "several images of one person" not in card
     remove_unpacked(Path("state"))  # as the end of the process does
@@ -64,11 +66,11 @@ def test_a_release_for_patients_says_so_everywhere_and_names_nobody(clinic):
 @pytest.mark.parametrize(
     ("prepared", "asked", "message"),
     [
-        ({}, {"data": {"groups": {"array": True}}}, "say privacy.unit: group"),
+        ({}, {"data": {"groups": {"array": True}}}, "set privacy.unit: group"),
         ({}, {"privacy": {"unit": "group"}}, "data.groups is missing"),
         (ARRAY, {}, "prepared for one group"),
         (ARRAY, {"privacy": {"unit": "image"}}, "prepared for one group"),
-        (ARRAY, {"privacy": {"group_cap": 5}}, "goes with unit: group"),
+        (ARRAY, {"privacy": {"group_cap": 5}}, "group_cap=5 requires unit: group"),
     ],
 )
 def test_a_plan_for_another_unit_than_was_prepared_is_refused(prepared, asked, message, clinic):

@@ -127,7 +127,7 @@ def test_other_code_under_the_same_revisions_runs_nothing(repository, monkeypatc
         file.write_text(whole[file] + "\nANOTHER = 1\n")
     text = repository.stage("plan --dry-run")
     assert text.count(": already released as") == len(QUERIES)
-    assert "next: nothing to spend: `dvc repro`" in text.splitlines()
+    assert "next: `dvc repro`, which spends nothing" in text.splitlines()
     assert ran(repository.repro()) <= {"plan", *AFTER}  # no query, and no stage before one
     assert sorted(repository.opened()) == QUERIES
     for file, content in whole.items():
@@ -148,7 +148,7 @@ def test_what_the_warm_up_is_made_of_spends_downstream_only_and_the_plan_says_so
     released = (repository.path / "artifacts/teacher/privacy.json").read_bytes()
     text = repository.repro()
     # DVC knows that a teacher may read the generator, not that this one does not: so it runs, and finds its release
-    assert UPSTREAM & ran(text) == {"teacher"} and text.count("put back, nothing is charged") == 1
+    assert UPSTREAM & ran(text) == {"teacher"} and text.count("restored, nothing is charged") == 1
     assert (repository.path / "artifacts/teacher/privacy.json").read_bytes() == released
     assert sorted(repository.opened()[before:]) == DOWNSTREAM
     ledger = json.loads((repository.path / "ledger.json").read_text())
@@ -183,7 +183,7 @@ def test_one_flipped_bit_in_the_cache_is_mended_by_what_the_message_says(reposit
 def test_a_forced_run_charges_nothing_and_without_the_copies_it_is_refused_with_the_reason(repository):
     before = repository.opened()
     text = repository.repro("-f")
-    assert text.count("put back, nothing is charged") == len(QUERIES)
+    assert text.count("restored, nothing is charged") == len(QUERIES)
     shutil.rmtree(repository.path / "state/runs")
     code, text = repository.run("dvc", "repro", "-f")
     assert code != 0 and "already released" in text and "spend_again" in text and "Traceback" not in text
@@ -207,7 +207,7 @@ def test_a_paid_release_that_no_ledger_held_yet_keeps_its_copy(repository):
     repository.stage("ledger write")
     assert paid[0].exists()
     shutil.rmtree(artifact)
-    repository.stage("count", "put back, nothing is charged")
+    repository.stage("count", "restored, nothing is charged")
     assert (artifact / "privacy.json").read_bytes() == released
 
 

@@ -78,7 +78,7 @@ def test_options_are_those_of_stage_init_and_an_unknown_one_is_named(project, tm
         sfumato.Project.create(tmp_path / "other", **images, nonsense=1)
     with pytest.raises(ConfigError, match="ε: must be a positive number, got -1"):
         sfumato.Project.create(tmp_path / "other", images=images["images"], epsilon=-1)
-    with pytest.raises(ConfigError, match="holds params.yaml and dvc.yaml already"):
+    with pytest.raises(ConfigError, match="already contains params.yaml and dvc.yaml"):
         sfumato.Project.create(project.folder, **images, one_image_each=True, range=(-1000, 400))
     assert not (tmp_path / "other").exists()
 

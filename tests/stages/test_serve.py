@@ -234,7 +234,7 @@ def test_the_page_shows_images_sizes_plan_verdict_and_pictures(server):
     card.write_text(json.dumps({"images": 600, "epsilon": 5.487}))
     Path("ledger.json").write_text(json.dumps({"accountant": "exact", "epsilon": {"exact": 4.99979, "rdp": 5.487}}))
     text = ask(server, server.base)[2].encode("latin-1").decode()
-    assert "600 images are released, at a privacy cost of ε = 5." in text  # by the accountant of the ledger
+    assert "600 images have been released, at a privacy cost of ε = 5." in text  # by the accountant of the ledger
     assert f"fair: {SECRET}" in text
 
 
@@ -258,7 +258,7 @@ def test_a_run_from_elsewhere_is_seen_and_no_second_one_starts(server, monkeypat
 def test_a_project_without_plan_or_proposal_and_one_that_cannot_be_read_have_a_page(server):
     Path(PROPOSAL).unlink()
     status, _, text = ask(server, server.base)
-    assert status == 200 and "Nothing is released yet" in text
+    assert status == 200 and "Nothing has been released yet" in text
     Path("params.yaml").write_text("recipe: dp-merv\n")
     status, headers, text = ask(server, server.base)
     assert status == 500 and "dp-merv" in text and headers["Content-Type"].startswith("text/plain")
@@ -273,7 +273,7 @@ def test_what_init_understood_and_proposed_is_kept_for_the_page(here, expect_sec
     assert file.stat().st_mode & 0o077 == 0  # it holds the number of images of each class
     with contextlib.chdir(folder):
         text = module.page(Server(0, Pretended(folder)))
-    assert "60 images. Protected is each image (you confirmed" in text and '"n">20<' in text
+    assert "60 images. Protected unit: each image (you confirmed" in text and '"n">20<' in text
     assert "proposed 16" in text and "of 5<" in text and '"n">0.5<' in text
 
 

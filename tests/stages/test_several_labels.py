@@ -193,7 +193,7 @@ def test_a_diffusion_model_learns_several_labels_by_dp_sgd_and_shows_those_that_
     ("changes", "message"),
     [
         ({"recipe": "dpdm", "run": ["count", "pretrain", "finetune", "synthesize"]}, "synthesize.labels: uniform"),
-        ({"run": ["count", "central", "frequency", "auxiliary", "synthesize"]}, "central takes one label an image"),
+        ({"run": ["count", "central", "frequency", "auxiliary", "synthesize"]}, "central requires one label an image"),
         ({"run": ["frequency", "auxiliary", "synthesize"]}, "add count to run"),
         ({"count": {"noise": 50.0}}, "such as count.noise: 10%"),
         ({"synthesize": {"labels": "uniform"}}, "synthesize.labels: uniform"),
@@ -227,4 +227,4 @@ def test_every_query_that_takes_one_label_is_refused():
     card = Card(shape=(1, 8, 8), classes=("a", "b"), **about)
     for name in {*QUERIES} - {*SEVERAL_LABELS}:
         params = Params(data=Data(labels="several", source="npz", dataset_id="chests"), run=(name, "count"))
-        assert any(problem.startswith(f"{name} takes one label") for problem in label_problems(params, card))
+        assert any(problem.startswith(f"{name} requires one label") for problem in label_problems(params, card))

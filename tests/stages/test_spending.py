@@ -91,7 +91,7 @@ def test_a_loss_keeps_what_was_released(desk, released, loss):
         assert "spend_again" not in text  # nobody is told to pay beside a copy
         assert Path("artifacts/count/privacy.json").read_bytes() == paid
         shutil.rmtree("artifacts/count")
-        desk.run("count", "put back")
+        desk.run("count", "restored, nothing")
         assert desk.opened == ["count", "central"]
 
 
@@ -143,12 +143,12 @@ def test_free_work_done_anew_puts_the_release_of_the_teacher_back_and_its_settin
     desk.run_all("plan", "count", "frequency", "auxiliary", "teacher")
     paid, weights = desk.opened, digest_of_file(Path("artifacts/teacher/privacy.json"))
     raise_revision(monkeypatch, "auxiliary")
-    desk.run("plan --dry-run", "teacher: already released", "next: nothing to spend")
+    desk.run("plan --dry-run", "teacher: already released", "which spends nothing")
     desk.run_all("plan", "auxiliary")
     with Path("artifacts/auxiliary/privacy.json").open("a") as file:
         file.write("\n")  # other bytes, as other code would give
     shutil.rmtree("artifacts/teacher")
-    desk.run("teacher", "put back, nothing is charged")
+    desk.run("teacher", "restored, nothing is charged")
     assert desk.opened == paid and digest_of_file(Path("artifacts/teacher/privacy.json")) == weights
     desk.params(**overlaid(TWO_ROUNDS, {"auxiliary": {"steps": 3}}))
     text = desk.run("plan --dry-run", code=3)
@@ -163,7 +163,7 @@ def test_nothing_is_put_back_beside_inputs_of_other_charges(desk):
     content["records"] |= json.loads(Path("artifacts/central/privacy.json").read_text())["records"]
     file.write_text(json.dumps(content))
     shutil.rmtree("artifacts/teacher")
-    assert "put back" not in desk.run("teacher", "already released", code=3) and len(desk.opened) == 4
+    assert "restored, nothing" not in desk.run("teacher", "already released", code=3) and len(desk.opened) == 4
 
 
 def test_a_release_that_is_lost_is_refused_and_not_spent_again(desk, released):
@@ -183,7 +183,7 @@ def test_what_is_named_in_spend_again_runs_anew_once_with_what_depends_on_it(des
     desk.run_all("count", "central")
     assert desk.opened == ["count", "central"] * 2
     assert planned(desk) == anew  # granted: the key may stay
-    desk.run("plan --dry-run", "count was paid for again; privacy.spend_again: {count: 2} would pay once more")
+    desk.run("plan --dry-run", "count has been paid for again; to pay once more, set privacy.spend_again: {count: 2}")
     lost = Path("artifacts/plan").rename("elsewhere")  # the wish is compared with the odometer, not with the last plan
     assert planned(desk) == anew and lost.is_dir()
     desk.run("count", code=3)
@@ -212,7 +212,7 @@ def test_a_kill_costs_nothing_at_any_moment(desk, plan, killed_at, moment):
     assert bool(runs) == on_disk
     before = [path.read_text() for path in runs]
     assert all(folder.stat().st_mode & 0o077 == 0 for path in runs for folder in (path.parents[1], path.parents[2]))
-    assert ("put back" in desk.run("count")) == on_disk
+    assert ("restored, nothing" in desk.run("count")) == on_disk
     assert desk.opened == ["count"]
     assert not before or before == [Path("artifacts/count/counts.json").read_text()]
     assert closings(desk) == [digest_of_file(Path("artifacts/count/privacy.json"))]
@@ -240,7 +240,7 @@ def test_an_open_charge_does_not_go_on_with_other_images(desk, monkeypatch, plan
     with monkeypatch.context() as context:
         withdraw(desk, context)
         assert Path("data/sensitive/card.json").read_bytes() == before  # it does not tell
-        desk.run("count", "was opened on other images", "spend_again: {count: 1}", code=4)
+        desk.run("count", "was started on other images", "spend_again: {count: 1}", code=4)
     assert desk.opened == ["count"] and not Path("artifacts/count").exists()
     desk.run_all("prepare sensitive", "count")  # as they were
     assert desk.opened == ["count"]
@@ -248,13 +248,13 @@ def test_an_open_charge_does_not_go_on_with_other_images(desk, monkeypatch, plan
 
 def test_a_release_that_is_put_back_says_that_the_images_have_changed_since(desk, released, monkeypatch):
     shutil.rmtree("artifacts/count")
-    assert "changed" not in desk.run("count", "put back")
+    assert "changed" not in desk.run("count", "restored, nothing")
     shutil.rmtree("artifacts/count")
     withdraw(desk, monkeypatch)
-    assert "changed" not in desk.run("count", "put back")  # a log does not tell
+    assert "changed" not in desk.run("count", "restored, nothing")  # a log does not tell
     shutil.rmtree("artifacts/count")
     desk.terminal = True
-    desk.run("count", "put back", "images have changed since")
+    desk.run("count", "restored, nothing", "images have changed since")
     private = Path("state/data/digits/fingerprint").read_text()
     shown = [path for path in Path().rglob("*") if path.is_file() and "state" not in path.parts]
     assert not any(private.encode() in path.read_bytes() for path in shown)
@@ -313,7 +313,7 @@ def test_a_release_is_copied_by_one_process_at_a_time(desk, monkeypatch, plan):
     monkeypatch.setattr(runner, "copy_directory", copy)
     desk.run("count")
     shutil.rmtree("artifacts/count")
-    desk.run("count", "put back")
+    desk.run("count", "restored, nothing")
     assert len(copied) == 2
 
 
@@ -321,14 +321,14 @@ def test_a_copy_whose_journal_is_older_than_its_digest_is_put_back(desk, release
     charges = Odometer.charges
     monkeypatch.setattr(Odometer, "charges", lambda *asked: [replace(run, released=None) for run in charges(*asked)])
     shutil.rmtree("artifacts/count")
-    desk.run("count", "put back")
+    desk.run("count", "restored, nothing")
 
 
 def test_what_a_process_left_behind_put_there_after_dvc_removed_it_is_no_failure(desk, released, environment):
     """DVC was killed, its stage was not: the stage ends while the next one starts."""
     desk.run("count", code=3)
     environment["DVC_STAGE"] = "count"
-    desk.run("count", "put back, nothing is charged")
+    desk.run("count", "restored, nothing is charged")
     assert desk.opened == ["count", "central"]
 
 
@@ -336,7 +336,7 @@ def test_an_older_artifact_gives_way_to_a_release_that_was_not_taken_over(desk, 
     desk.params(count={"noise": "1%"}, privacy={"lifetime_epsilon": 99})
     planned(desk)
     killed_at("count", "stages.runner.copy_directory")
-    desk.run("count", "put back")
+    desk.run("count", "restored, nothing")
     record = json.loads(Path("artifacts/count/privacy.json").read_text())["records"]
     assert desk.opened == ["count", "central", "count"] and len(record) == 1
 

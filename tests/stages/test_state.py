@@ -25,7 +25,7 @@ def test_the_history_says_where_the_whole_state_is_an_older_copy(desk):
     assert "incomplete" not in desk.run("ledger history")
     shutil.rmtree(state)
     shutil.copytree("older", state)
-    desk.run("ledger history", "incomplete", "lacks bbbbbbbb", "older or another journal")
+    desk.run("ledger history", "incomplete", "lacks bbbbbbbb", "an older copy or a different journal")
 
 
 def test_what_is_private_is_its_owner_s_alone_whatever_the_umask(desk):

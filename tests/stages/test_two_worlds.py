@@ -91,7 +91,7 @@ def test_every_stage_prints_the_same_with_and_without_one_image_and_after_it_was
         for query in (stage for stage in used if stage in QUERIES):
             shutil.rmtree(f"artifacts/{query}")
             ((*_, text),) = back = run(query)
-            assert "put back" in text
+            assert "restored, nothing" in text
             log += back
         log += run(*local)
         assert not [entry for entry in log if entry[1]]

@@ -127,7 +127,7 @@ def test_the_mistakes_of_a_user_are_one_sentence_and_an_exit_code(models, reposi
     warm = PUBLIC | {"recipe": "dpdm", "pretrain": {"phases": [{"sources": {"public": 1}}]}}
     assert "a public model has no warm-up" in stage_with(repository, model, code=2, **warm)
     prompt = {"recipe": "dpdm", "model": {"prompt": "A {class}"}}
-    assert "model.directory names none" in stage_with(repository, None, code=2, **prompt)
+    assert "model.directory is not set" in stage_with(repository, None, code=2, **prompt)
     spoiled = shutil.copytree(model, repository / "spoiled")
     weights = spoiled / "unet" / "diffusion_pytorch_model.safetensors"
     weights.rename(weights.with_suffix(".bin"))

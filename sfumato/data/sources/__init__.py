@@ -66,12 +66,12 @@ def open_source(request: Request, raw: Path) -> Source:
         for name in source.classes:
             class_name(name)
     if len(source.classes) < 2:
-        raise DataError(f"{request.section}.source={request.name} has one class only: give two or more.")
+        raise DataError(f"{request.section}.source={request.name} has only one class: expected two or more.")
     ids = source.groups or []
     trained = source.size - source.held_out
     if shared := {*ids[:trained]} & {*ids[trained:]} - {None}:
         raise DataError(
             f"data.groups: {len(shared)} person(s) have pictures in both train and test of {request.path}, and no "
-            "guarantee covers the hold-out: move all pictures of a person into one of them, or join the two"
+            "guarantee covers the hold-out: move all pictures of a person into one part, or merge the two parts"
         )
     return source

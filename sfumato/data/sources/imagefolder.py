@@ -83,11 +83,11 @@ def list_folder(
     if not classes:
         held = "no pictures: expected one folder of pictures per class, or a table of labels"
         if problems:
-            held = "pictures, but no folder of a class: move each into a folder named after its class, or write "
+            held = "pictures, but no class folder: move each into a folder named after its class, or write "
             held += f"{METADATA[0]} with the columns {FILE} and label"
         if (path / TABLES[0]).is_file():
             held += ". For labels.csv, set data.labels: several"
-        raise DataError(f"{option}={path} holds {held}.")
+        raise DataError(f"{option}={path} contains {held}.")
     if groups is not None and groups.column is not None and not problems:
         persons = column_of(path, groups.column, [place.file for place in places])
         places = [place._replace(person=person) for place, person in zip(places, persons, strict=True)]
@@ -195,7 +195,9 @@ def problems_of(files: Sequence[Place], request: Request) -> list[str]:
 def refusal(problems: Sequence[str]) -> DataError:
     """The error that names the problems, one line each, 200 at most. There are none where a file was repaired since."""
     if not problems:
-        return DataError("pictures changed while they were read: leave the folder as it is, and run the same again.")
+        return DataError(
+            "pictures changed while they were read: leave the folder unchanged, and run the command again."
+        )
     if len(problems) == 1:
         return DataError(problems[0])
     more = [f"and {len(problems) - 200} more."] if len(problems) > 200 else []

@@ -48,7 +48,7 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
     if not tables and not archive:
         return path
     if depth == DEEPEST_ARCHIVE:
-        raise DataError(f"{path.name} lies in {depth} archives, one within the other: unpack it by hand.")
+        raise DataError(f"{path.name} is nested in {depth} archives: unpack it by hand.")
     allowance = allowance or Allowance(path, sum(file.stat().st_size for file in tables or [path]), state_dir())
     if tables:
         folder = kept(path, lambda folder: unpack_tables(tables, folder, allowance))
@@ -138,10 +138,10 @@ def extract(path: Path, folder: Path, allowance: Allowance) -> None:
     """Write the files of a zip, or of an .npz, into a folder. A file that is longer than listed is cut, and refused."""
     with reading(path), BoundedReader(path, LARGEST_DIRECTORY) as file, zipfile.ZipFile(file) as archive:
         if len({*archive.namelist()}) < len(archive.namelist()):
-            raise ValueError("two of its files have one name")
+            raise ValueError("two of its files have the same name")
         for entry in archive.infolist():
             if entry.filename.count("/") > DEEPEST_FOLDER:
-                raise ValueError(f"it holds folders more than {DEEPEST_FOLDER} deep")
+                raise ValueError(f"its folders are more than {DEEPEST_FOLDER} deep")
             allowance.take(entry.file_size)
         archive.extractall(folder)
 

@@ -127,6 +127,8 @@ def download(name: str, raw: Path, fix: str, *, test: bool, **options: Any) -> t
         for empty in (raw / name / "raw", raw / name):
             with suppress(OSError):  # rmdir removes empty folders only
                 empty.rmdir()
-        raise DataError(f"{raw} holds no whole {name}, and none was downloaded ({error}). {fix}.") from error
+        raise DataError(
+            f"{raw} does not contain a complete {name}, and it could not be downloaded ({error}). {fix}."
+        ) from error
     finally:
         socket.setdefaulttimeout(before)

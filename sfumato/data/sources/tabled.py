@@ -53,7 +53,7 @@ def rows_of(path: Path, columns: Sequence[str]) -> dict[Path, list[str]]:
     for part in [path] if table_in(path) else train + test:
         if (table := table_in(part)) is None:
             wanted = ", ".join([FILE, *columns])
-            raise DataError(f"{part} holds no {', '.join(METADATA)} with the columns {wanted}: write one.")
+            raise DataError(f"{part} contains no {', '.join(METADATA)} with the columns {wanted}: write one.")
         named = [heads_of(table)[0], *columns]
         rows |= rows_by_file(table, named, pictures_below(part), part, files_below(part))
     return rows
@@ -85,7 +85,7 @@ def list_labels(request: Request) -> Listing:
     column = request.label_column
     person = request.id_column
     if table is None:
-        wanted = f"{' or '.join(TABLES)}, with the column {FILE} and one of 0 and 1 for each label"
+        wanted = f"{' or '.join(TABLES)}, with the column {FILE} and one column of 0 and 1 per label"
         raise DataError(f"data.labels: several, but data.path={root} is not a folder with {wanted}: write that table.")
     files = pictures_below(root)
     named, others = heads_of(table)
@@ -97,14 +97,14 @@ def list_labels(request: Request) -> Listing:
         if column:
             listed = {*labels_listed(cells[0])}
             if not listed <= {*classes}:
-                raise DataError(f"{table} lists a label that data.classes does not name: name all of them")
+                raise DataError(f"{table} lists a label that is not in data.classes: name all labels there")
             row = [int(name in listed) for name in classes]
         elif {*cells} <= {*VALUES}:
             row = [VALUES[cell] for cell in cells]
         else:
             raise DataError(
-                f"{table} has a cell that is neither 0 nor 1 in a column of a label: write one of them for each "
-                "picture, unsure ones too, and name the columns of the labels in data.classes: [a, b, …]"
+                f"{table} has a cell that is neither 0 nor 1 in a label column: write 0 or 1 for each picture, also "
+                "for uncertain ones, and name the label columns in data.classes: [a, b, …]"
             )
         places.append(Place(file, np.array(row, dtype=np.uint8), who))
     return Listing(classes, places)
@@ -124,15 +124,16 @@ def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
     labels = [row.label for row in rows]
     if "" in labels:
         where = f"picture {labels.index('') + 1}, in the order of its table,"
-        raise DataError(f"{request.path}: {where} has no label: give it one")
+        raise DataError(f"{request.path}: {where} has no label: add one")
     classes = classes_in(labels) if request.classes is None else request.classes
     numbers = {text: i for i, text in enumerate(classes)}
     if not any(name.isdecimal() for name in classes):
         given = {text: int(text) for text in labels if text.isdecimal() and len(text) < 10}
         numbers |= {text: number for text, number in given.items() if number < len(classes)}
     if unknown := next((text for text in labels if text not in numbers), None):
-        wrong = f"{request.path} holds a label that data.classes does not name"
-        raise DataError(f"{wrong}: {unknown[:40]!r}. Name all of them.")
+        raise DataError(
+            f"{request.path} contains the label {unknown[:40]!r}, which is not in data.classes: name all labels."
+        )
     return Listing(classes, [row._replace(label=numbers[row.label]) for row in rows], official)
 
 
@@ -178,7 +179,7 @@ def list_shards(request: Request) -> Listing:
 def samples_in(shard: Path) -> Iterable[Sample]:
     """The samples of a tar file, which are named alike up to the first dot. Hidden files are left out."""
     samples: dict[str, Sample] = {}
-    wrong = f"{shard} cannot be read as a plain tar file: write it without compression, or give a folder, .zip or .npz."
+    wrong = f"{shard} cannot be read as a plain tar file: write it without compression, or use a folder, .zip or .npz."
     causes = (*UNREADABLE, tarfile.TarError, EOFError, OverflowError, RecursionError)
     with (
         explained(DataError, lambda _: wrong, causes=causes),
@@ -190,12 +191,12 @@ def samples_in(shard: Path) -> Iterable[Sample]:
             if entry.isdir():
                 continue
             if entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or entry.sparse:
-                raise DataError(f"{shard}: entry {number} is a link or no plain file: write the file itself.")
+                raise DataError(f"{shard}: entry {number} is a link or not a plain file: write the file itself.")
             folder, _, last = entry.name.rpartition("/")
             key, _, suffix = last.partition(".")
             member = Member(shard, entry.offset_data, entry.size, f"{key}.{suffix.lower()}")
             if key and samples.setdefault(f"{folder}/{key}", {}).setdefault(suffix.lower(), member) is not member:
-                raise DataError(f"{shard}: entry {number} gives a sample two files of one kind: remove one.")
+                raise DataError(f"{shard}: entry {number} is a second file of the same kind in its sample: remove one.")
         file.seek(archive.offset)
         if any(file.read(tarfile.BLOCKSIZE)) or archive.offset > shard.stat().st_size:
             seen = len(archive.getmembers())
@@ -207,10 +208,10 @@ def words_of(sample: Sample, label: str | None, group: str | None, what: str) ->
     """The label and the person's id that a sample's `.cls` and `.json` give, "" for none."""
     content: dict = {}
     if "json" in sample and (label or group or "cls" not in sample):
-        with explained(DataError, lambda _: f"{what} has a .json that is not a JSON object: mend it."):
+        with explained(DataError, lambda _: f"{what} has a .json that is not a JSON object: correct it."):
             content = dict(parse_json(text_of(sample["json"])))
     if label is None and "cls" in sample:
-        with explained(DataError, lambda _: f"{what} has a .cls that is not a line of text: mend it."):
+        with explained(DataError, lambda _: f"{what} has a .cls that is not a line of text: correct it."):
             content[LABEL] = text_of(sample["cls"]).strip()
     text, person = (cell_text(content.get(key)) for key in (label or LABEL, group))
     if not text or person is None:

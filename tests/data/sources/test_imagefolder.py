@@ -100,9 +100,9 @@ def test_a_missing_empty_or_single_class_folder_is_refused(tmp_path):
     root = tmp_path / "in"
     for change, message in (
         (lambda: None, "not a folder"),
-        (root.mkdir, "holds no pictures: expected one folder of pictures per class"),
-        (lambda: (root / "0.png").write_bytes(b""), "holds pictures, but no folder of a class: move each"),
-        (lambda: (root / "0.png").rename(write_folder(root, classes=("cat",)) / "cat/0.png"), "one class only"),
+        (root.mkdir, "contains no pictures: expected one folder of pictures per class"),
+        (lambda: (root / "0.png").write_bytes(b""), "contains pictures, but no class folder: move each"),
+        (lambda: (root / "0.png").rename(write_folder(root, classes=("cat",)) / "cat/0.png"), "only one class"),
     ):
         change()
         with pytest.raises(DataError, match=message):
@@ -172,7 +172,7 @@ def test_parts_are_known_in_any_case_and_validation_joins_training(tmp_path, nam
 
 def test_pictures_directly_in_train_and_test_are_no_two_classes(tmp_path):
     root = write_folder(tmp_path / "in", classes=("test", "train"))
-    with pytest.raises(DataError, match="no folder of a class"):
+    with pytest.raises(DataError, match="no class folder"):
         read_source(Data(source="imagefolder", path=str(root)), tmp_path)
     write_folder(root, classes=("bus", "car"))
     source = read_source(Data(source="imagefolder", path=str(root)), tmp_path)

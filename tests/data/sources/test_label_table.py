@@ -69,7 +69,7 @@ def test_a_column_may_list_the_labels_and_another_the_persons(folder, name):
     assert (classes, column, groups.column) == (("mass", "nodule"), "found", "patient") and form["several"]
     source, found = read(folder, classes=classes, label_column=column, groups={"column": groups.column})
     assert found == [(10, [1, 1]), (20, [1, 0]), (30, [0, 0])] and source.groups == ["p1", "p1", "p2"]
-    with pytest.raises(DataError, match="lists a label that data.classes does not name"):
+    with pytest.raises(DataError, match="lists a label that is not in data.classes"):
         read(folder, classes=["mass"], label_column=column)
     with pytest.raises(ConfigError, match="data.classes is missing"):
         read(folder, label_column=column)
@@ -88,7 +88,7 @@ def test_several_labels_are_recognised_by_two_columns_of_0_and_1_or_one_of_lists
     (folder / "labels.csv").rename(folder / "metadata.csv")
     (folder / "metadata.csv").write_text(table)
     if expected is None and "label" not in table:
-        with pytest.raises(Unclear, match="name that of the labels"):  # a sole column may be anything
+        with pytest.raises(Unclear, match="choose the one with the labels"):  # a sole column may be anything
             layout_of(folder, None)
     form, groups = layout_of(folder, None if "label" in table or expected else "mass")
     assert form.get("classes") == expected and form.get("several", False) == (expected is not None)
@@ -96,7 +96,7 @@ def test_several_labels_are_recognised_by_two_columns_of_0_and_1_or_one_of_lists
     (folder / "another class").mkdir()
     assert layout_of(folder, None, classes=("b", "another class"))[0] == {"name": "imagefolder"}
     if table != "file_name,mass\na.png,1\n":
-        with pytest.raises(Unclear, match="either may hold the classes"):
+        with pytest.raises(Unclear, match="could define the classes"):
             layout_of(folder, None)
 
 
@@ -108,7 +108,7 @@ def test_several_labels_are_recognised_by_two_columns_of_0_and_1_or_one_of_lists
         (TABLE.replace("1.0", ""), "neither 0 nor 1"),
         (TABLE.replace("1.0", "-1"), "neither 0 nor 1"),
         (TABLE.replace("1.0", "0.5"), "neither 0 nor 1"),
-        (TABLE.replace("0, a.png ,1.0\n", ""), r"has no row for .*a\.png: give each file"),
+        (TABLE.replace("0, a.png ,1.0\n", ""), r"has no row for .*a\.png: add one row"),
         (TABLE + "1,c.png,1\n", "row 5, names a file that is not below"),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_bad_picture_is_named(folder):
 def test_persons_are_found_by_file_names_and_not_by_folders_of_classes(folder):
     source, _ = read(folder, groups={"pattern": r"^(\w+)[.]png"})
     assert source.groups == ["a", "10", "2"]
-    with pytest.raises(ValueError, match="ids are found by column, csv, pattern, array or dicom"):
+    with pytest.raises(ValueError, match="folder does not apply.*use column, csv, pattern, array or dicom"):
         read(folder, groups={"folder": True})
 
 
