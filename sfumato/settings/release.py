@@ -27,6 +27,8 @@ class Release(Strict):
     legal_basis: Line | None = None  # of making and sharing the set, such as an article of the GDPR
     recipients: Line | None = None  # to whom it is given
     retention: Line | None = None  # how long the set, and the sensitive images, are kept
+    withdrawal: Line | None = None  # how a person withdraws, and what that changes about later releases
+    incident_contact: Line | None = None  # address to inform of a suspected breach
     region: Line | None = None  # that the images describe, or whose laws apply
     sector: Sector | None = None  # in which the publisher works
     licence: Line | None = None  # an SPDX identifier in small letters, as dataset hubs have them, such as cc-by-4.0
