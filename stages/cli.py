@@ -18,6 +18,7 @@ from sfumato.storage.documents import HIDDEN
 from sfumato.storage.files import replace_private, write_json
 from sfumato.storage.in_use import until_the_end
 from stages import ledger, prepare, recipe, release
+from stages.brief import brief
 from stages.compare import compare
 from stages.doctor import doctor
 from stages.egress import egress
@@ -48,7 +49,7 @@ app = typer.Typer(
     help="Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost. "
     "After `stage plan`, each stage can be run on its own.",
 )
-COMMANDS: list[Callable[..., None]] = [init, plan]
+COMMANDS: list[Callable[..., None]] = [init, brief, plan]
 COMMANDS += [command(stage) for stage in STAGES.values() if stage.kind is not Kind.LOCAL]
 COMMANDS += [evaluate, compare, merge, report, egress, serve, doctor, du, forget]
 for function in COMMANDS:

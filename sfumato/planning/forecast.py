@@ -14,9 +14,20 @@ from scipy.special import expit, logit
 
 from sfumato.evaluation.verdict import VERDICT_LEVELS, level_of
 from sfumato.privacy.accountant import round_up
+from sfumato.settings.data import SEVERAL
+from sfumato.settings.params import Params
 from sfumato.storage.documents import read_yaml
 
 LINE: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("forecast.yaml")))
+
+
+def kind_of(params: Params, channels: int | None) -> str | None:
+    """The kind of public runs that a forecast goes by, one of the offsets; None for several labels, without any."""
+    if params.data.labels == SEVERAL:
+        return None
+    if set(params.synthesize.sources) == {"select"}:
+        return "chosen"
+    return "colour" if channels == 3 else "grey"
 
 
 def kept(grown: float, side: int, largest: int, product: float) -> float:

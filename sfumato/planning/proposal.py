@@ -16,8 +16,7 @@ from typing import Any
 
 from sfumato.data.cards import Card
 from sfumato.errors import ConfigError
-from sfumato.planning.forecast import kept
-from sfumato.settings.data import SEVERAL, Data, Groups
+from sfumato.settings.data import Data, Groups
 from sfumato.settings.fields import Size, both_sides, by, size_of
 from sfumato.settings.noise import noise_at
 from sfumato.settings.params import Params
@@ -71,11 +70,7 @@ class Proposal:
     @property
     def kind(self) -> str | None:
         """The public runs that its usefulness is forecast by; None for several labels, without any."""
-        if self.params.data.labels == SEVERAL:
-            return None
-        if set(self.params.synthesize.sources) == {"select"}:
-            return "chosen"
-        return "colour" if self.params.data.channels == 3 else "grey"
+        return kind_of(self.params, self.params.data.channels)
 
 
 def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> Card:

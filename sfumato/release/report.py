@@ -18,7 +18,14 @@ from sfumato.privacy.accountant import round_up
 from sfumato.privacy.check import check_ledger
 from sfumato.privacy.events import PROTECTED, UNITS, ZERO_OUT_ONE, Mechanism, common_adjacency, event_of
 from sfumato.privacy.ledger import by_id, compose, of_one_person, read_ledger, spent_on_one
-from sfumato.privacy.profile import bound_text, membership_advantage, percent_up, privacy_profile, true_positive_rate
+from sfumato.privacy.profile import (
+    Profile,
+    bound_text,
+    membership_advantage,
+    percent_up,
+    privacy_profile,
+    true_positive_rate,
+)
 from sfumato.release.card import WORDS, neighbours, template
 from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.settings.data import GROUP, IMAGE
@@ -202,7 +209,11 @@ def what_it_means(ledger: Mapping) -> dict[str, Any]:
     With several owners, each is the largest over the owners.
     """
     parts = of_one_person(ledger["records"], ledger.get("apart", ())).values()
-    profiles = [privacy_profile(map(event_of, part), ledger["adjacency"]) for part in parts]
+    return attack_bounds([privacy_profile(map(event_of, part), ledger["adjacency"]) for part in parts])
+
+
+def attack_bounds(profiles: Sequence[Profile]) -> dict[str, Any]:
+    """The ceilings on an attacker over the worst of these profiles, as percentages rounded up, and a word for them."""
     advantage = max(map(membership_advantage, profiles))
     hits = max(true_positive_rate(profile, false_positive_rate=0.01) for profile in profiles)
     largest = {"strong": 0.1, "limited": 0.5, "weak": 1.0}  # advantage

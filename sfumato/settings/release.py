@@ -28,6 +28,9 @@ class Release(Strict):
     legal_basis: Line | None = None
     recipients: Line | None = None  # Recipients of the set
     retention: Line | None = None  # Retention period of the set and of the sensitive images
+    # Address for a person who withdraws, and the effect on later releases
+    withdrawal: Line | None = None
+    incident_contact: Line | None = None  # Address for reports of a suspected breach
     region: Line | None = None  # Region that the images describe, or whose laws apply
     sector: Sector | None = None  # Sector in which the publisher works
     licence: Line | None = None  # SPDX identifier in lower case, as dataset hubs use it, such as cc-by-4.0

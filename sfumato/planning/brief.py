@@ -1,0 +1,114 @@
+"""The page that asks for permission before ε is spent, from `params.yaml`, the public card and the plan."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from markdown_it import MarkdownIt
+
+from sfumato.planning.forecast import forecast, kind_of
+from sfumato.planning.make import ProjectPlan
+from sfumato.privacy.events import PROTECTED, UNITS, event_of
+from sfumato.privacy.profile import bound_text, privacy_profile
+from sfumato.release.card import WORDS, plain, table, template
+from sfumato.release.exports import PUBLIC_SOURCE
+from sfumato.release.report import attack_bounds, grouped, not_covered, scientific
+from sfumato.settings.data import GROUP
+from sfumato.settings.stages import STAGES
+from sfumato.storage.files import make_folder, replace_file
+
+MARKDOWN = "brief.md"
+PAGE = "brief.html"
+# what a board asks for, by the keys of `release`
+ANSWERS = (
+    *("purpose", "recipients", "legal_basis", "controller", "owner", "contact"),
+    *("retention", "withdrawal", "incident_contact", "licence"),
+)
+
+
+def write_brief(made: ProjectPlan, folder: Path) -> list[str]:
+    """Write the request as `brief.md` and `brief.html`. Returns the settings that the owner has not answered yet.
+
+    Guarantee: no image is read; the page follows from settings, the public card, and the charges in the journal.
+    """
+    text = template(Path(__file__).with_name(MARKDOWN), autoescape=False, plain=plain).render(facts_of(made))
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    page = template(Path(__file__).with_name(PAGE), autoescape=True)
+    make_folder(folder)
+    replace_file(folder / MARKDOWN, text.encode())
+    html = page.render(body=body, dataset=made.card.dataset_id, epsilon=bound_text(made.budget["epsilon"]))
+    replace_file(folder / PAGE, html.encode())
+    return [f"release.{key}" for key in ANSWERS if getattr(made.params.release, key) is None]
+
+
+def facts_of(made: ProjectPlan) -> dict[str, Any]:
+    """What the page states, by the names in its template."""
+    params = made.params
+    budget = made.budget
+    by_person = params.privacy.unit == GROUP
+    events = [*map(event_of, made.inherited), *(one.event for one in made.mechanisms.values())]
+    return {
+        "dataset": made.card.dataset_id,
+        "one": "person" if by_person else "image",
+        "unit": PROTECTED[UNITS[params.privacy.protected]],
+        "size": grouped(params.privacy.size),
+        "epsilon": bound_text(budget["epsilon"]),
+        "delta": scientific(budget["delta"]),
+        "factor": bound_text(math.exp(budget["epsilon"]), 3),
+        "one_in": grouped(math.floor(1 / budget["delta"])),
+        "attacker": attack_bounds([privacy_profile(events, budget["adjacency"])]),
+        "spent": spent_so_far(made),
+        "lifetime": params.privacy.lifetime,
+        "answers": list(answers(made)),
+        "measurements": [
+            (name, STAGES[name].summary, bound_text(budget["stages"][name]["epsilon"])) for name in made.mechanisms
+        ],
+        "usefulness": usefulness(made),
+        "not_covered": not_covered(by_person),
+        "trust": WORDS["trust"],
+        "table": table,
+        **released(made),
+    }
+
+
+def released(made: ProjectPlan) -> dict[str, Any]:
+    """What would be shared, in words."""
+    sources = {*made.params.synthesize.sources}
+    kinds = {
+        "synthetic images": sources - {PUBLIC_SOURCE},
+        "public images, privately selected": PUBLIC_SOURCE in sources,
+    }
+    _, height, width = made.card.shape
+    return {
+        "images": grouped(made.params.synthesize.count),
+        "kind": " and ".join(kind for kind, present in kinds.items() if present),
+        "shape": f"{height} × {width}",
+        "classes": made.card.classes,
+        "classifier": "teacher" in made.mechanisms,
+    }
+
+
+def answers(made: ProjectPlan) -> Iterator[tuple[str, str]]:
+    for key in ANSWERS:
+        yield WORDS["about"][key], getattr(made.params.release, key) or f"not answered yet (release.{key})"
+
+
+def spent_so_far(made: ProjectPlan) -> str:
+    charges = len(made.odometer.opened())
+    if not charges:
+        return "nothing, by the journal of this machine"
+    return f"{charges} measurements, by the journal of this machine; `stage ledger show` lists them"
+
+
+def usefulness(made: ProjectPlan) -> str:
+    """What public sets of this kind taught, as a sentence with its range."""
+    params = made.params
+    kind = kind_of(params, made.card.shape[0])
+    if kind is None:
+        return "Unknown: no public set with several labels per image was measured."
+    expected = forecast(kind, params.privacy.size * params.privacy.epsilon, 1.0)
+    return (
+        f"{expected.capitalize()}, of what the real images teach a classifier, if the models train for as long as "
+        "those of the public sets that this forecast is fitted to. Two of three such sets lay within the range."
+    )
