@@ -169,8 +169,9 @@ def settings_named_in(text):
 
 
 def test_every_setting_named_in_the_docs_exists():
-    """The changelog is left out: it names those that were removed."""
-    pages = [page for page in PAGES if page.name != "CHANGELOG.md" and "gallery" not in page.parts]
+    """The changelog and the page on upgrading are left out: they name those that were removed."""
+    left_out = {"CHANGELOG.md", "upgrading.md"}
+    pages = [page for page in PAGES if page.name not in left_out and "gallery" not in page.parts]
     named = [(page.name, key) for page in pages for key in settings_named_in(page.read_text(encoding="utf-8"))]
     assert len(named) > 100 and [(page, key) for page, key in named if not is_setting(key)] == []
 
@@ -186,6 +187,62 @@ def test_every_setting_named_in_the_docs_exists():
 )
 def test_a_key_that_is_no_setting_is_seen(text, wrong):
     assert [key for key in settings_named_in(text) if not is_setting(key)] == wrong
+
+
+TERMS = {  # anchor in the glossary: how the term looks in prose
+    "epsilon": r"ε",
+    "delta": r"δ",
+    "unit": r"\bunit\b",
+    "hold-out": r"\bhold-outs?\b",
+    "release": r"\breleases?\b",
+    "charge": r"\bcharges?\b",
+    "odometer": r"\bodometers?\b",
+    "local": r"\blocal\b",
+}
+UNLINKED = {"CHANGELOG.md", "SECURITY.md", "reference.md", "api.md", "glossary.md", "assurance.md"}
+
+
+def prose_lines(text):
+    """The lines of a page without code, pictures and headings."""
+    text = re.sub(r"^```.*?^```\n", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"`[^`\n]*`|!\[[^\]]*\]\([^)]*\)", "", text)
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def unlinked_terms(text):
+    """The terms whose first line in a page does not link to their entry in the glossary."""
+    lines = prose_lines(text)
+    for anchor, pattern in TERMS.items():
+        seen_in = (line for line in lines if re.search(pattern, re.sub(r"\]\([^)]*\)", "]", line)))
+        first = next(seen_in, None)
+        if first is not None and f"glossary.md#{anchor})" not in first:
+            yield anchor
+
+
+def test_pages_link_terms_to_the_glossary_at_first_use():
+    pages = [page for page in PAGES if page.name not in UNLINKED and "gallery" not in page.parts]
+    wrong = {page.name: found for page in pages if (found := [*unlinked_terms(page.read_text(encoding="utf-8"))])}
+    assert len(pages) > 15 and wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("At ε = 1.", ["epsilon"]),
+        ("At [ε](glossary.md#epsilon) = 1.\nAt ε = 10.", []),
+        ("At ε = 1.\nAt [ε](glossary.md#epsilon) = 10.", ["epsilon"]),
+        ("# The release\n`--local`\n[x](page.md#choose-ε)", []),
+    ],
+)
+def test_a_term_without_a_link_is_found(text, wrong):
+    assert [*unlinked_terms(text)] == wrong
+
+
+def test_the_newest_changes_fit_on_a_page():
+    """At most 60 lines: what an owner or a researcher notices, without refactorings."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = text.split("\n## ")[1]
+    assert 10 < len(newest.splitlines()) <= 60
 
 
 def test_the_generated_parts_of_the_reference_are_those_of_the_code(generate):
