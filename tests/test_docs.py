@@ -238,6 +238,55 @@ def test_a_term_without_a_link_is_found(text, wrong):
     assert [*unlinked_terms(text)] == wrong
 
 
+def rows_in(text):
+    """The rows of the tables of a page: cells by the heads of their columns."""
+    heads = []
+    for line in text.splitlines():
+        if not line.startswith("|"):
+            heads = []
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not heads:
+            heads = cells
+        elif not re.fullmatch(":?-+:?", cells[0]):
+            yield dict(zip(heads, cells, strict=False))
+
+
+SEVERAL = re.compile(r"[\d.±*–]+(?: ?[/;,] [\d.±*–]+)+")
+
+
+def test_a_cell_of_a_table_holds_one_measurement():
+    cells = []
+    for page in PAGES:
+        if "gallery" not in page.parts:
+            rows = rows_in(page.read_text(encoding="utf-8"))
+            cells += [(page.name, cell) for row in rows for cell in row.values()]
+    assert len(cells) > 1000
+    assert [found for found in cells if SEVERAL.fullmatch(found[1])] == []
+
+
+@pytest.mark.parametrize("cell", ["97.7; 96.9, 96.5", "**74.9** / 83.4", "10, 50"])
+def test_a_cell_with_several_measurements_is_found(cell):
+    assert SEVERAL.fullmatch(cell)
+
+
+def first_number(cell):
+    return float(re.search(r"\d+\.\d+", cell)[0])
+
+
+def test_the_lead_of_the_teacher_follows_from_the_results():
+    leads = set()
+    for row in rows_in((ROOT / "docs" / "results.md").read_text(encoding="utf-8")):
+        if row.get("teacher", "–") != "–":
+            accuracy = row.get("accuracy") or row["release"]
+            leads.add(round(first_number(row["teacher"]) - first_number(accuracy), 1))
+    page = (ROOT / "docs" / "release-or-teacher.md").read_text(encoding="utf-8")
+    stated = " ".join(row.get("teacher ahead by", "") for row in rows_in(page)).replace("−", "-")
+    numbers = {float(number) for number in re.findall(r"-?\d+\.\d", stated)}
+    assert numbers <= leads
+    assert (min(numbers), max(numbers)) == (min(leads), max(leads))
+
+
 def test_the_newest_changes_fit_on_a_page():
     """At most 60 lines: what an owner or a researcher notices, without refactorings."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
