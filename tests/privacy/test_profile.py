@@ -186,7 +186,7 @@ def test_the_table_of_risks_in_the_docs_is_one_gaussian():
         assert float(hits) == pytest.approx(100 * rate, abs=0.06)
 
 
-def test_the_cost_of_a_second_release_in_the_docs_is_two_gaussians():
+def test_the_cost_of_a_second_release_is_two_gaussians():
     page = (DOCS / "data-protection.md").read_text()
     cells = r"\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) % \| ([\d.]+) % \|"
     rows = re.findall(f"^{cells}$", page, re.MULTILINE)
