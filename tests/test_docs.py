@@ -199,7 +199,7 @@ TERMS = {  # anchor in the glossary: how the term looks in prose
     "odometer": r"\bodometers?\b",
     "local": r"\blocal\b",
 }
-UNLINKED = {"CHANGELOG.md", "SECURITY.md", "reference.md", "api.md", "glossary.md", "assurance.md"}
+UNLINKED = {"CHANGELOG.md", "SECURITY.md", "reference.md", "api.md", "glossary.md"}
 
 
 def prose_lines(text):
