@@ -130,7 +130,7 @@ def validate(values: dict, path: Path) -> Params:
         elif first["type"] == "extra_forbidden":
             near = difflib.get_close_matches(key, sorted(all_keys(Params)), 1, cutoff=0.4)
             meant = "".join(f": did you mean {name!r}?" for name in near) or "."
-            problem = f"unknown key {key!r}{meant} For keys of earlier versions, see the changelog"
+            problem = f"unknown key {key!r}{meant} For keys of earlier versions, see docs/upgrading.md"
         else:
             problem = f"{key}={first['input']!r} is not valid: {reason}" if key else reason
             if first["type"] == "string_type":

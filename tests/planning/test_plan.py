@@ -269,7 +269,7 @@ def test_phases_share_the_steps_by_their_parts():
             {"pretrain": {"phases": [{"sources": {"central": 1}, "amp": {"rate": 1}}]}},
             r"pretrain\.phases\.0\.amp\.rate was removed: delete it; .*is 0\.4",
         ),
-        ({"pretrain": {"median": 2}}, "unknown key 'pretrain.median'.*earlier versions, see the changelog"),
+        ({"pretrain": {"median": 2}}, "unknown key 'pretrain.median'.*earlier versions, see docs/upgrading.md"),
         ({"model": {"width": 30}}, "model.width"),
         ({"model": {"unshuffle": 4}, "data": {"dataset_id": "other"}}, "other"),
         ({"recipe": "teacher-gaussian", "run": ALL_OF_BOTH}, "refine requires a network"),

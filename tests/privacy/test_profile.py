@@ -166,11 +166,34 @@ def test_what_a_report_asks_of_one_composition_is_computed_once(monkeypatch):
     assert len(composed) == 2
 
 
-def test_the_table_of_risks_in_the_docs_is_that_of_one_gaussian():
-    page = (Path(__file__).parents[2] / "docs" / "howto.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def one_gaussian(target: float) -> Mechanism:
+    """Return the mechanism with the least noise at this ε, as projects of `stage init` have it."""
+    (one,) = calibrate({"frequency": NoiseRequest()}, target, 1e-5, accountant="exact").values()
+    return one
+
+
+def test_the_table_of_risks_in_the_docs_is_one_gaussian():
+    page = (DOCS / "howto.md").read_text()
     rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) % \| ([\d.]+) in 100 \|$", page, re.MULTILINE)
     assert len(rows) >= 5
     for target, guess, hits in rows:
-        (one,) = calibrate({"frequency": NoiseRequest()}, float(target), 1e-5).values()
+        one = one_gaussian(float(target))
         assert float(guess) == pytest.approx(100 * best_guess((one,)), abs=0.06)
-        assert float(hits) == pytest.approx(100 * true_positive_rate(privacy_profile([one.event])), abs=0.06)
+        rate = true_positive_rate(privacy_profile([one.event]))
+        assert float(hits) == pytest.approx(100 * rate, abs=0.06)
+
+
+def test_the_cost_of_a_second_release_is_two_gaussians():
+    page = (DOCS / "data-protection.md").read_text()
+    cells = r"\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) % \| ([\d.]+) % \|"
+    rows = re.findall(f"^{cells}$", page, re.MULTILINE)
+    assert len(rows) >= 5
+    for target, both, after_one, after_both in rows:
+        one = one_gaussian(float(target))
+        total = epsilon([one.event, one.event], 1e-5, "exact")
+        assert total <= float(both) < total + 0.011
+        assert float(after_one) == pytest.approx(100 * best_guess((one,)), abs=0.06)
+        assert float(after_both) == pytest.approx(100 * best_guess((one, one)), abs=0.06)
