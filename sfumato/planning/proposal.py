@@ -16,7 +16,8 @@ from typing import Any
 
 from sfumato.data.cards import Card
 from sfumato.errors import ConfigError
-from sfumato.settings.data import Data, Groups
+from sfumato.planning.forecast import kept, kind_of
+from sfumato.settings.data import SEVERAL, Data, Groups
 from sfumato.settings.fields import Size, both_sides, by, size_of
 from sfumato.settings.noise import noise_at
 from sfumato.settings.params import Params

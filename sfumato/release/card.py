@@ -79,8 +79,8 @@ def privacy_facts(plan: StagePlan[Any], records: Mapping[str, dict], cost: Mappi
     }
 
 
-def template(name: str, **given: Any) -> Template:
-    """Load a template of this folder. given: `autoescape`, and filters by name."""
+def template(name: str | Path, **given: Any) -> Template:
+    """Load a template of this folder, or at a path. given: `autoescape`, and filters by name."""
     layout: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     environment = Environment(autoescape=given.pop("autoescape"), undefined=StrictUndefined, **layout)
     environment.filters |= given
