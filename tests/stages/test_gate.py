@@ -375,5 +375,5 @@ def test_a_ledger_without_its_project_is_checked_alone(here):
     for name in ("dvc.lock", "dvc.yaml", "params.yaml", ".dvc"):
         Path(name).symlink_to("nowhere")
         code, text = run("--ledger-only")
-        assert code == 2 and f"{name} shows that ledger.json belongs to a project" in text
+        assert code == 2 and f"ledger.json belongs to a project, because {name} exists" in text
         Path(name).unlink()
