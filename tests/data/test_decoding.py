@@ -18,7 +18,7 @@ def test_a_fully_transparent_picture_is_refused_and_a_partly_transparent_one_is_
     assert decode(tmp_path / "part.png").max() == 200
 
 
-@pytest.mark.parametrize("form", ["AVIF", "BMP", "GIF", "JPEG", "PCX", "PNG", "PPM", "TGA", "TIFF", "WEBP"])
+@pytest.mark.parametrize("form", ["AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "TGA", "TIFF", "WEBP"])
 def test_each_form_of_a_plain_picture_is_read(tmp_path, form):
     Image.init()
     if form not in Image.SAVE:

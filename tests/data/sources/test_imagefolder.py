@@ -57,7 +57,7 @@ SPOILED = {  # how a folder of cats and dogs is spoiled, what is named, and the 
     "nesting": (lambda root: (root / "dog/puppies").mkdir(), "puppies", "directly in their class"),
     "text": (lambda root: (root / "dog/notes.txt").write_text("no picture"), "notes.txt", "repair or remove"),
     "cut": (lambda root: os.truncate(root / "dog/1.png", 60), "1.png", "repair or remove"),
-    "postscript": (lambda root: (root / "cat/1.png").write_bytes(POSTSCRIPT), "1.png", "repair or remove"),
+    "postscript": (lambda root: (root / "cat/1.png").write_bytes(POSTSCRIPT), "1.png", "is PostScript"),
     "frames": (lambda root: save_frames(root / "dog/1.gif"), "1.gif", "several frames"),
     "depth": (lambda root: Image.fromarray(np.zeros((6, 6), "f4")).save(root / "dog/1.tiff"), "1.tiff", "range: "),
     "pipe": (lambda root: os.mkfifo(root / "cat/pipe.png"), "pipe.png", "is not a file"),
