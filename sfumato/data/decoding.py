@@ -71,10 +71,10 @@ def format_at(file: Path | Member) -> Format | None:
     """The form of a file, or link, that is not read here, by its first bytes; None for others."""
     if isinstance(file, Path) and not file.is_file():
         return link_format(file)
-    place, start, size = (file, 0, HEAD) if isinstance(file, Path) else (file.shard, file.start, min(HEAD, file.size))
-    with reading(place) as opened:
-        opened.seek(start)
-        return format_of(opened.read(size))
+    if not isinstance(file, Path):
+        return format_of(file.opened().read(HEAD))
+    with reading(file) as opened:
+        return format_of(opened.read(HEAD))
 
 
 @contextmanager

@@ -32,7 +32,7 @@ ANNEX = Format("a link of DataLad or git-annex", GET)
 DVC_CACHE = Format("a link into a cache of DVC", "run `dvc config cache.type copy` and `dvc checkout --relink` there")
 HEIC = Format("HEIC", f"{PICTURES}, as with `heif-convert`")
 AVIF = Format("AVIF, which this Pillow does not read", PICTURES)
-RAW = Format("a raw photograph", PICTURES)
+CAMERA = Format("a raw photograph", PICTURES)
 VIDEO = Format("a video", FRAMES)
 NIFTI = Format("NIfTI", VOLUME)
 ZIP = Format("a zip", UNPACK)
@@ -65,9 +65,9 @@ SIGNATURES: Sequence[tuple[int, bytes, Format]] = (
     (0, b"\xff\x0a", Format("JPEG XL", f"{PICTURES}, as with `djxl`")),
     (0, b"\0\0\0\x0cJXL \r\n\x87\n", Format("JPEG XL", f"{PICTURES}, as with `djxl`")),
     (0, b"II\xbc", Format("JPEG XR", PICTURES)),
-    (0, b"FUJIFILMCCD-RAW", RAW),
-    (0, b"IIRO", RAW),
-    (0, b"IIU\0", RAW),
+    (0, b"FUJIFILMCCD-RAW", CAMERA),
+    (0, b"IIRO", CAMERA),
+    (0, b"IIU\0", CAMERA),
     (8, b"AVI ", VIDEO),
     (0, b"\x1a\x45\xdf\xa3", VIDEO),
     (0, b"PK\x03\x04", ZIP),
@@ -78,7 +78,7 @@ SIGNATURES: Sequence[tuple[int, bytes, Format]] = (
 BRANDS = {  # of files that begin as MP4 does; any other is a video
     **dict.fromkeys((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"), HEIC),
     **dict.fromkeys((b"avif", b"avis"), AVIF),
-    b"crx ": RAW,
+    b"crx ": CAMERA,
 }
 DOCUMENT = b"[Content_Types].xml"  # the first file of a zip that is a document of Office
 
@@ -95,8 +95,8 @@ class AnotherFormat(DataError):
 def format_of(head: bytes) -> Format | None:
     """The form of a file that begins with these bytes, HEAD of them if there are; None for others."""
     if head[:2] == b"\x1f\x8b":
-        form = format_of(inflated(head))
-        return COMPRESSED_TAR if form is TAR else form or Format("a gzip file", UNPACK)
+        form = format_of(inflated(head)) or Format("a gzip file", UNPACK)
+        return {TAR: COMPRESSED_TAR}.get(form, form)
     if head[4:8] == b"ftyp":
         brands = [head[8:12], *(head[place : place + 4] for place in range(16, min(head[3], HEAD), 4))]
         known = [BRANDS[brand] for brand in brands if brand in BRANDS]
@@ -124,9 +124,8 @@ def link_format(entry: Path) -> Format | None:
     if not entry.is_symlink():
         return None
     target = entry.readlink().as_posix()
-    if "annex/objects/" in target:
-        return ANNEX
-    return DVC_CACHE if "files/md5/" in target else None
+    kept = {"annex/objects/": ANNEX, "files/md5/": DVC_CACHE}
+    return next((form for part, form in kept.items() if part in target), None)
 
 
 def sentences(problems: Sequence[DataError]) -> list[str]:

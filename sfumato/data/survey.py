@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.data.companions import Companions, companions_in
 from sfumato.data.deep import Span
 from sfumato.data.images import per_class
 from sfumato.data.layout import ALL, FOLDERS, check_names, layout_of, repeated_ids
@@ -40,7 +41,8 @@ class Survey:
     of rows over columns, 1 if a quarter of the pictures lie otherwise than most; colour: most pictures have some;
     groups: where the ids of persons are found; persons: how many of them are not held out; counts: pictures of each
     class that are not held out; largest: the ids with most images, and how many; repeats: why several images may be of
-    one person, if nothing says whose they are; data: keys of the section `data` that say where the labels are.
+    one person, if nothing says whose they are; companions: pictures that accompany others, as masks do; data: keys of
+    the section `data` that say where the labels are.
     """
 
     classes: tuple[str, ...]
@@ -55,6 +57,7 @@ class Survey:
     counts: tuple[int, ...]
     largest: tuple[tuple[str, int], ...]
     repeats: Repeats | None
+    companions: Companions | None
     data: dict[str, Any]
 
 
@@ -109,6 +112,7 @@ def survey(
         counts=tuple(per_class(labels[:trained], len(source.classes)).tolist()),
         largest=tuple(Counter(one for one in ids or () if one is not None).most_common(3)),
         repeats=repeats_of(source, path, request.label_column, form_and_colour.pop("in_a_row")),
+        companions=companions_in(source.names, [str(file.parent) for file in source.files]),
         data={key: value for key, value in data.items() if value},
         **form_and_colour,
     )
