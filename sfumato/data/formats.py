@@ -95,8 +95,8 @@ class AnotherFormat(DataError):
 def format_of(head: bytes) -> Format | None:
     """The form of a file that begins with these bytes, HEAD of them if there are; None for others."""
     if head[:2] == b"\x1f\x8b":
-        form = format_of(inflated(head)) or Format("a gzip file", UNPACK)
-        return {TAR: COMPRESSED_TAR}.get(form, form)
+        inner = format_of(inflated(head)) or Format("a gzip file", UNPACK)
+        return {TAR: COMPRESSED_TAR}.get(inner, inner)
     if head[4:8] == b"ftyp":
         brands = [head[8:12], *(head[place : place + 4] for place in range(16, min(head[3], HEAD), 4))]
         known = [BRANDS[brand] for brand in brands if brand in BRANDS]

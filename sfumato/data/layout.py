@@ -339,3 +339,7 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
             number=len(names),
             first=", ".join(names[:3]),
         )
+
+
+def check_empty(names: Sequence[str], counts: Sequence[int]) -> None:
+    """Raise Unclear if folders without pictures would be published as classes. counts: pictures of each."""

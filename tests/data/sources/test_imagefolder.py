@@ -25,6 +25,16 @@ def test_a_folder_gives_its_classes_and_pictures_by_name_and_not_what_systems_le
     assert np.array_equal(images[4], np.asarray(Image.open(root / "dog" / "1.png")))
 
 
+@pytest.mark.parametrize("name", ["lost+found", "LOST+FOUND", "$RECYCLE.BIN", "System Volume Information", "@eaDir"])
+def test_a_folder_of_a_system_is_not_opened(name, tmp_path):
+    """A link out of the folder stands for one that may not be read: both would end the reading."""
+    root = write_folder(tmp_path / "in")
+    (root / name).symlink_to(tmp_path)
+    (root / "cat" / name).symlink_to(tmp_path)
+    source, images, _ = read_all(Data(source="imagefolder", path=str(root)), tmp_path)
+    assert source.classes == ("cat", "dog") and len(images) == 6
+
+
 def test_transparency_is_black(tmp_path):
     pixels = np.array([[[255, 0], [255, 255]], [[100, 255], [0, 255]]], np.uint8)
     Image.fromarray(pixels, "LA").save(tmp_path / "0.png")
