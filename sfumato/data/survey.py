@@ -20,7 +20,7 @@ from sfumato.data.layout import ALL, FOLDERS, check_empty, check_names, layout_o
 from sfumato.data.names import Repeats, repeated_folders, repeats_in
 from sfumato.data.photographs import taken_in_a_row
 from sfumato.data.prepare import progress, statuses
-from sfumato.data.sources import Source, open_source
+from sfumato.data.sources import Source, check_there, open_source
 from sfumato.data.sources.source import Request
 from sfumato.data.sources.splits import TEST
 from sfumato.errors import UNREADABLE, ConfigError, DataError, reading_sensitive
@@ -79,6 +79,7 @@ def survey(
     Raises Unclear for what only the owner can decide, before any picture is decoded; DataError if a picture has more
     than 8 bits and there is no `span`, or that names every file that cannot be used.
     """
+    check_there(str(path), groups)
     reading_sensitive()
     form, groups = layout_of(path, label, groups, classes)
     groups = groups and groups.model_copy(update={"alone": groups.alone or alone})

@@ -109,7 +109,7 @@ def test_a_missing_empty_or_single_class_folder_is_refused(tmp_path):
         read_source(Data(source="imagefolder"), tmp_path)
     root = tmp_path / "in"
     for change, message in (
-        (lambda: None, "not a folder"),
+        (lambda: None, "does not exist"),
         (root.mkdir, "contains no pictures: expected one folder of pictures per class"),
         (lambda: (root / "0.png").write_bytes(b""), "contains pictures, but no class folder: move each"),
         (lambda: (root / "0.png").rename(write_folder(root, classes=("cat",)) / "cat/0.png"), "only one class"),
