@@ -61,6 +61,7 @@ SIGNATURES: Sequence[tuple[int, bytes, Format]] = (
     (0, b"%PDF-", Format("PDF", "extract its pictures, as with `pdfimages -png`")),
     (0, b"%!PS", Format("PostScript", PICTURES)),
     (0, b"<svg", Format("SVG", PICTURES)),
+    (0, b"\0\0\1\0", Format("an icon", PICTURES)),
     (0, b"8BPS", Format("a Photoshop document", PICTURES)),
     (0, b"\xff\x0a", Format("JPEG XL", f"{PICTURES}, as with `djxl`")),
     (0, b"\0\0\0\x0cJXL \r\n\x87\n", Format("JPEG XL", f"{PICTURES}, as with `djxl`")),

@@ -341,5 +341,17 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
         )
 
 
-def check_empty(names: Sequence[str], counts: Sequence[int]) -> None:
-    """Raise Unclear if folders without pictures would be published as classes. counts: pictures of each."""
+def check_found(form: dict[str, Any], names: Sequence[str], counts: Sequence[int]) -> None:
+    """Raise Unclear as `check_names` does, or if folders without pictures would be published as classes.
+
+    form: the keys of the Request; counts: pictures of each class.
+    """
+    empty = [name for name, count in zip(names, counts, strict=True) if not count]
+    if form == FOLDERS and empty and any(counts):
+        raise Unclear(
+            "folders without pictures ({empty}) would be published as class names: remove them, or use "
+            "{option.classes} all to keep them as classes",
+            option="classes",
+            empty=", ".join(empty[:5]),
+        )
+    check_names(names, counts)

@@ -16,7 +16,7 @@ import numpy as np
 from sfumato.data.companions import Companions, companions_in
 from sfumato.data.deep import Span
 from sfumato.data.images import per_class
-from sfumato.data.layout import ALL, FOLDERS, check_empty, check_names, layout_of, repeated_ids
+from sfumato.data.layout import ALL, FOLDERS, check_found, layout_of, repeated_ids
 from sfumato.data.names import Repeats, repeated_folders, repeats_in
 from sfumato.data.photographs import taken_in_a_row
 from sfumato.data.prepare import progress, statuses
@@ -89,9 +89,7 @@ def survey(
     counts = per_class(labels, len(source.classes)).tolist()
     trained = source.size - source.held_out
     if classes is None:
-        if form == FOLDERS:
-            check_empty(source.classes, counts)
-        check_names(source.classes, counts)
+        check_found(form, source.classes, counts)
     elif classes != ALL and {*classes} != {*source.classes}:
         text = "{option.classes}={names}, but {path} contains others: name all of its classes"
         raise ConfigError(text, option="classes", names=",".join(classes), path=path)
