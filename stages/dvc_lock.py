@@ -44,7 +44,7 @@ def lock_in_words() -> str:
     wrong = damage()
     if wrong is None:
         return "intact"
-    cure = f"cp {COPY} {LOCK}" if COPY.is_file() else f"git checkout -- {LOCK}"
+    cure = f"cp {COPY} {LOCK}" if COPY.is_file() else f"git checkout HEAD -- {LOCK}"
     return f"damaged ({wrong}), so every `dvc repro` fails. When no dvc runs here, run `{cure}`"
 
 

@@ -1,4 +1,4 @@
-"""What the compressed pixels of a DICOM file expand to, by their own headers: Rows and Columns may state less."""
+"""What compressed pixels of DICOM and of JPEG 2000 expand to, by their own headers: those around may state less."""
 
 import struct
 import zlib
@@ -26,6 +26,29 @@ def check_codestream(frame: bytes, name: str) -> None:
                 check_picture(name, height, width, channels, -(-bits // 8))
                 return
             place += 2 + length
+
+
+def codestream_of(content: bytes) -> bytes:
+    """The JPEG 2000 stream in a file of it, bare or in boxes. Raises ValueError or struct.error without one."""
+    place = 0
+    while not content.startswith(JPEG_2000, place):
+        length, kind = struct.unpack_from(">I4s", content, place)
+        header = 8
+        if length == 1:
+            (length,) = struct.unpack_from(">Q", content, place + header)
+            header = 16
+        if kind == b"jp2c":
+            return content[place + header :]
+        if length < header:
+            raise ValueError("it has no codestream")
+        place += length
+    return content[place:]
+
+
+def depth_of(stream: bytes) -> int:
+    """The most bits of a value in a JPEG 2000 stream, and one more where values are signed."""
+    (channels,) = struct.unpack_from(">H", stream, 40)
+    return max((bits & 127) + 1 + (bits >> 7) for bits in stream[42 : 42 + 3 * channels : 3])
 
 
 def check_run_lengths(frame: bytes, size: int, name: str) -> None:

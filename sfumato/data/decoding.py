@@ -4,8 +4,9 @@ import errno
 import io
 import os
 from collections import Counter, deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 from PIL import Image, ImageMode, ImageOps, UnidentifiedImageError
 
 from sfumato.data.deep import TRANSPARENT, Span, decode_deep, decode_dicom, decode_tiff, is_dicom, readable
+from sfumato.data.formats import HEAD, AnotherFormat, Format, format_of, link_format
 from sfumato.errors import DataError
 from sfumato.storage.files import reading
 from sfumato.storage.limits import check_picture, check_picture_file, room_for_picture
@@ -65,6 +67,27 @@ def open_picture(file: Path | Member) -> io.BytesIO:
     return file.opened()
 
 
+def format_at(file: Path | Member) -> Format | None:
+    """The form of a file, or link, that is not read here, by its first bytes; None for others."""
+    if isinstance(file, Path) and not file.is_file():
+        return link_format(file)
+    if not isinstance(file, Path):
+        return format_of(file.opened().read(HEAD))
+    with reading(file) as opened:
+        return format_of(opened.read(HEAD))
+
+
+@contextmanager
+def naming_formats(file: Path | Member) -> Iterator[None]:
+    """Raise AnotherFormat in place of a DataError if the file is whole, in a form that is not read here."""
+    try:
+        yield
+    except DataError as error:
+        if error.option is None and (form := format_at(file)):
+            raise AnotherFormat(str(file), form) from error
+        raise
+
+
 def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
     """One image, (H, W, C) uint8, with the channels and the size of `request`: cropped to the middle, or padded."""
     height, width, channels = image.shape
@@ -95,10 +118,10 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
         return decode_dicom(path, span)
     # Left out are formats that hold programs, such as PostScript, which other programs would run, those of which Pillow
     # cuts the low bits in silence, and ICO, which it decodes before anyone has seen the size.
-    formats = ["AVIF", "BMP", "DIB", "GIF", "JPEG", "PCX", "PNG", "PPM", "QOI", "TGA", "TIFF", "WEBP"]
+    formats = "AVIF BMP DIB GIF JPEG JPEG2000 PCX PNG PPM QOI TGA TIFF WEBP"
     Image.init()
-    known = [form for form in formats if form in Image.OPEN]  # what this Pillow was built with
-    with readable(f"{path} cannot be read as an image"), open_picture(path) as file:
+    known = [form for form in formats.split() if form in Image.OPEN]  # what this Pillow was built with
+    with naming_formats(path), readable(f"{path} cannot be read as an image"), open_picture(path) as file:
         try:
             opened = Image.open(file, formats=known)
         except Image.DecompressionBombError as error:

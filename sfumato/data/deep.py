@@ -12,7 +12,7 @@ import numpy as np
 from PIL import ImageOps
 from PIL.ExifTags import Base as Tag
 
-from sfumato.data.codestreams import check_compressed, check_deflated
+from sfumato.data.codestreams import check_codestream, check_compressed, check_deflated, codestream_of, depth_of
 from sfumato.errors import ConfigError, DataError, SfumatoError, explained, lacks_memory, reason_of
 from sfumato.storage.files import reading
 from sfumato.storage.limits import LARGEST_PICTURE, BoundedReader, check_picture_file, room_for_picture
@@ -97,6 +97,8 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
 
     opened: by Pillow, from `file`; where its modes have 8 bits, it cuts the others off.
     """
+    if opened.format == "JPEG2000":
+        return decode_jpeg_2000(opened, file, span, name)
     tags = getattr(opened, "tag_v2", {})
     white = 255  # in a PPM, whose values Pillow stretches to all bits of the mode
     if opened.format == "PPM" and opened.tile[0].codec_name.startswith("ppm"):
@@ -122,6 +124,23 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
 
     file.seek(0)
     return with_alpha(png_decode(file.read()), 65535, span, name)
+
+
+def decode_jpeg_2000(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np.ndarray | None:
+    """A JPEG 2000 with more than 8 bits, as `decode_deep` has it. Raises DataError if it is in colour."""
+    file.seek(0)
+    content = file.read()
+    stream = codestream_of(content)
+    check_codestream(stream, name)
+    bits = depth_of(stream)
+    if bits > 8 and len(opened.getbands()) > 1:
+        raise DataError(f"{name} has {bits} bits in JPEG 2000, in colour: save it as PNG or TIFF, upright.")
+    if bits < 9:
+        return None
+    with installed("depth", name):
+        from imagecodecs import jpeg2k_decode
+
+    return shown(jpeg2k_decode(content), span, name)
 
 
 def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:

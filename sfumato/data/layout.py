@@ -7,14 +7,16 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sfumato.data import tables
+from sfumato.data.decoding import format_at
 from sfumato.data.deep import is_dicom
+from sfumato.data.formats import TAR, AnotherFormat
 from sfumato.data.images import GROUPS
 from sfumato.data.sources import tabled
 from sfumato.data.sources.npz import archive_layout
@@ -40,6 +42,7 @@ PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re
 MANY = 20  # classes: of more, pictures than FEW in each are few; else than LEAST
 FEW = 50
 LEAST = 10
+FIRST = 50  # files of a folder, by which its form is known
 
 
 class Unclear(ConfigError):
@@ -62,9 +65,12 @@ def layout_of(path: Path, label: str | None, groups: Groups | None = None, class
     if path.suffix == ".npz":
         form, arrays = archive_layout(path)
         return form | named, groups or (Groups(array=True) if "groups" in arrays else groups_in(arrays))
+    shards = files_in(path, "*.tar")
+    if not shards:
+        check_forms(path)
     train, _ = split_of(path)
     table = tables.table_of(path) or tables.table_in(train[0])
-    if path.is_file() or (table is None and files_in(path, "*.tar")):
+    if path.is_file() or (table is None and shards):
         return {"name": "webdataset", "label_column": label} | named, groups or groups_in(tabled.keys_of(path))
     if table is None:
         return folder_layout(path, groups, classes)
@@ -115,6 +121,18 @@ def check_column(label: str | None) -> None:
             option="label_column",
             label=label,
         )
+
+
+def check_forms(path: Path) -> None:
+    """Raise AnotherFormat if a file, or the first ones in a folder, are in a form that is not read here."""
+    files = [path]
+    if path.is_dir():
+        files = [*islice(tabled.files_below(path), FIRST)]
+    forms = {file: form for file in files if (form := format_at(file)) not in (None, TAR)}
+    pictures = [file for file in files if file not in forms and tabled.is_picture(file)]
+    if forms and not pictures:
+        file, form = next(iter(forms.items()))
+        raise AnotherFormat(str(file), form)
 
 
 def cells_in(table: Path, column: str) -> list[str]:
@@ -321,3 +339,19 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
             number=len(names),
             first=", ".join(names[:3]),
         )
+
+
+def check_found(form: dict[str, Any], names: Sequence[str], counts: Sequence[int]) -> None:
+    """Raise Unclear as `check_names` does, or if folders without pictures would be published as classes.
+
+    form: the keys of the Request; counts: pictures of each class.
+    """
+    empty = [name for name, count in zip(names, counts, strict=True) if not count]
+    if form == FOLDERS and empty and any(counts):
+        raise Unclear(
+            "folders without pictures ({empty}) would be published as class names: remove them, or use "
+            "{option.classes} all to keep them as classes",
+            option="classes",
+            empty=", ".join(empty[:5]),
+        )
+    check_names(names, counts)

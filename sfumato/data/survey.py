@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.data.companions import Companions, companions_in
 from sfumato.data.deep import Span
 from sfumato.data.images import per_class
-from sfumato.data.layout import ALL, FOLDERS, check_names, layout_of, repeated_ids
+from sfumato.data.layout import ALL, FOLDERS, check_found, layout_of, repeated_ids
 from sfumato.data.names import Repeats, repeated_folders, repeats_in
 from sfumato.data.photographs import taken_in_a_row
 from sfumato.data.prepare import progress, statuses
-from sfumato.data.sources import Source, open_source
+from sfumato.data.sources import Source, check_there, open_source
 from sfumato.data.sources.source import Request
 from sfumato.data.sources.splits import TEST
 from sfumato.errors import UNREADABLE, ConfigError, DataError, reading_sensitive
@@ -40,7 +41,8 @@ class Survey:
     of rows over columns, 1 if a quarter of the pictures lie otherwise than most; colour: most pictures have some;
     groups: where the ids of persons are found; persons: how many of them are not held out; counts: pictures of each
     class that are not held out; largest: the ids with most images, and how many; repeats: why several images may be of
-    one person, if nothing says whose they are; data: keys of the section `data` that say where the labels are.
+    one person, if nothing says whose they are; companions: pictures that accompany others, as masks do; data: keys of
+    the section `data` that say where the labels are.
     """
 
     classes: tuple[str, ...]
@@ -55,6 +57,7 @@ class Survey:
     counts: tuple[int, ...]
     largest: tuple[tuple[str, int], ...]
     repeats: Repeats | None
+    companions: Companions | None
     data: dict[str, Any]
 
 
@@ -76,15 +79,17 @@ def survey(
     Raises Unclear for what only the owner can decide, before any picture is decoded; DataError if a picture has more
     than 8 bits and there is no `span`, or that names every file that cannot be used.
     """
+    check_there(str(path), groups)
     reading_sensitive()
     form, groups = layout_of(path, label, groups, classes)
     groups = groups and groups.model_copy(update={"alone": groups.alone or alone})
     request = Request(section="data", path=str(path), groups=groups, range=span, mixed=True, skip=skip, **form)
     source = open_source(request, path)
     labels = np.array([*source.labels], int)
+    counts = per_class(labels, len(source.classes)).tolist()
     trained = source.size - source.held_out
     if classes is None:
-        check_names(source.classes, per_class(labels, len(source.classes)).tolist())
+        check_found(form, source.classes, counts)
     elif classes != ALL and {*classes} != {*source.classes}:
         text = "{option.classes}={names}, but {path} contains others: name all of its classes"
         raise ConfigError(text, option="classes", names=",".join(classes), path=path)
@@ -109,6 +114,7 @@ def survey(
         counts=tuple(per_class(labels[:trained], len(source.classes)).tolist()),
         largest=tuple(Counter(one for one in ids or () if one is not None).most_common(3)),
         repeats=repeats_of(source, path, request.label_column, form_and_colour.pop("in_a_row")),
+        companions=companions_in(source.names, [str(file.parent) for file in source.files]),
         data={key: value for key, value in data.items() if value},
         **form_and_colour,
     )

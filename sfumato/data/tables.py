@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from sfumato.data.formats import AnotherFormat, link_format
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained
 from sfumato.storage.files import files_in, reading
 from sfumato.storage.limits import LARGEST_PICTURE, LARGEST_TEXT, LONGEST_ROW, MOST_CELLS, MOST_ROWS
@@ -109,6 +110,8 @@ def rows_by_file(
             raise DataError(f"{table}, row {number}, names a file that is not below {root}: {fix}")
         if file in found:
             raise DataError(f"{table}, row {number}, names a file a second time: keep one row per file")
+        if not file.is_file() and (form := link_format(file)):
+            raise AnotherFormat(str(file), form)
         if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):
             raise DataError(f"{table}, row {number}, names a link out of {root}, or a pipe: copy the picture there")
         found[file] = cells

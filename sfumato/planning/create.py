@@ -271,6 +271,20 @@ def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> Init
         return ask_about(mistake, options, owner)
 
 
+def confirm_companions(seen: Survey, owner: Owner) -> None:
+    """Raise ConfigError if pictures accompany others, unless the owner says that they are pictures of their own."""
+    if seen.companions is None:
+        return
+    name, other = seen.companions.example
+    every = seen.images + (seen.held_out or 0)
+    text = f"{seen.companions.count} of {every} pictures look like masks, annotations or thumbnails of others, such as "
+    text += f"{name} of {other}"
+    owner.see(text)
+    question = "Are they pictures of their own, to train on?"
+    if owner.ask is None or not owner.answer(question, False, None):
+        raise ConfigError(f"{text}. Move them out of the folder, or rename them if they are pictures of their own")
+
+
 def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> str:
     """The dataset id. Raises ConfigError if images of this very folder are counted under another one."""
     origins = sorted((state / "data").glob(f"*/{ORIGIN}"))
@@ -293,7 +307,11 @@ def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> s
 def look_for_persons(
     seen: Survey, options: InitOptions, owner: Owner, state: Path
 ) -> tuple[Survey, Literal["group", "image"] | None]:
-    """Return what is seen with the persons that the owner names, and the unit of privacy."""
+    """Return what is seen with the persons that the owner names, and the unit of privacy.
+
+    Raises ConfigError as `confirm_companions` and `ask_for_groups` do.
+    """
+    confirm_companions(seen, owner)
     confirmed = options.one_image_each
     if seen.groups is None and not confirmed:
         answered = ask_for_groups(seen, options, owner)

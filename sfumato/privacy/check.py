@@ -36,7 +36,7 @@ from sfumato.privacy.resolved import read_stage_plan
 from sfumato.settings.stages import ARTIFACTS, LOCK, PLAN, PUBLIC, QUERIES, STAGES
 from sfumato.storage.artifacts import Artifact, as_text, declared_apart, empty_content, read_artifact
 from sfumato.storage.digest import digest_of
-from sfumato.storage.documents import read_yaml, validated
+from sfumato.storage.documents import MergeConflict, read_yaml, validated
 
 TOLERANCE = 1e-6  # Relative tolerance between stored and recomputed epsilon
 # A ledger beside one of these belongs to a project
@@ -315,6 +315,9 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
             f"{lock} does not exist: restore it from git, or run `dvc repro`; to check a ledger without its project, "
             "use `stage ledger check --ledger-only`"
         ]
+    except MergeConflict:
+        take = f"`git checkout HEAD -- {ledger_path} {lock}` takes your side of it and of the ledger"
+        return [f"{lock} cannot be read: it holds both sides of a merge conflict. {take}; then run `dvc repro`"]
     except (OSError, ValueError) as error:
         return [f"{lock} cannot be read ({error})"]
     name = ledger_path.name

@@ -12,9 +12,9 @@ from sfumato.errors import UNREADABLE, BudgetError, ConfigError, explained, pass
 from sfumato.privacy.accountant import BOUNDS, EXACT, epsilon, shares_of_rdp
 from sfumato.privacy.events import Mechanism, common_adjacency, event_of
 from sfumato.settings.fields import Positive, PositiveFloat
-from sfumato.settings.stages import QUERIES
+from sfumato.settings.stages import LOCK, QUERIES
 from sfumato.storage.digest import canonical, digest_of
-from sfumato.storage.documents import Exact, read_json, validated
+from sfumato.storage.documents import Exact, MergeConflict, read_json, validated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,10 +191,8 @@ def read_ledger(path: Path) -> dict:
         BudgetError: The file is missing or not a complete ledger.
     """
     write = "run `stage ledger write` (or `dvc repro`)"
-    again = "restore it from git, or run `stage ledger write`"
-    broken = f"{path} is truncated or not JSON"
     missing = f"{path} does not exist: {write}"
-    with explained(BudgetError, lambda error: f"{broken} ({error}): {again}", missing=missing):
+    with explained(BudgetError, lambda error: unreadable(path, error), missing=missing):
         ledger = read_json(path)
     keys = {*ledger, "apart"} if isinstance(ledger, dict) else set()
     if keys != KEYS:
@@ -207,6 +205,14 @@ def read_ledger(path: Path) -> dict:
     if ledger["schema"] != 5 or not isinstance(ledger["records"], list):
         raise BudgetError(f"{path} has schema {ledger['schema']!r}, this version reads 5: {write}")
     return ledger
+
+
+def unreadable(path: Path, error: Exception) -> str:
+    """Why a ledger cannot be read, and what to do."""
+    if isinstance(error, MergeConflict):
+        take = f"take one side of it and of {LOCK} (`git checkout HEAD -- {path} {LOCK}` takes yours)"
+        return f"{path} holds both sides of a merge conflict: {take}, and then run `dvc repro`"
+    return f"{path} is truncated or not JSON ({error}): restore it from git, or run `stage ledger write`"
 
 
 def by_id(ledger: Mapping) -> dict[str, dict]:

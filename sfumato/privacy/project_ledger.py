@@ -9,7 +9,7 @@ from sfumato.data.lineage import remember
 from sfumato.errors import UNREADABLE, BudgetError, explained, passing_over
 from sfumato.privacy.check import LedgerError, check_ledger, read_lock
 from sfumato.privacy.decision import RELEASED
-from sfumato.privacy.ledger import build_ledger, by_id, ledger_text, read_budget, records_in, seen_of
+from sfumato.privacy.ledger import build_ledger, by_id, ledger_text, read_budget, records_in, seen_of, unreadable
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.record import record_problems
 from sfumato.settings.recipes import load_params
@@ -35,7 +35,7 @@ def ledgers(folder: Path) -> list[dict]:
             "unknown: work as its owner or, if you trust everyone who can write there, run `git config --global --add "
             f"safe.directory {place}`"
         )
-    with explained(BudgetError, lambda error: f"{file} is not JSON ({error}): restore it (`git checkout {LEDGER}`)"):
+    with explained(BudgetError, lambda error: unreadable(file, error)):
         texts = []
         if file.exists():
             texts.append(read_text(file))

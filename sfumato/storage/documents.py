@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import yaml
 
 from sfumato.storage.plain_json import DEEPEST, check_plain, once, read_text
+from sfumato.storage.plain_json import MergeConflict as MergeConflict
 from sfumato.storage.plain_json import parse_json as parse_json
 from sfumato.storage.plain_json import read_json as read_json
 

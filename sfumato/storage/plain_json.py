@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,19 @@ from sfumato.storage.limits import LARGEST_TEXT, check_values
 DEEPEST = 50  # Levels of nested lists and mappings
 
 
+class MergeConflict(ValueError):
+    """A text with both sides of a merge that git could not finish."""
+
+
 def read_text(path: Path, largest: int = LARGEST_TEXT) -> str:
     """Read a regular file of at most `largest` bytes of UTF-8.
 
-    Pipes and devices are refused at once.
+    Pipes and devices are refused at once. Raises MergeConflict if git has marked two sides in it.
     """
-    return read_bytes(path, largest).decode("utf-8")
+    text = read_bytes(path, largest).decode("utf-8")
+    if "\n>>>>>>> " in text and re.search("^<<<<<<< ", text, re.MULTILINE):
+        raise MergeConflict("it holds both sides of a merge conflict, between <<<<<<< and >>>>>>>")
+    return text
 
 
 def read_bytes(path: Path, largest: int) -> bytes:

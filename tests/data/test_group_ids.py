@@ -202,7 +202,7 @@ def test_bad_groups_are_one_sentence(name, clinic, at_once):
         clinic.prepare(groups=groups)
     assert "groups" in str(caught.value)
     assert isinstance(caught.value, ValueError) or caught.value.exit_code in (2, 4)
-    assert ("nowhere.csv is missing" in str(caught.value)) == (name == "no table") and not clinic.card.exists()
+    assert ("nowhere.csv does not exist" in str(caught.value)) == (name == "no table") and not clinic.card.exists()
 
 
 ALIKE = [

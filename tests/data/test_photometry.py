@@ -3,6 +3,7 @@
 import struct
 import zlib
 
+import imagecodecs
 import numpy as np
 import pytest
 import tifffile
@@ -38,6 +39,14 @@ def pnm(kind, maxval):
         file.write_bytes(
             f"{kind} {values.shape[1]} {values.shape[0]} {maxval}\n".encode() + values.astype(">u2").tobytes()
         )
+
+    return write
+
+
+def jpeg_2000(bits, form="jp2"):
+    def write(file, values):
+        options = {"level": 0, "codecformat": form, "bitspersample": bits}
+        file.write_bytes(imagecodecs.jpeg2k_encode(values, **options))
 
     return write
 
@@ -82,6 +91,10 @@ SHOWN_AS = {
     "int16.tiff": (tiff(photometric="minisblack"), RAMP.astype(np.int16) - 1, None),
     "12-bits.pgm": (pnm("P5", 4095), RAMP, SHOWN),
     "16-bits.pgm": (pnm("P5", 65535), RAMP, SHOWN),
+    "12-bits.jp2": (jpeg_2000(12), RAMP, SHOWN),
+    "16-bits.j2k": (jpeg_2000(16, "j2k"), RAMP, SHOWN),
+    "signed.jp2": (jpeg_2000(None), RAMP.astype(np.int16) - 1, None),
+    "signed-8.jp2": (jpeg_2000(None), (RAMP % 256).astype(np.int16).astype(np.int8), None),
 }
 
 
@@ -114,7 +127,7 @@ def test_what_cannot_be_shown_whole_is_refused_by_name(tmp_path, uninstall):
         ("turned.png", lambda f: png(f, COLOUR, "RGB", 6), "save it as PNG or TIFF, upright"),
         ("turned.tiff", tiff_turned, "upright"),
         ("clear.png", lambda f: png(f, stacked(RAMP, 0 * RAMP), "LA"), "fully transparent"),
-        ("colour.jp2", lambda f: f.write_bytes(jpeg2000(COLOUR)), "cannot be read as an image"),
+        ("colour.jp2", lambda f: jpeg_2000(16)(f, COLOUR), "16 bits in JPEG 2000, in colour"),
         ("colour.sgi", sgi, "cannot be read as an image"),
         ("cut.png", lambda f: (png(f, COLOUR, "RGB"), f.write_bytes(f.read_bytes()[:300])), "repair or remove"),
     ):
@@ -129,12 +142,6 @@ def test_what_cannot_be_shown_whole_is_refused_by_name(tmp_path, uninstall):
 
 def tiff_turned(file):
     tifffile.imwrite(file, COLOUR, photometric="rgb", extratags=[(274, "H", 1, 6, True)])
-
-
-def jpeg2000(values):
-    import imagecodecs
-
-    return imagecodecs.jpeg2k_encode(values, bitspersample=16)
 
 
 def sgi(file):

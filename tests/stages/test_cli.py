@@ -185,7 +185,7 @@ def test_bad_images_exit_4_name_the_file_and_leave_nothing(own):
     Path("images/dog/3.png").write_bytes(b"not a picture")
     own.run("prepare sensitive", "3.png", code=4)
     shutil.rmtree("images")
-    own.run("prepare sensitive", "images is not a folder", code=4)
+    own.run("prepare sensitive", "images does not exist", code=4)
     assert not Path("data").exists() and not list(Path("state").rglob("*.npy"))
 
 

@@ -54,6 +54,11 @@ def relock() -> None:
     LOCK.write_text(text.replace(old, hashlib.md5(LEDGER.read_bytes()).hexdigest()))
 
 
+def conflict(path: Path) -> None:
+    """Leave both sides in a file, as git does."""
+    path.write_text(path.read_text() + "<<<<<<< HEAD\n=======\n{}\n>>>>>>> theirs\n")
+
+
 def sign(ledger: dict) -> None:
     """Write a ledger with the digest that fits it."""
     body = {key: value for key, value in ledger.items() if key != "digest"}
@@ -211,6 +216,7 @@ EDITS: dict[str, tuple[Callable[[], object], str]] = {
     "lock empty": (replaced(LOCK), "dvc.lock cannot be read"),
     "lock not YAML": (replaced(LOCK, text="{"), "dvc.lock cannot be read"),
     "lock not text": (replaced(LOCK, text=b"\xff\xfe"), "dvc.lock cannot be read"),
+    "lock in conflict": (lambda: conflict(LOCK), "git checkout HEAD -- ledger.json dvc.lock"),
     "lock too large": (appended(LOCK, "#" * 2**20), "more than 1,048,576 bytes"),
     "lock nested deeply": (replaced(LOCK, text=NESTED), "nested more than"),
     "lock with an alias": (replaced(LOCK, text="schema: &a '2.0'\nstages: {x: *a}"), "an alias"),
@@ -237,6 +243,7 @@ EDITS: dict[str, tuple[Callable[[], object], str]] = {
     "ledger a dangling link": (replaced(LEDGER, "nowhere"), "ledger.json does not exist"),
     "ledger a folder": (lambda: as_folder(LEDGER), "is a folder"),
     "ledger empty": (replaced(LEDGER), "truncated or not JSON"),
+    "ledger in conflict": (lambda: conflict(LEDGER), "git checkout HEAD -- ledger.json dvc.lock"),
     "ledger nested deeply": (both(replaced(LEDGER, text=NESTED), relock), "nested more than"),
     "ledger with a key twice": (both(with_text(LEDGER, '"delta"', '"delta": 0.1, "delta"'), relock), "appears twice"),
     "ledger in other line ends": (appended(".gitattributes", "ledger.json text eol=crlf\n"), "a different md5"),

@@ -5,10 +5,27 @@ import unicodedata
 import pytest
 from layouts import ASKED, KINDS, ORDER, WHOLE, both, bring, draw, folders, images, littered, refused, splits
 
+
+def masked(root):
+    for kind in KINDS:
+        draw(root / kind, [f"{i}{end}.png" for i in range(10) for end in ("", "_segmentation")])
+
+
+def with_folders(*names):
+    return both(folders(), lambda root: [(root / name).mkdir() for name in names])
+
+
 ROWS = {
+    "folders of systems": images(with_folders("lost+found", "$RECYCLE.BIN", "System Volume Information", "@eaDir")),
+    "a folder without pictures": refused(with_folders("New folder", "venv", "backup"), "without pictures (New folder"),
+    "a class without pictures": images(
+        with_folders("unsure"), "without pictures", "all " + WHOLE, classes=(*KINDS, "unsure")
+    ),
     "class folders": images(folders()),
     "<class>/train, test": refused(folders("{kind}/{person}/{i}.png", people=["train", "test"]), "which level is"),
     "grades": images(folders(kinds=("grade 1", "grade 2")), classes=("grade 1", "grade 2")),
+    "masks in class folders": refused(masked, "20 of 40 pictures look like masks"),
+    "masks that are pictures": images(masked, "look like masks", "- y n - - y"),
     "images beside masks": refused(folders(kinds=("images", "masks")), ASKED),
     "Images beside Labels": refused(folders(kinds=("Images", "Labels")), ASKED),
     "train and others": images(folders(kinds=("train", "bus")), ASKED, "bus,train " + WHOLE, classes=("bus", "train")),

@@ -44,6 +44,19 @@ def test_a_pattern_that_fits_nobody_somebody_or_that_splits_is_refused_in_the_sa
     assert code == 4 and "refused.txt" in text and "Q" not in text
 
 
+@pytest.mark.parametrize("option", ["data.path", "data.groups.csv"])
+def test_a_path_that_does_not_exist_is_named_in_a_log(clinic, desk, option):
+    if option == "data.path":
+        desk.params(data={"path": "gone"})
+    else:
+        desk.params(data={"groups": {"csv": "gone"}}, privacy={"unit": "group"})
+    code, text = desk("prepare", "sensitive")
+    assert code == 4 and text.startswith(f"error: {option}=gone does not exist: correct the path")
+    missing = f"data.groups.csv={Path('gone.csv').resolve()} does not exist"
+    said = desk.run("init in --out project --epsilon 5 --yes --groups gone.csv", missing, code=4)
+    assert "refused.txt" not in said
+
+
 def test_public_images_that_are_sensitive_ones_are_not_counted_in_a_log(clinic):
     assert clinic()[0] == 0
     said = set()

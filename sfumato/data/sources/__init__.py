@@ -12,7 +12,7 @@ from sfumato.data.images import Shape
 from sfumato.data.sources.packed import unpacked
 from sfumato.data.sources.source import Example, Request, Source
 from sfumato.errors import ConfigError, DataError, explained, nearest, public, reading_sensitive
-from sfumato.settings.data import OUTER, SEVERAL, Data, Public
+from sfumato.settings.data import OUTER, SEVERAL, Data, Groups, Public
 from sfumato.settings.fields import both_sides
 from sfumato.settings.sources import SOURCES, names_in
 from sfumato.storage.documents import class_name
@@ -39,6 +39,16 @@ def read_source(data: Data, raw: Path) -> Source:
     return open_source(request, raw)
 
 
+def check_there(path: str | None, groups: Groups | None) -> None:
+    """Raise DataError, which a log may show, if a path that the settings name does not exist: nothing is opened yet."""
+    named = {"data.path": path}
+    if groups is not None:
+        named["data.groups.csv"] = groups.csv
+    for option, text in named.items():
+        if text is not None and not Path(text).expanduser().exists():
+            raise public(DataError(f"{option}={text} does not exist: correct the path, or mount the disk it lies on"))
+
+
 def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
     """Open the training part of the public source that `public` names. Raises as `read_source` does.
 
@@ -57,6 +67,7 @@ def open_source(request: Request, raw: Path) -> Source:
         unknown = f"{request.section}.source={request.name!r} does not exist: {nearest(request.name, known)}"
         raise public(ConfigError(unknown))
     if request.sensitive:
+        check_there(request.path, request.groups)
         reading_sensitive()
         if request.path is not None:
             request = replace(request, path=str(unpacked(Path(request.path).expanduser())))

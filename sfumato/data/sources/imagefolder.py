@@ -10,12 +10,12 @@ from typing import Any
 from PIL.Image import registered_extensions
 
 from sfumato.data.decoding import Member, decode, decoded
-from sfumato.data.deep import is_dicom
+from sfumato.data.formats import AnotherFormat, link_format, sentences
 from sfumato.data.groups import ids_of_files
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
 from sfumato.data.sources.source import Example, Listing, Place, Request, Source
 from sfumato.data.sources.splits import TRAIN, folders_in, split_of, visible
-from sfumato.data.sources.tabled import column_of, list_labels, list_metadata, list_shards
+from sfumato.data.sources.tabled import column_of, is_picture, list_labels, list_metadata, list_shards
 from sfumato.data.tables import FILE, METADATA, TABLES
 from sfumato.errors import DataError
 from sfumato.settings.data import OUTER, Groups
@@ -79,7 +79,7 @@ def list_folder(
         classes = [*(named or ())]
     every = [found for part in trained + held_out for found in list_part(part, path, classes, groups, part in held_out)]
     places = [found for found in every if isinstance(found, Place)]
-    problems = [found for found in every if isinstance(found, str)]
+    problems = [found for found in every if isinstance(found, DataError)]
     if not classes:
         held = "no pictures: expected one folder of pictures per class, or a table of labels"
         if problems:
@@ -96,18 +96,18 @@ def list_folder(
 
 def list_part(
     path: Path, root: Path, classes: Sequence[str], groups: Groups | None, held_out: bool
-) -> Iterator[Place | str]:
-    """The pictures of one part of the folder `root`, by class, and a sentence on each entry that cannot be used."""
+) -> Iterator[Place | DataError]:
+    """The pictures of one part of the folder `root`, by class, and what is wrong with each entry that is not used."""
     nested = groups is not None and groups.folder is True
     for folder in visible(path):
         if not folder.is_dir():
-            if folder.is_file() and (folder.suffix.lower() in registered_extensions() or is_dicom(folder)):
-                yield f"{folder} lies outside a class: move it into a folder named after its class."
+            if is_picture(folder):
+                yield DataError(f"{folder} lies outside a class: move it into a folder named after its class.")
             continue
         wrong = misplaced(folder, root)
         if wrong is None and folder.name not in classes:
             known = "data.classes" if groups is not None and groups.folder == OUTER else root / TRAIN
-            wrong = f"{folder} is a class that {known} does not have: add it there, or remove it."
+            wrong = DataError(f"{folder} is a class that {known} does not have: add it there, or remove it.")
         if wrong is not None:
             yield wrong
             continue
@@ -118,18 +118,24 @@ def list_part(
                 fix = "pictures must lie directly in their class's folder"
                 if groups is None:
                     fix += ", or, if it is one person's, set data.groups: {folder: true}"
-                yield f"{picture} is a folder inside a class: {fix}."
+                yield DataError(f"{picture} is a folder inside a class: {fix}.")
             else:
                 yield misplaced(picture, root) or Place(picture, classes.index(folder.name), held_out=held_out)
 
 
-def misplaced(entry: Path, root: Path) -> str | None:
+def misplaced(entry: Path, root: Path) -> DataError | None:
     """Why an entry of the folder `root` is refused: not a file, or a link out of `root`."""
-    if entry.is_symlink() and not entry.resolve().is_relative_to(root.resolve()):
-        return f"{entry} is a link to {entry.resolve()}, outside of {root}: copy what it links to in its place."
-    if not entry.is_file() and not entry.is_dir():
-        return f"{entry} is not a file (a pipe, a device, or a link to nothing): remove it."
-    return None
+    leads_out = entry.is_symlink() and not entry.resolve().is_relative_to(root.resolve())
+    found = entry.is_file() or entry.is_dir()
+    if found and not leads_out:
+        return None
+    if form := link_format(entry):
+        return AnotherFormat(str(entry), form)
+    if leads_out:
+        wrong = f"{entry} is a link to {entry.resolve()}, outside of {root}: copy what it links to in its place."
+    else:
+        wrong = f"{entry} is not a file (a pipe, a device, or a link to nothing): remove it."
+    return DataError(wrong)
 
 
 def pictures_of(
@@ -152,9 +158,12 @@ def pictures_of(
 
 
 def leave_out(key: Any, error: DataError, every: list[Place], request: Request) -> None:
-    """Note why one of `every` is left out. Raises DataError that names all such, if the request allows fewer."""
+    """Note why one of `every` is left out.
+
+    Raises DataError that names all such, if the request allows fewer, or if this one is whole, in a form not read here.
+    """
     request.left_out[key] = str(error)
-    if len(request.left_out) / len(every) > request.skip:
+    if isinstance(error, AnotherFormat) or len(request.left_out) / len(every) > request.skip:
         raise refusal(problems_of(every, request)) from None
 
 
@@ -169,14 +178,14 @@ def without_strays(places: list[Place], request: Request) -> list[Place]:
     return [place for place in places if place.file not in request.left_out]
 
 
-def problems_of(files: Sequence[Place], request: Request) -> list[str]:
-    """One sentence for each file that cannot be used, and one for all whose size or channels differ."""
-    problems: list[str] = []
+def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
+    """One error for each file that cannot be used, and one for all whose size or channels differ."""
+    problems: list[DataError] = []
     shapes: dict[Path | Member, tuple[int, ...]] = {}
     paths = [place.file for place in files]
     for path, image in zip(paths, decoded(paths, request), strict=True):
         if isinstance(image, DataError):
-            problems.append(str(image))
+            problems.append(image)
         else:
             shapes[path] = image.shape
     first, *others = shapes or [Path()]
@@ -185,23 +194,22 @@ def problems_of(files: Sequence[Place], request: Request) -> list[str]:
         differ = [name for name, part in parts.items() if len({shape[part] for shape in shapes.values()}) > 1]
         wish = " and ".join(f"{request.section}.{name}" for name in differ)
         more = f" ({len(odd) - 1} more differ)" if len(odd) > 1 else ""
-        problems.append(
-            f"{odd[0]} is {describe(shapes[odd[0]])} but {first} is {describe(shapes[first])}{more}: "
-            f"set {wish} to convert all alike."
-        )
+        wrong = f"{odd[0]} is {describe(shapes[odd[0]])} but {first} is {describe(shapes[first])}{more}"
+        problems.append(DataError(f"{wrong}: set {wish} to convert all alike."))
     return problems
 
 
-def refusal(problems: Sequence[str]) -> DataError:
-    """The error that names the problems, one line each, 200 at most. There are none where a file was repaired since."""
+def refusal(problems: Sequence[DataError]) -> DataError:
+    """The error that names the problems, in 200 lines at most. There are none where a file was repaired since."""
     if not problems:
         return DataError(
             "pictures changed while they were read: leave the folder unchanged, and run the command again."
         )
-    if len(problems) == 1:
-        return DataError(problems[0])
-    more = [f"and {len(problems) - 200} more."] if len(problems) > 200 else []
-    return DataError("\n".join([f"{len(problems)} files cannot be used:", *problems[:200], *more]))
+    lines = sentences(problems)
+    if len(lines) == 1:
+        return DataError(lines[0])
+    more = [f"and {len(lines) - 200} more."] if len(lines) > 200 else []
+    return DataError("\n".join([f"{len(problems)} files cannot be used:", *lines[:200], *more]))
 
 
 def describe(shape: tuple[int, ...]) -> str:

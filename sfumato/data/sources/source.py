@@ -60,7 +60,7 @@ class Listing:
     classes: tuple[str, ...]
     places: list[Place]
     official: bool = False  # there is a test split
-    problems: list[str] = field(default_factory=list)
+    problems: list[DataError] = field(default_factory=list)
 
     @property
     def train(self) -> list[Place]:

@@ -11,11 +11,25 @@ VALIDATION = ("val", "valid", "validation", "dev")  # they join the training par
 PARTS = {TRAIN: TRAIN, "training": TRAIN, TEST: TEST, "testing": TEST, **dict.fromkeys(VALIDATION, TRAIN)}
 
 
+# files and folders that systems, disks and network storage leave beside pictures, in small letters
+OF_SYSTEMS = {
+    "thumbs.db",
+    "ehthumbs.db",
+    "desktop.ini",
+    "dicomdir",
+    "__macosx",
+    "__pycache__",
+    "lost+found",
+    "found.000",
+}
+OF_SYSTEMS |= {"$recycle.bin", "recycler", "#recycle", "@recycle", "system volume information"}
+OF_SYSTEMS |= {"@eadir", "@tmp", "#snapshot", "@recently-snapshot", "$windows.~bt"}
+
+
 def visible(folder: Path) -> list[Path]:
-    """The entries of a folder, by name, without hidden files and those of operating systems."""
-    left = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "dicomdir"}
+    """The entries of a folder, by name, without hidden files and OF_SYSTEMS."""
     entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
-    return [entry for entry in entries if not entry.name.startswith(".") and entry.name.lower() not in left]
+    return [entry for entry in entries if not entry.name.startswith(".") and entry.name.lower() not in OF_SYSTEMS]
 
 
 def is_test(name: str) -> bool:

@@ -11,6 +11,7 @@ from PIL.Image import registered_extensions
 
 from sfumato.data.decoding import Member
 from sfumato.data.deep import is_dicom
+from sfumato.data.formats import link_format
 from sfumato.data.sources.source import Listing, Place, Request
 from sfumato.data.sources.splits import is_test, split_of, visible
 from sfumato.data.tables import BETWEEN, FILE, METADATA, TABLES, cell_text, heads_of, rows_by_file, table_in, table_of
@@ -69,9 +70,12 @@ def files_below(root: Path) -> Iterator[Path]:
 
 
 def pictures_below(root: Path) -> list[Path]:
-    """Those that are pictures, by their suffixes, or DICOM."""
-    known = registered_extensions()
-    return [file for file in files_below(root) if file.is_file() and (file.suffix.lower() in known or is_dicom(file))]
+    """Those that are pictures, by their suffixes, or DICOM; and links to pictures that are kept elsewhere."""
+    return [file for file in files_below(root) if is_picture(file) or (link_format(file) and not file.exists())]
+
+
+def is_picture(file: Path) -> bool:
+    return file.is_file() and (file.suffix.lower() in registered_extensions() or is_dicom(file))
 
 
 def list_labels(request: Request) -> Listing:

@@ -25,6 +25,16 @@ def test_a_folder_gives_its_classes_and_pictures_by_name_and_not_what_systems_le
     assert np.array_equal(images[4], np.asarray(Image.open(root / "dog" / "1.png")))
 
 
+@pytest.mark.parametrize("name", ["lost+found", "LOST+FOUND", "$RECYCLE.BIN", "System Volume Information", "@eaDir"])
+def test_a_folder_of_a_system_is_not_opened(name, tmp_path):
+    """A link out of the folder stands for one that may not be read: both would end the reading."""
+    root = write_folder(tmp_path / "in")
+    (root / name).symlink_to(tmp_path)
+    (root / "cat" / name).symlink_to(tmp_path)
+    source, images, _ = read_all(Data(source="imagefolder", path=str(root)), tmp_path)
+    assert source.classes == ("cat", "dog") and len(images) == 6
+
+
 def test_transparency_is_black(tmp_path):
     pixels = np.array([[[255, 0], [255, 255]], [[100, 255], [0, 255]]], np.uint8)
     Image.fromarray(pixels, "LA").save(tmp_path / "0.png")
@@ -57,7 +67,7 @@ SPOILED = {  # how a folder of cats and dogs is spoiled, what is named, and the 
     "nesting": (lambda root: (root / "dog/puppies").mkdir(), "puppies", "directly in their class"),
     "text": (lambda root: (root / "dog/notes.txt").write_text("no picture"), "notes.txt", "repair or remove"),
     "cut": (lambda root: os.truncate(root / "dog/1.png", 60), "1.png", "repair or remove"),
-    "postscript": (lambda root: (root / "cat/1.png").write_bytes(POSTSCRIPT), "1.png", "repair or remove"),
+    "postscript": (lambda root: (root / "cat/1.png").write_bytes(POSTSCRIPT), "1.png", "is PostScript"),
     "frames": (lambda root: save_frames(root / "dog/1.gif"), "1.gif", "several frames"),
     "depth": (lambda root: Image.fromarray(np.zeros((6, 6), "f4")).save(root / "dog/1.tiff"), "1.tiff", "range: "),
     "pipe": (lambda root: os.mkfifo(root / "cat/pipe.png"), "pipe.png", "is not a file"),
@@ -99,7 +109,7 @@ def test_a_missing_empty_or_single_class_folder_is_refused(tmp_path):
         read_source(Data(source="imagefolder"), tmp_path)
     root = tmp_path / "in"
     for change, message in (
-        (lambda: None, "not a folder"),
+        (lambda: None, "does not exist"),
         (root.mkdir, "contains no pictures: expected one folder of pictures per class"),
         (lambda: (root / "0.png").write_bytes(b""), "contains pictures, but no class folder: move each"),
         (lambda: (root / "0.png").rename(write_folder(root, classes=("cat",)) / "cat/0.png"), "only one class"),

@@ -1,0 +1,64 @@
+"""Pictures that only accompany another one, by their names: masks, annotations, thumbnails, overlays."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sfumato.data.names import SIDE_WORDS, SUFFIX
+
+COMPANION = re.compile(
+    r"(segmentation|segm?|mask|matte|gt|ground|(ground)?truth|label|lbl|annotation|annot?|ann|manual|contour|outline"
+    r"|roi|thumb(nail)?|preview|overlay|heat|(heat)?map|(grad)?cam|saliency|attention|superpixel|pred(iction)?|bbox)s?"
+)
+PLAIN = re.compile(rf"image|img|photo|picture|scan|orig(inal)?|raw|rgb|{SIDE_WORDS}")
+
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Companions:
+    """How many pictures accompany another one. Private. example: the names of such a picture and of the other."""
+
+    count: int
+    example: tuple[str, str]
+
+
+def companions_in(names: Sequence[str], folders: Sequence[str]) -> Companions | None:
+    """Pictures whose names differ from another one's in the same folder by a word such as mask; None without any.
+
+    folders: of each picture, in the order of `names`.
+    """
+    words = [words_of(name) for name in names]
+    of_others = {
+        (folder, without(PLAIN, own)): name
+        for name, folder, own in zip(names, folders, words, strict=True)
+        if not any(map(COMPANION.fullmatch, own))
+    }
+    pairs = []
+    for name, folder, own in zip(names, folders, words, strict=True):
+        found = (of_others[folder, key] for key in keys_of(own) if (folder, key) in of_others)
+        pairs += [(name, other) for other in [*found][:1]]
+    if not pairs:
+        return None
+    return Companions(len(pairs), pairs[0])
+
+
+def words_of(name: str) -> Words:
+    """The words and numbers of a name in small letters: x, 1 and mask of x1_Mask.png."""
+    apart = re.sub(r"(?<=[a-z\d])(?=[A-Z])", " ", SUFFIX.sub("", name))
+    return tuple(re.findall(r"[^\W\d_]+|\d+", apart.lower()))
+
+
+def without(words: re.Pattern[str], own: Words) -> Words:
+    return tuple(word for word in own if not words.fullmatch(word))
+
+
+def keys_of(own: Words) -> Iterator[Words]:
+    """What the name of the other picture may have, if these words have one of COMPANION: all others, or those before.
+
+    A number behind the word counts masks.
+    """
+    places = [place for place, word in enumerate(own) if COMPANION.fullmatch(word)]
+    if places:
+        yield without(PLAIN, without(COMPANION, own))
+        yield without(PLAIN, own[: places[0]])

@@ -1,0 +1,142 @@
+"""Files that hold images in a form that is not read here, known by their first bytes, and links without their content.
+
+They are whole: a message names the form and how to proceed, once for all files of the form.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from sfumato.errors import DataError
+
+HEAD = 512  # bytes that tell the form
+PICTURES = "convert to PNG or JPEG"
+VOLUME = "save its slices as PNG, with the id of the person in each name"
+FRAMES = "save the frames to use as PNG, with the id of the person in each name"
+ARRAYS = "save each image as PNG, or all in one .npz with the arrays images, labels and classes (np.savez)"
+UNPACK = "unpack it, and give the folder of the pictures"
+GET = "run `datalad get .` or `git annex get .` in its repository, and then `git annex unlock .`"
+
+
+@dataclass(frozen=True)
+class Format:
+    """A form of files. name: as in "it is NAME"; way: what their owner does with them."""
+
+    name: str
+    way: str
+
+
+ANNEX = Format("a link of DataLad or git-annex", GET)
+DVC_CACHE = Format("a link into a cache of DVC", "run `dvc config cache.type copy` and `dvc checkout --relink` there")
+HEIC = Format("HEIC", f"{PICTURES}, as with `heif-convert`")
+AVIF = Format("AVIF, which this Pillow does not read", PICTURES)
+CAMERA = Format("a raw photograph", PICTURES)
+VIDEO = Format("a video", FRAMES)
+NIFTI = Format("NIfTI", VOLUME)
+ZIP = Format("a zip", UNPACK)
+NPZ = Format("an .npz", "name this file itself in place of its folder")
+TAR = Format("a tar file", UNPACK)  # which is read where it is brought as a whole
+COMPRESSED_TAR = Format("a compressed tar file", UNPACK)
+# where the bytes stand, the bytes, and the form that they are of
+SIGNATURES: Sequence[tuple[int, bytes, Format]] = (
+    (0, b"/annex/objects/", Format("a pointer of git-annex", GET)),
+    (0, b"version https://git-lfs", Format("a pointer of Git LFS", "run `git lfs pull` in its repository")),
+    (0, b"outs:\n- md5:", Format("a pointer of DVC", "run `dvc pull` in its repository")),
+    (344, b"n+1\0", NIFTI),
+    (344, b"ni1\0", NIFTI),
+    (4, b"n+2\0\r\n\x1a\n", NIFTI),
+    (4, b"ni2\0\r\n\x1a\n", NIFTI),
+    (0, b"NRRD000", Format("NRRD", VOLUME)),
+    (0, b"ObjectType = Image", Format("MetaImage", VOLUME)),
+    (0, b"NDims =", Format("MetaImage", VOLUME)),
+    (0, b"\x93NUMPY", Format("an array of NumPy", ARRAYS)),
+    (0, b"\x89HDF\r\n", Format("HDF5", ARRAYS)),
+    (0, b"MATLAB 5.0 MAT-file", Format("an array of MATLAB", ARRAYS)),
+    (0, b"CDF\x01", Format("netCDF or MINC", VOLUME)),
+    (0, b"CDF\x02", Format("netCDF or MINC", VOLUME)),
+    (0, b"SIMPLE  =", Format("FITS", f"{PICTURES}, or to TIFF of floating point")),
+    (0, b"\x76\x2f\x31\x01", Format("OpenEXR", f"{PICTURES}, or to TIFF of floating point")),
+    (0, b"%PDF-", Format("PDF", "extract its pictures, as with `pdfimages -png`")),
+    (0, b"%!PS", Format("PostScript", PICTURES)),
+    (0, b"<svg", Format("SVG", PICTURES)),
+    (0, b"\0\0\1\0", Format("an icon", PICTURES)),
+    (0, b"8BPS", Format("a Photoshop document", PICTURES)),
+    (0, b"\xff\x0a", Format("JPEG XL", f"{PICTURES}, as with `djxl`")),
+    (0, b"\0\0\0\x0cJXL \r\n\x87\n", Format("JPEG XL", f"{PICTURES}, as with `djxl`")),
+    (0, b"II\xbc", Format("JPEG XR", PICTURES)),
+    (0, b"FUJIFILMCCD-RAW", CAMERA),
+    (0, b"IIRO", CAMERA),
+    (0, b"IIU\0", CAMERA),
+    (8, b"AVI ", VIDEO),
+    (0, b"\x1a\x45\xdf\xa3", VIDEO),
+    (0, b"PK\x03\x04", ZIP),
+    (0, b"Rar!\x1a\x07", Format("a RAR archive", UNPACK)),
+    (0, b"7z\xbc\xaf\x27\x1c", Format("a 7z archive", UNPACK)),
+    (257, b"ustar", TAR),
+)
+BRANDS = {  # of files that begin as MP4 does; any other is a video
+    **dict.fromkeys((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"), HEIC),
+    **dict.fromkeys((b"avif", b"avis"), AVIF),
+    b"crx ": CAMERA,
+}
+DOCUMENT = b"[Content_Types].xml"  # the first file of a zip that is a document of Office
+
+
+class AnotherFormat(DataError):
+    """A whole file in a form that is not read here: no share of broken pictures covers it."""
+
+    def __init__(self, file: str, form: Format) -> None:
+        super().__init__(f"{file} is {form.name}: {form.way}.")
+        self.file = file
+        self.form = form
+
+
+def format_of(head: bytes) -> Format | None:
+    """The form of a file that begins with these bytes, HEAD of them if there are; None for others."""
+    if head[:2] == b"\x1f\x8b":
+        inner = format_of(inflated(head)) or Format("a gzip file", UNPACK)
+        return {TAR: COMPRESSED_TAR}.get(inner, inner)
+    if head[4:8] == b"ftyp":
+        brands = [head[8:12], *(head[place : place + 4] for place in range(16, min(head[3], HEAD), 4))]
+        known = [BRANDS[brand] for brand in brands if brand in BRANDS]
+        if AVIF in known:
+            return AVIF
+        return next(iter(known), VIDEO)
+    form = next((form for place, magic, form in SIGNATURES if head.startswith(magic, place)), None)
+    if form is ZIP and DOCUMENT in head:
+        return None
+    if form is ZIP and b".npy" in head:
+        return NPZ
+    return form
+
+
+def inflated(head: bytes) -> bytes:
+    """The first bytes of what a gzip file holds; none if it is damaged."""
+    try:
+        return zlib.decompressobj(wbits=31).decompress(head, HEAD)
+    except zlib.error:
+        return b""
+
+
+def link_format(entry: Path) -> Format | None:
+    """The form of a link whose content is kept elsewhere, by where it leads; None for others."""
+    if not entry.is_symlink():
+        return None
+    target = entry.readlink().as_posix()
+    kept = {"annex/objects/": ANNEX, "files/md5/": DVC_CACHE}
+    return next((form for part, form in kept.items() if part in target), None)
+
+
+def sentences(problems: Sequence[DataError]) -> list[str]:
+    """The text of each problem; of files of another form, one sentence for all of each form, before the others."""
+    others = [error for error in problems if isinstance(error, AnotherFormat)]
+    lines = []
+    for form, alike in groupby(sorted(others, key=lambda error: error.form.name), lambda error: error.form):
+        first, *more = alike
+        if more:
+            lines.append(f"{1 + len(more)} files are {form.name}, such as {first.file}: {form.way}.")
+        else:
+            lines.append(str(first))
+    return [*lines, *(str(error) for error in problems if not isinstance(error, AnotherFormat))]
