@@ -61,7 +61,9 @@ def check(
         f"{charges(len(content['records']))}, {content['adjacency']}{protected}"
     )
     by = ", ".join(f"{name} {opinion}" for name, opinion in checked.opinions.items())
-    compared = "" if opinions == "all" else " (not compared with Opacus: --opinions all)"
+    compared = ""
+    if opinions == "own":
+        compared = " (not compared with Opacus: --opinions all)"
     tell(f"ε by accountant: {by}{compared}")
     for name, spent in checked.apart.items():
         tell(f"ε = {spent:.4f} for a person in {name!r} only (the owners declare that they share no person)")

@@ -121,7 +121,7 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
     name = choose_name(options.images, options.dataset_id, owner, state)
     if options.epsilon is None:
         owner.see("ε limits what anyone can learn about one person or image: 1 protects strongly, above 10 hardly.")
-        owner.see("It is your decision, and each run spends it. A smaller ε makes the images less useful.")
+        owner.see("It is your decision, and the first run spends it. A smaller ε makes the images less useful.")
     epsilon = owner.number("Privacy budget ε", options.epsilon, USUAL_EPSILON, "epsilon")
     seen, unit = look_for_persons(seen, options, owner, state)
     minutes = owner.number("Minutes that a run may take on this machine", options.minutes, 30.0, "minutes")

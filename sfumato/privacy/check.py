@@ -82,13 +82,7 @@ def verify(
     its project. Raises ConfigError inside a project. all_opinions: compare ε with Opacus' two
     accountants too, which takes seconds. Raises ConfigError without Opacus.
     """
-    for option, value in (("epsilon", limit), ("delta", delta)):
-        if value is not None and not 0 < value < float("inf"):
-            text = f"{{option.{option}}} {{value:g}} is not a bound: expected a positive number"
-            raise ConfigError(text, option=option, value=value)
-    if unit not in (None, *UNITS):
-        text = "{option.unit} {unit} is not a unit: expected one of {units}"
-        raise ConfigError(text, option="unit", unit=unit, units=", ".join(UNITS))
+    check_bounds(limit, delta, unit)
     beside = [path.parent / name for name in PROJECT_FILES if os.path.lexists(path.parent / name)]
     if ledger_only and artifacts:
         raise ConfigError(
@@ -129,6 +123,17 @@ def verify(
         raise LedgerError(path, problems)
     each = {name: compose(part, at, accountant=by)["epsilon"][by] for name, part in parts.items() if apart}
     return Verified(ledger=ledger, epsilon=spent, delta=at, opinions=opinions, apart=each)
+
+
+def check_bounds(limit: float | None, delta: float | None, unit: str | None) -> None:
+    """Raise ConfigError for an ε or δ that is not positive, or an unknown unit."""
+    for option, value in (("epsilon", limit), ("delta", delta)):
+        if value is not None and not 0 < value < float("inf"):
+            text = f"{{option.{option}}} {{value:g}} is not a bound: expected a positive number"
+            raise ConfigError(text, option=option, value=value)
+    if unit not in (None, *UNITS):
+        text = "{option.unit} {unit} is not a unit: expected one of {units}"
+        raise ConfigError(text, option="unit", unit=unit, units=", ".join(UNITS))
 
 
 def check_ledger(

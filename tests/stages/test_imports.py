@@ -49,9 +49,9 @@ def imported(folder: Path, *words: str) -> set[str]:
     return {*json.loads(done.stderr.splitlines()[-1])}
 
 
-def test_help_builds_no_settings_and_imports_no_library_of_data(project):
+def test_help_imports_no_library_of_data_and_no_parameters(project):
     found = imported(project, "--help")
-    assert not found & (HEAVY | {"pydantic", "rich", "sfumato.settings.params"})
+    assert not found & (HEAVY | {"rich", "sfumato.settings.params"})
 
 
 def test_an_empty_public_set_is_written_without_an_array_library(project):
@@ -116,4 +116,5 @@ def test_a_ledger_check_imports_only_what_reviewers_install(project):
     packages = packages_distributions()
     modules = {name.split(".")[0] for name in imported(project, *words) if "__mypyc" not in name}
     found = {canonicalize_name(one) for name in modules for one in packages.get(name, ())}
-    assert found - listed() <= {"sfumato", "setuptools"}
+    optional = {"charset-normalizer"}  # NumPy imports it if it is there
+    assert found - listed() - optional <= {"sfumato", "setuptools"}
