@@ -1,25 +1,45 @@
 """`dvc.lock` as DVC writes it, of the stages whose files are in the current folder."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import yaml
 
 from sfumato.evaluation.comparison import directory_hash
-from sfumato.privacy.check import md5_of
+from sfumato.privacy.check import empty_artifact_md5, md5_of
 from sfumato.settings.stages import LOCK, dvc_stages
 
 
-def locked(path: Path) -> dict:
-    """The entry of a file or folder."""
-    md5 = directory_hash(path) if path.is_dir() else md5_of(path.read_bytes())
+def locked(path: Path, off: Collection[str] = ()) -> dict:
+    """Return the entry of a file or folder. One that is not here gets an md5 of zeros, or the md5 of an empty artifact.
+
+    off: the queries whose artifacts are empty.
+    """
+    if path.name in off:
+        md5 = empty_artifact_md5(path.name)
+    elif path.exists():
+        md5 = directory_hash(path) if path.is_dir() else md5_of(path.read_bytes())
+    else:
+        md5 = "0" * 32
     return {"path": str(path), "hash": "md5", "md5": md5}
 
 
 def write_lock() -> None:
-    """Of every stage whose outputs are here, by hand where tests run stages without DVC."""
+    """Write the lock of every stage whose outputs are here, for tests that run stages without DVC."""
+    save_lock({name for name, (_, _, writes) in dvc_stages().items() if all(Path(path).exists() for path in writes)})
+
+
+def write_lock_of_another_machine(off: Collection[str]) -> None:
+    """Write the lock of a whole run whose artifacts are not here. off: the queries that were off."""
+    save_lock(dvc_stages().keys(), off)
+
+
+def save_lock(names: Collection[str], off: Collection[str] | None = None) -> None:
+    """Write the entries of these stages. off: None leaves out dependencies that are not here."""
     stages = {}
     for name, (commands, reads, writes) in dvc_stages().items():
-        if writes and all(Path(path).exists() for path in writes):
-            deps = [locked(Path(path)) for path in reads if Path(path).exists()]
-            stages[name] = {"cmd": commands[0], "deps": deps, "outs": [locked(Path(path)) for path in writes]}
+        if writes and name in names:
+            deps = [locked(Path(path), off or ()) for path in reads if off is not None or Path(path).exists()]
+            outs = [locked(Path(path), off or ()) for path in writes]
+            stages[name] = {"cmd": commands[0], "deps": deps, "outs": outs}
     LOCK.write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}, sort_keys=False))

@@ -63,7 +63,7 @@ def project(digits, here, environment):
     environment["PATH"] = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     write_release(here / "artifacts" / "synthesize", digits)
     write_teacher(here / "artifacts" / "teacher", digits)
-    shutil.copy(ROOT / "ledger.json", here)
+    shutil.copy(ROOT / "docs/gallery/digits/ledger.json", here)
     state = here / PLACES["/home/me/.local/state/sfumato"]
     prepare_sensitive(Data(), state, here / "data" / "sensitive" / "card.json", here / "raw")
     for i in range(40):

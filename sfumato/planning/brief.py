@@ -50,7 +50,7 @@ def facts_of(made: ProjectPlan) -> dict[str, Any]:
     events = [*map(event_of, made.inherited), *(one.event for one in made.mechanisms.values())]
     return {
         "dataset": made.card.dataset_id,
-        "one": "person" if by_person else "image",
+        "one": ("image", "person")[by_person],
         "unit": PROTECTED[UNITS[params.privacy.protected]],
         "size": grouped(params.privacy.size),
         "epsilon": bound_text(budget["epsilon"]),

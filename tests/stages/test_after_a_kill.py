@@ -13,8 +13,8 @@ from sfumato.storage.files import replace_file
 
 IMAGES = 200
 ONE_SHOT = {
-    "in the query": ("stages.count.query_count", "goes on"),
-    "while it is written": ("stages.count.save_counts", "goes on"),
+    "in the query": ("stages.count.query_count", "resumes"),
+    "while it is written": ("stages.count.save_counts", "resumes"),
     "before it is journalled": ("sfumato.privacy.charge.Charge.close", "restored, nothing"),
     "before it is taken over": ("stages.runner.copy_directory", "restored, nothing"),
 }
@@ -162,7 +162,7 @@ def test_the_dry_run_says_that_weights_of_other_bytes_make_a_release_refused(tra
 
 def test_a_lost_checkpoint_is_paid_for_again_and_the_plan_says_so_first(trained, killed_at):
     killed_at("finetune", "sfumato.dpsgd.run.step", 3)
-    trained.run("plan --dry-run", "finetune: goes on")
+    trained.run("plan --dry-run", "finetune: run", "resumes at no further cost")
     (checkpoint,) = Path("state/runs").glob("*/checkpoint-*")
     replace_file(checkpoint, checkpoint.read_bytes()[:-1] + b"?")
     trained.run("plan", "would be exceeded", code=3)
