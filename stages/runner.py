@@ -144,7 +144,7 @@ def standing(name: str) -> str:
     own = (seconds[name] or 0.0) / 60
     rest = sum(seconds[one] or 0.0 for one in names[len(before) + 1 :]) / 60
     where = f"stage {len(before) + 1} of {len(names)}, {name}: takes about {own:.0f} min, the rest {rest:.0f} more"
-    pictures = [PREVIEW] if any(STAGES[one].gives == "generator" for one in before) else []
+    pictures = [PREVIEW for one in before if STAGES[one].gives == "generator"][:1]
     if "synthesize" in before:
         pictures = [ARTIFACTS / "synthesize" / "grid.png"]
     look = "".join(f"; look at {picture}" for picture in pictures if picture.exists())

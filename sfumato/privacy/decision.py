@@ -79,7 +79,7 @@ class Decision:
         if self.kind == "restore":
             released = f"already released as {self.run.record['id']}"
             return f"{released}. {self.problem}" if self.problem else f"{released}; it is not charged again"
-        return self.problem or f"run {self.run.id[:8]} resumes at no further cost, if the images are the same"
+        return self.problem or f"resumes at no further cost, if the images are the same (run {self.run.id[:8]})"
 
 
 def decide(

@@ -309,7 +309,11 @@ def test_every_option_of_the_check_is_read(ledger, capsys):
     assert not problems
     check(ledger)
     shown = capsys.readouterr().out
-    assert all(f"{name} " in shown for name in ("rdp", "rdp_classic", "pld", "Opacus RDP", "Opacus PRV"))
+    assert all(f"{name} " in shown for name in ("rdp", "rdp_classic", "pld"))
+    assert "Opacus RDP" not in shown and "not compared with Opacus" in shown
+    check(ledger, opinions="all")
+    shown = capsys.readouterr().out
+    assert "Opacus RDP " in shown and "Opacus PRV " in shown and "not compared" not in shown
     check(ledger, epsilon=spent + 0.01)
     with pytest.raises(BudgetError, match="exceeds the limit"):
         check(ledger, epsilon=spent - 0.01)

@@ -102,7 +102,7 @@ def test_a_damaged_release_is_replaced_by_its_copy_and_nobody_is_told_to_pay(des
     file = Path("artifacts/count/counts.json")
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    said = desk.run("central", "no longer has the bytes", "without DVC, `stage count` does", code=4)
+    said = desk.run("central", "no longer has the bytes", "without DVC, run `stage count`", code=4)
     assert "spend_again" not in said
     desk.run("count", "restored, nothing is charged")
     assert file.read_bytes() == whole and desk.opened == ["count"]
@@ -162,7 +162,7 @@ def test_the_dry_run_says_that_weights_of_other_bytes_make_a_release_refused(tra
 
 def test_a_lost_checkpoint_is_paid_for_again_and_the_plan_says_so_first(trained, killed_at):
     killed_at("finetune", "sfumato.dpsgd.run.step", 3)
-    trained.run("plan --dry-run", "finetune: run", "resumes at no further cost")
+    trained.run("plan --dry-run", "finetune: resumes at no further cost")
     (checkpoint,) = Path("state/runs").glob("*/checkpoint-*")
     replace_file(checkpoint, checkpoint.read_bytes()[:-1] + b"?")
     trained.run("plan", "would be exceeded", code=3)

@@ -73,7 +73,7 @@ def test_a_console_without_greek_letters_shows_their_escapes(desk, encoding):
         assert call(main, "stage", *words.split(), screen=screen) == 0
         screen.flush()
         shown += screen.buffer.getvalue()
-    assert rb"\u" in shown or "ε".encode() in shown  # the library of the commands takes ASCII for a mistake
+    assert rb"\u" in shown or "ε".encode() in shown  # Click writes UTF-8 where a stream is said to be ASCII
 
 
 def test_windows_without_core_dumps_and_pipes_that_wait_reads_files_as_others_do(monkeypatch, uninstall, tmp_path):
@@ -319,7 +319,7 @@ def test_who_stops_a_stage_is_told_what_goes_on_and_what_starts_again(desk, monk
 
 TERMINATED = """
 import os, signal, sys
-import stages.cli, sfumato.settings.recipes
+import sfumato.settings.recipes, stages.cli
 sfumato.settings.recipes.load_params = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
 sys.argv = ["stage", "prepare", "sensitive"]
 stages.cli.main()
