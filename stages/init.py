@@ -61,6 +61,7 @@ def init(
     if made.out != Path.cwd():
         following = f"cd {made.out} && dvc repro"
     say(f"\nwritten to {made.out}. Next: {following}")
+    say("If someone must permit the release first, `stage brief` writes the request.")
 
 
 def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
