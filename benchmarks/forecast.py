@@ -26,6 +26,7 @@ from sfumato.evaluation.verdict import VERDICT_LEVELS, level_of
 HERE = Path(__file__).parent
 FITTED = HERE.parent / "sfumato" / "planning" / "forecast.yaml"
 HEADER = "# Written by `python benchmarks/forecast.py` from two tables of benchmarks/results: public sets only.\n"
+HEADER += "# product: units · ε; learned: share of what there is to learn, from 0 to 1.\n"
 COLOURS = {"grey": "tab:blue", "colour": "tab:orange", "chosen": "tab:green"}
 NAMES = {"grey": "grey images", "colour": "colour images", "chosen": "photographs chosen among public ones"}
 

@@ -56,7 +56,7 @@ def wrapped(text: str, stream: IO[str]) -> str:
 
 
 def table_console() -> Console:
-    """Where tables are printed: square brackets in names are not markup."""
+    """Return the console for tables. It prints square brackets in names as they are, not as markup."""
     from rich.console import Console
 
     return Console(markup=False, file=named.get("stdout"))

@@ -53,8 +53,10 @@ def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
     """
     card = read_public_card(directory / CARD)
     if not card.enabled:
-        fix = f"put a stage that reads them into run (classifier, select), and {AGAIN_PUBLIC}"
-        raise DataError(f"{directory} contains no public images: {fix}")
+        raise DataError(
+            f"{directory} contains no public images: add a stage that uses them (classifier or select) to `run`, then "
+            f"{AGAIN_PUBLIC}"
+        )
     if card.shape != tuple(shape):
         shapes = f"{card.shape}, the sensitive ones are {tuple(shape)}"
         raise DataError(f"{directory} has images of shape {shapes}: {AGAIN_PUBLIC} again")

@@ -16,7 +16,7 @@ from sfumato.storage.files import write_json
 
 ATTENTION = r"(.*\.)?(attention|attn\d*)\."  # names in our U-Net and in public text-to-image models
 QKV = ATTENTION + r"(to_)?[qkv]\.weight"
-# Sets whose result is adapters on an unchanged base.
+# Values of `trainable` that train adapters and leave the base unchanged
 ADAPTED = ("attention-lora", "salient-lora")
 
 
@@ -40,16 +40,16 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[str]
     """Make exactly the chosen parameters trainable, in place, and return their names.
 
     They are in the order of the model. `settings.trainable` is one of:
-    - - all: every parameter.
-    - - attention: every parameter of the attention layers (DP-LDM, without its conditioning
+    - all: every parameter.
+    - attention: every parameter of the attention layers (DP-LDM, without its conditioning
       embedder).
-    - - attention-lora: adapters on all query, key and value matrices (DP-LoRA).
-    - - salient: the first `settings.ratio` of the candidates in `ranking`, in full.
-    - - salient-lora: adapters on these candidates; the rest stays frozen (DP-SAPF).
+    - attention-lora: adapters on all query, key and value matrices (DP-LoRA).
+    - salient: the first `settings.ratio` of the candidates in `ranking`, in full.
+    - salient-lora: adapters on the same candidates as `salient`; the rest stays frozen (DP-SAPF).
 
-    ranking: candidates, the most salient first; None for a set that needs none.
+    ranking: candidates, the most salient first; None if `settings.trainable` needs no ranking.
 
-    Raises ConfigError for a ranked set without a ranking, nothing to train, or too high a rank;
+    Raises ConfigError if a ranking is needed and missing, nothing to train, or too high a rank;
     DataError for a ranking that names parameters not in this model.
     """
     kind = settings.trainable

@@ -150,7 +150,7 @@ class PreActivated(nn.Module):
 class Residual(nn.Module):
     """Convolutions with batch norms beside a shortcut, then a ReLU.
 
-    sizes: (kernel, outputs, groups) of each.
+    sizes: (kernel size, output channels, groups) of each convolution.
     """
 
     def __init__(self, inputs: int, sizes: list[tuple[int, int, int]], stride: int) -> None:

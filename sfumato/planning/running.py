@@ -25,11 +25,11 @@ class Holder:
 
     @property
     def runs(self) -> bool:
-        """Whether it still runs, as far as can be told.
+        """Whether it still runs, as far as the system shows.
 
-        Its number may be another program's by now, after a reboot or in another container. That one began after the
-        lock was written, or has another command, of which the last word is compared: DVC gives its own command without
-        the interpreter.
+        After a reboot or in another container, its number may belong to a different program. Such a program started
+        after the lock was written, or has a different command. Only the last words of the two commands are compared,
+        because DVC's lock records DVC's own command without the interpreter.
         """
         import psutil
 
@@ -43,7 +43,7 @@ class Holder:
 
 
 def holders(folder: Path = Path()) -> list[Holder]:
-    """All that DVC's lock of a project names. Raises FileNotFoundError without one, or another of UNREADABLE."""
+    """List the processes that DVC's lock of a project names. Raises one of UNREADABLE if there is no readable lock."""
     lock = folder / RUNNING
     written = lock.stat().st_mtime
     content = read_json(lock)

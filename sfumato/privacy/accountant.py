@@ -172,7 +172,7 @@ def epsilon(
                 return float(get_epsilon_gaussian(1 / math.sqrt(square), delta)) + ROOT_ERROR
         return float(loss_distribution(tuple(events), adjacency).get_epsilon(delta))
     if accountant not in ACCOUNTANTS:
-        raise BudgetError(f"accountant={accountant!r} is unknown: one of {', '.join(ACCOUNTANTS)}")
+        raise BudgetError(f"accountant={accountant!r} is unknown: expected one of {', '.join(ACCOUNTANTS)}")
     # Setting one image to zero and removing one image give the same pair of Gaussians, hence the
     # same curve.
     return epsilon_and_order(rdp_curve(events), delta, accountant == "rdp_classic")[0]

@@ -302,8 +302,8 @@ def ensure_latents(
 ) -> str:
     """Return the key of the images' latents, and encode them first if they do not exist.
 
-    Encoding is local work: journalled, and its results stay private. It reports only how many parts
-    of 100 are done.
+    Encoding is local work: journalled, and its results stay private. Progress is
+    reported in whole per cent only, because the number of images is private.
 
     encoder: digest of everything that decides a latent;
     load: function that loads the encoder.

@@ -107,8 +107,9 @@ class Odometer(Journal):
         """Count records that the journal lacks, and start a new journal if it is invalid.
 
         Entries of an invalid journal are counted as far as they can be read, and its file is set
-        aside. The odometer is never complete again. seen: heads and ids to treat as known from now
-        on.
+        aside. From then on, `complete()` returns False.
+
+        seen: heads and ids to treat as known from now on.
 
         Returns the number of new records, and the number of unreadable entries of an invalid
         journal.

@@ -83,7 +83,7 @@ def check_owner(
         elif not query.enabled or {record["dataset_id"] for record in released} != {*owners}:
             problems.append(f"{query.path} holds no release of its own: run `stage {query.stage}` there")
         elif not apart and any(record["event"] != planned for record in released):
-            problems.append(f"{query.path} was released by another mechanism than that of its plan: run `stage plan`")
+            problems.append(f"{query.path} was released by a mechanism other than its plan's: run `stage plan`")
     if problems:
         raise DataError(f"{folder} cannot be merged: {problems[0]}")
     every = [*records.values()]

@@ -171,7 +171,8 @@ class Teacher(QuerySettings):
     # L2 clip C of an image's errors, whose norm is at most √2 with one label per image
     max_norm: Annotated[Norm, Field(le=1.4143)] = 1.4142
     ridge: PositiveFloat | None = None  # Ridge λ of the preconditioner λ(covariance + λ)⁻¹; None: no preconditioner
-    average: Share = 0.5  # Share of the steps, at the end, whose weights are averaged into the result
+    # Share of all steps: the result is the average of the weights after each of the last ones
+    average: Share = 0.5
 
     @model_validator(mode="before")
     @classmethod

@@ -134,7 +134,7 @@ class Amp(Strict):
 class Phase(Strict):
     """One phase of the warm-up: denoising training on released or public images."""
 
-    # Stages whose images are shown, with their weights
+    # Sources of the training images, each with its sampling weight
     sources: Annotated[dict[Literal["central", "auxiliary", "refine", Warming, "public"], Scale], Field(min_length=1)]
     # Gradient steps of Adam. A recipe may give `part` instead, the phase's share of
     # `pretrain.steps`

@@ -84,8 +84,10 @@ def public_training_set(public: ImageSet, selection: Path, classes: int | None) 
         if array.dtype != np.int64 or array.ndim != 1:
             raise DataError(f"{selection / name} is {array.dtype} {array.shape}, expected int64 (n,): {SELECT_AGAIN}")
         if len(array) and not (array.min() >= 0 and array.max() < end):
-            problem = f"holds {array.min()}..{array.max()}, expected 0..{end - 1}"
-            raise DataError(f"{selection / name} {problem}: it fits another public set, {SELECT_AGAIN}")
+            raise DataError(
+                f"{selection / name} contains values {array.min()} to {array.max()}, expected 0 to {end - 1}: it is "
+                f"damaged or was made from another public set, {SELECT_AGAIN}"
+            )
         arrays.append(array)
     rows, labels = arrays
     if not len(rows):

@@ -265,7 +265,7 @@ def test_an_owner_who_released_by_another_mechanism_is_refused():
     for sigma in (1.9, 2.1):
         owner = Owner()
         owner.records["frequency"] = [record("a", sigma, "frequency", 1)]
-        with pytest.raises(DataError, match="another mechanism than that of its plan"):
+        with pytest.raises(DataError, match="a mechanism other than its plan's"):
             owner.check()
 
 

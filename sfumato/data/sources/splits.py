@@ -64,9 +64,10 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def split_of(path: Path) -> tuple[list[Path], list[Path]]:
-    """The folders of the training part, and those of the hold-out: by their names, if there are no others.
+    """Return the training folders and the hold-out folders in `path`, recognised by name.
 
-    Others are let be where a part for training has a table. Otherwise it is the folder itself, without a hold-out.
+    If no folder has a training name, or if there are other folders and no training folder contains a table, return
+    `path` itself and no hold-out.
     """
     parts = [(folder, part_of(folder)) for folder in folders_in(path)]
     train = [folder for folder, part in parts if part == TRAIN]

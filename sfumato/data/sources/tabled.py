@@ -155,7 +155,7 @@ def shards_of(path: Path) -> list[Path]:
         raise DataError(f"data.path={path} is neither a tar file nor a folder of them (*.tar).")
     for file in shards:
         if not file.is_file() or not file.resolve().is_relative_to(path.resolve()):
-            raise DataError(f"{file} is a link out of {path}, or not a file: copy the shard there.")
+            raise DataError(f"{file} must be a file, or a link to a file in {path}: copy the shard into {path}.")
     return shards
 
 
@@ -218,8 +218,15 @@ def words_of(sample: Sample, label: str | None, group: str | None, what: str) ->
         with explained(DataError, lambda _: f"{what} has a .cls that is not a line of text: correct it."):
             content[LABEL] = text_of(sample["cls"]).strip()
     text, person = (cell_text(content.get(key)) for key in (label or LABEL, group))
-    if not text or person is None:
-        raise DataError(f"{what} has no label of text or a whole number (.cls, or `{label or LABEL}` in .json).")
+    if person is None:
+        raise DataError(f"{what}: `{group}` in the .json is neither text nor a whole number.")
+    if not text and label is None:
+        raise DataError(
+            f"{what}: the label is missing, or neither text nor a whole number. Give it in a .cls, or as `{LABEL}` in "
+            "the .json."
+        )
+    if not text:
+        raise DataError(f"{what}: label `{label}` in the .json is missing, or neither text nor a whole number.")
     return text, person
 
 
