@@ -46,11 +46,11 @@ def parse_range(text: str) -> tuple[float, float]:
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError as error:
-        raise ValueError("give two numbers, such as 0,4095") from error
+        raise ValueError("expected two numbers, such as 0,4095") from error
     return low, high
 
 
-SIZES = "give 8 pixels a side or more, as in 64 or 192x256"
+SIZES = "expected 8 pixels per side or more, such as 64 or 192x256"
 
 
 def parse_size(text: str) -> Size | None:

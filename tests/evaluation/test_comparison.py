@@ -129,7 +129,7 @@ def test_an_unknown_evaluation_and_a_ledger_that_was_edited_or_is_of_other_data_
 
 
 def test_what_is_missing_or_broken_is_one_sentence(desk, monkeypatch):
-    nothing = "error: nothing to compare: name folders that hold metrics.json and ledger.json, or give --dvc"
+    nothing = "error: nothing to compare: name folders with metrics.json and ledger.json, or give --dvc"
     assert call("compare") == (2, nothing)
     folder = write_run(desk / "a", "full", 1, 0.8)
     (folder / "metrics.json").unlink()

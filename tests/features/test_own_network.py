@@ -291,7 +291,7 @@ OWN_NETWORK = {"path": "x", "sha256": "0" * 64, "architecture": ARCHITECTURE}
     ],
 )
 def test_a_feature_and_its_network_go_together(given):
-    with pytest.raises(ValidationError, match="go together"):
+    with pytest.raises(ValidationError, match="set both, or neither"):
         Teacher(**given)
 
 

@@ -291,7 +291,8 @@ def test_the_owners_edition_never_lands_in_an_artifact(desk, tmp_path):
 
 def test_a_page_never_replaces_what_is_not_a_report(desk, tmp_path):
     for out in ("artifacts/synthesize/x.html", "page.html", "artifacts"):
-        with pytest.raises(ConfigError, match="is a folder" if out == "artifacts" else "something else"):
+        why = "is a folder" if out == "artifacts" else "is not an artifact of `report`"
+        with pytest.raises(ConfigError, match=why):
             desk("--out", out)
     assert (tmp_path / "ledger.json").exists()
 

@@ -45,10 +45,10 @@ MISTAKES = {
     "epsilon": ("much", "unable to parse"),
     "groups": ("(a)(b)", "2 groups in parentheses"),
     "classes": ('"a"b,c', "a name with a comma in double quotes"),
-    "range": ("4095", "give two numbers"),
+    "range": ("4095", "expected two numbers"),
     "skip": ("2", "less than 1"),
     "fit": ("zoom", "'crop' or 'pad'"),
-    "size": ("24x7", "give 8 pixels a side or more"),
+    "size": ("24x7", "expected 8 pixels per side or more"),
     "size_hint": ("2", "greater than or equal to 3"),
 }
 
@@ -108,7 +108,7 @@ def templates(function: ast.FunctionDef):
 
 def test_every_error_about_an_option_is_given_its_values():
     """A value that is missing would end the program within its own error message."""
-    known = {field.name for field in fields(InitOptions)} | {"delta", "unit", "ledger_only", "artifacts"}
+    known = {field.name for field in fields(InitOptions)} | {"delta", "unit", "ledger_only", "artifacts", "opinions"}
     found = 0
     for path in (ROOT / "sfumato").rglob("*.py"):
         for function in ast.walk(ast.parse(path.read_text())):

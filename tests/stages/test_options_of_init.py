@@ -67,7 +67,7 @@ def test_an_error_names_a_folder_as_it_is(desk, quick, tmp_path, name):
     cases = {
         (missing, Path("out")): ("images", f"{missing} does not exist"),
         (unclear, Path("out")): ("label_column", f"{unclear}/metadata.csv has the columns --alone, --size: "),
-        (pictures, there): ("out", f"{there} holds params.yaml already"),
+        (pictures, there): ("out", f"{there} already contains params.yaml"),
     }
     for (images, out), (option, start) in cases.items():
         with pytest.raises(SfumatoError) as caught:
@@ -87,9 +87,9 @@ def test_python_is_shown_parameters_and_a_command_flags(desk, quick, tmp_path, c
     capsys.readouterr()
     sfumato.Project.create("in-python", images=images, epsilon=5)
     shown = capsys.readouterr().out
-    assert "give --size-hint" in said and "(--groups, or --one-image-each if none has)" in said
-    assert "give size_hint" in shown and "(groups, or one_image_each if none has)" in shown and " --" not in shown
-    with pytest.raises(ConfigError, match=r"^size=33 is more than most images have") as caught:
+    assert "use --size-hint" in said and "(use --groups, or --one-image-each if" in said
+    assert "use size_hint" in shown and "(use groups, or one_image_each if" in shown and " --" not in shown
+    with pytest.raises(ConfigError, match=r"^size=33 is larger than most images") as caught:
         sfumato.Project.create("other", images=images, epsilon=5, size=33)
     assert caught.value.option == "size"
     project = sfumato.Project("in-python")

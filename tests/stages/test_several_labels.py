@@ -142,7 +142,7 @@ def test_init_proposes_a_recipe_for_a_table_of_findings_and_protects_its_patient
     """The table of the fixture, with a patient for every two pictures: 1 000 of them, 400 patients not held out."""
     rows = [row.split(",") for row in Path("chests/labels.csv").read_text().splitlines()]
     write_table([[*row, f"p{i // 2}"] for i, row in enumerate(rows[1:])], [*rows[0], "patient_id"])
-    chests.run("init chests --epsilon 5 --minutes 9 --yes --out project", "14 labels, any number of them an image")
+    chests.run("init chests --epsilon 5 --minutes 9 --yes --out project", "14 labels, any number per image")
     own = yaml.safe_load(Path("project/params.yaml").read_text())
     assert own["data"]["labels"] == "several" and own["data"]["groups"] == {"column": "patient_id"}
     assert own["data"]["classes"] == FINDINGS and own["privacy"]["unit"] == "group"
@@ -193,7 +193,7 @@ def test_a_diffusion_model_learns_several_labels_by_dp_sgd_and_shows_those_that_
     ("changes", "message"),
     [
         ({"recipe": "dpdm", "run": ["count", "pretrain", "finetune", "synthesize"]}, "synthesize.labels: uniform"),
-        ({"run": ["count", "central", "frequency", "auxiliary", "synthesize"]}, "central requires one label an image"),
+        ({"run": ["count", "central", "frequency", "auxiliary", "synthesize"]}, "central requires one label per image"),
         ({"run": ["frequency", "auxiliary", "synthesize"]}, "add count to run"),
         ({"count": {"noise": 50.0}}, "such as count.noise: 10%"),
         ({"synthesize": {"labels": "uniform"}}, "synthesize.labels: uniform"),
@@ -218,7 +218,7 @@ def test_a_plan_for_one_label_does_not_run_on_images_with_several(archive):
     save(several)
     desk.params()
     desk.run("prepare sensitive")
-    desk.run("count", "the plan of count is for another card", code=2)
+    desk.run("count", "the plan of count was made for another card", code=2)
 
 
 def test_every_query_that_takes_one_label_is_refused():

@@ -236,9 +236,9 @@ def test_the_mixture_is_chosen_without_a_look_at_any_sensitive_image(desk, tmp_p
     assert opened and not any(str(tmp_path / "state/data") in name for name in opened)
     card, text = json.loads((out / "card.json").read_text()), (out / "README.md").read_text()
     said = card["mixture"]
-    assert said["chosen"] in said["agreement"] and f"The set is {said['chosen']}" in text
+    assert said["chosen"] in said["agreement"] and f"The set was released {said['chosen']}" in text
     assert ("select" in card["sources"]) == (said["chosen"] == "with public images") == ("public" in card["kinds"])
-    assert "kept from 2 times as many" in text
+    assert "selected from 2 times as many" in text
     assert all((out / name).exists() for name in re.findall(r"^\| `([^`*]+)` \|", text, re.MULTILINE))
     assert len(read_artifact(out, "synthesize").records) == 3, "no charge but those of count, frequency and teacher"
 

@@ -125,7 +125,7 @@ def test_a_link_out_of_the_folder_is_refused_and_a_folder_behind_a_link_is_not_l
     (tmp_path / "out").mkdir()
     first = (tmp_path / "in/scans/0.png").rename(tmp_path / "out/0.png")
     (tmp_path / "in/scans/0.png").symlink_to(first)
-    with pytest.raises(DataError, match="row 2, names a link out of"):
+    with pytest.raises(DataError, match="row 2, names a must be a file, or a link to a file in"):
         read_source(data(tmp_path / "in"), tmp_path)
     (tmp_path / "in/scans/0.png").unlink()
     (tmp_path / "in/linked").symlink_to(first.parent)
@@ -213,8 +213,11 @@ def test_a_sample_takes_its_label_and_person_from_json_if_asked(tmp_path):
     asked = data(file, "webdataset", label_column="finding", groups={"column": "patient"})
     source, _, labels = read_all(asked, tmp_path)
     assert labels == [1, 0, 1, 0] and source.groups == PATIENTS
-    with pytest.raises(DataError, match=r"sample 1 has no label .*`finding`"):
+    with pytest.raises(DataError, match=r"sample 1: label `finding` in the .json is missing"):
         write_tar(file, [("0.png", png(0)), ("0.cls", b"cat")])
+        read_source(asked, tmp_path)
+    with pytest.raises(DataError, match=r"sample 1: `patient` in the .json is neither text nor a whole number"):
+        write_tar(file, [("0.png", png(0)), ("0.json", b'{"finding": "cat", "patient": 1.5}')])
         read_source(asked, tmp_path)
 
 
@@ -229,18 +232,18 @@ def test_links_and_devices_in_a_shard_and_a_link_to_one_are_refused(tmp_path, ki
         read_source(data(file, "webdataset"), tmp_path)
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.tar").symlink_to(file)
-    with pytest.raises(DataError, match="link out of"):
+    with pytest.raises(DataError, match="must be a file, or a link to a file in"):
         read_source(data(tmp_path / "in", "webdataset"), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([("0.png", png(0))], "sample 1 has no label"),
+        ([("0.png", png(0))], "sample 1: the label is missing"),
         ([("0.cls", b"cat")], "sample 1 has 0 pictures"),
         ([("0.png", png(0)), ("0.jpg", png(0)), ("0.cls", b"cat")], "sample 1 has 2 pictures"),
         ([("0.png", png(0)), ("0.cls", b"\xff")], r"\.cls that is not"),
-        ([("0.png", png(0)), ("0.json", b"[]")], "no label|not a JSON object"),
+        ([("0.png", png(0)), ("0.json", b"[]")], "the label is missing|not a JSON object"),
         ([("0.png", png(0)), ("0.json", b'{"label": NaN}')], "not a JSON object"),
         ([("0.png", png(0)), ("0.cls", b"cow")], r"not in data\.classes"),
         ([("0.png", png(0)), ("0.png", png(0)), ("0.cls", b"cat")], "a second file of the same kind"),
