@@ -263,7 +263,7 @@ def test_a_public_set_that_no_stage_reads_is_its_card_alone(tmp_path):
     assert set(contents(tmp_path / "a")) == {"card.json", "privacy.json"}
     assert read_public_card(tmp_path / "a" / "card.json") == PublicCard(enabled=False)
     read_artifact(tmp_path / "a", "public")
-    with pytest.raises(DataError, match="into run"):
+    with pytest.raises(DataError, match="to `run`, then run `stage prepare public`"):
         load_public(tmp_path / "a", (1, 8, 8))
 
 

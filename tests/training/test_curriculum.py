@@ -146,10 +146,10 @@ def test_public_classes_get_rows_of_their_own_and_relabelled_ones_do_not(tmp_pat
 @pytest.mark.parametrize(
     ("rows", "labels", "kind", "named"),
     [
-        ([3, 30], [0, 1], "public", r"indices\.npy holds 3\.\.30, expected 0\.\.29"),
+        ([3, 30], [0, 1], "public", r"indices\.npy contains values 3 to 30, expected 0 to 29"),
         ([-1, 3], [0, 1], "public", r"indices\.npy"),
-        ([3, 4], [0, 2], "public", r"labels\.npy holds 0\.\.2, expected 0\.\.1"),
-        ([3, 4], [0, 3], "sensitive", r"labels\.npy holds 0\.\.3, expected 0\.\.2"),
+        ([3, 4], [0, 2], "public", r"labels\.npy contains values 0 to 2, expected 0 to 1"),
+        ([3, 4], [0, 3], "sensitive", r"labels\.npy contains values 0 to 3, expected 0 to 2"),
         ([3, 4], [0], "public", "2 indices but 1 labels"),
         ([3.0, 4.0], [0, 1], "public", "float64"),
         ([3, 4], [0, 1], "private", "selection\\.json"),
