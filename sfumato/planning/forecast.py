@@ -18,6 +18,7 @@ from sfumato.settings.data import SEVERAL
 from sfumato.settings.params import Params
 from sfumato.storage.documents import read_yaml
 
+MOST_EPSILON = 10.0  # Largest ε that is recommended: above it, the guarantee is weak
 LINE: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("forecast.yaml")))
 
 
@@ -59,7 +60,10 @@ def forecast(kind: str, product: float, left: float) -> str:
 
 
 def advice(kind: str, units: int, epsilon: float, what: str) -> str:
-    """Translate units · ε to another ε, and state how many units, or which ε, would raise the forecast by a level."""
+    """Translate units · ε to another ε, and state how many units would raise the forecast by a level.
+
+    An ε that would do so is named too, up to MOST_EPSILON.
+    """
     product = units * epsilon
     other = 10 if epsilon < 4 else 1
     same = f"{units:,} {what} at ε = {epsilon:g} are worth {max(1, round(product / other)):,} at ε = {other}"
@@ -67,7 +71,10 @@ def advice(kind: str, units: int, epsilon: float, what: str) -> str:
     if not better:
         return same
     needed = 10 ** ((logit(VERDICT_LEVELS[better[-1]][0]) - LINE["offsets"][kind]) / LINE["slope"])
-    more = f"{int(round_up(needed / epsilon, 1)):,} {what}, or ε = {round_up(needed / units, 2):g}"
+    more = f"{int(round_up(needed / epsilon, 1)):,} {what}"
+    larger = round_up(needed / units, 2)
+    if larger <= MOST_EPSILON:
+        more += f", or ε = {larger:g}"
     return f"{same}. With {more}, the forecast would be {better[-1]}"
 
 
