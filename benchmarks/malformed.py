@@ -296,6 +296,7 @@ def run(words: tuple[str, ...]) -> tuple[int, str]:
     child = os.fork()
     if child == 0:
         os.close(read)
+        atexit._clear()  # what the parent does at its end
         code, out = 1, io.StringIO()
         try:
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -310,6 +311,7 @@ def run(words: tuple[str, ...]) -> tuple[int, str]:
                     code = end.code if isinstance(end.code, int) else int(end.code is not None)
                 except BaseException:
                     traceback.print_exc()
+                atexit._run_exitfuncs()  # such as the removal of what was unpacked
         finally:
             os.write(write, out.getvalue()[-8000:].encode("utf-8", "backslashreplace"))
             os._exit(code)
