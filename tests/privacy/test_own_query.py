@@ -292,7 +292,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("key", HOSTILE)
-def test_a_charge_of_hostile_words_is_refused_in_one_sentence_before_the_journal(owner, key):
+def test_a_charge_of_hostile_words_is_refused_in_one_sentence_before_the_journal(owner, here, key):
     words = {"name": "edges", "sigma": 50.0, "size_hint": 1500, "lifetime_epsilon": "unlimited"}
     words |= {"state": owner.state, "card": owner.state.parent / "card.json"}
     for value in HOSTILE[key]:
