@@ -43,7 +43,7 @@ def write_brief(made: ProjectPlan, folder: Path) -> list[str]:
 
 
 def facts_of(made: ProjectPlan) -> dict[str, Any]:
-    """What the page states, by the names in its template."""
+    """Return the facts of the page, by their names in its template."""
     params = made.params
     budget = made.budget
     by_person = params.privacy.unit == GROUP
@@ -73,7 +73,7 @@ def facts_of(made: ProjectPlan) -> dict[str, Any]:
 
 
 def released(made: ProjectPlan) -> dict[str, Any]:
-    """What would be shared, in words."""
+    """Describe what would be shared."""
     sources = {*made.params.synthesize.sources}
     kinds = {
         "synthetic images": sources - {PUBLIC_SOURCE},
@@ -98,11 +98,11 @@ def spent_so_far(made: ProjectPlan) -> str:
     charges = len(made.odometer.opened())
     if not charges:
         return "nothing, by the journal of this machine"
-    return f"{charges} measurements, by the journal of this machine; `stage ledger show` lists them"
+    return f"{charges} measurements, by the journal of this machine; `stage ledger history` lists them"
 
 
 def usefulness(made: ProjectPlan) -> str:
-    """What public sets of this kind taught, as a sentence with its range."""
+    """State the forecast with its range, from results on public sets of the same kind."""
     params = made.params
     kind = kind_of(params, made.card.shape[0])
     if kind is None:
