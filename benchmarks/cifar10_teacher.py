@@ -31,7 +31,7 @@ from sfumato.privacy.authorize import open_local
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE
 from sfumato.privacy.ledger import spent_on_one
 from sfumato.runtime.compute import keep_freed_memory
-from sfumato.settings.stages import ARTIFACTS, CARD_PATH
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH
 from sfumato.storage.artifacts import read_artifact
 from stages.state import state_dir
 

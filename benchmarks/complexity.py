@@ -19,7 +19,7 @@ from sfumato.data.images import ImageSet, as_uint8, load_images
 from sfumato.data.store import read_card
 from sfumato.evaluation.scores import subsample
 from sfumato.privacy.authorize import open_local
-from sfumato.settings.stages import ARTIFACTS, CARD_PATH
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH
 from sfumato.storage.artifacts import Artifact, read_artifact
 from stages.state import state_dir
 

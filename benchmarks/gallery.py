@@ -26,7 +26,7 @@ from sfumato.data.images import ImageSet
 from sfumato.planning.project import repro
 from sfumato.planning.project_files import begin_repository, dvc_text, params_text
 from sfumato.release.exports import mark_of, save_parquet
-from sfumato.settings.stages import ARTIFACTS, LEDGER
+from sfumato.settings.stage import ARTIFACTS, LEDGER
 
 GALLERY = Path(__file__).resolve().parent.parent / "docs" / "gallery"
 SMALL = 32 * 32  # pixels, up to which a page has the first 1000 images; larger images, 100

@@ -28,7 +28,7 @@ from sfumato.dpsgd.gradients import draw, per_image_gradients
 from sfumato.dpsgd.run import step_noise
 from sfumato.privacy.authorize import open_local
 from sfumato.privacy.resolved import QueryPlan, read_stage_plan
-from sfumato.settings.stages import ARTIFACTS, CARD_PATH
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH
 from stages.state import state_dir
 
 PIECE = 32  # Images whose gradients are in memory at once

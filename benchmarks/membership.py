@@ -18,7 +18,7 @@ from sfumato.data.images import ImageSet, load_images, strata
 from sfumato.data.store import read_card
 from sfumato.evaluation.metrics.neighbours import nearest
 from sfumato.privacy.authorize import open_local
-from sfumato.settings.stages import ARTIFACTS, CARD_PATH
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH
 from stages.state import state_dir
 
 MOST = 5000  # Images of each kind

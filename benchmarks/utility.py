@@ -29,7 +29,7 @@ from sfumato.evaluation.scores import check_fits
 from sfumato.evaluation.tables import csv_of
 from sfumato.privacy.authorize import open_local
 from sfumato.runtime.compute import keep_freed_memory
-from sfumato.settings.stages import ARTIFACTS, CARD_PATH
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.files import write_local
 from stages.runner import load_plan

@@ -40,7 +40,8 @@ from sfumato.planning.project_files import dvc_text
 from sfumato.settings.fields import MACHINE
 from sfumato.settings.noise_levels import NoiseLevels
 from sfumato.settings.params import Params
-from sfumato.settings.stages import ARTIFACTS, FREE, STAGES
+from sfumato.settings.stage import ARTIFACTS, FREE
+from sfumato.settings.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference.md"

@@ -1,20 +1,29 @@
 """`stage adversarial`: a discriminator by DP-SGD, and the generator that it teaches (DP-GAN)."""
 
+from __future__ import annotations
+
 from functools import partial
+from typing import TYPE_CHECKING
 
-import torch
+from sfumato.settings.stage import QUERY, Stage
+from stages.pretrain import denoiser_work
 
-from sfumato.baselines.dp_gan import AdversarialState, Discriminator
-from sfumato.dpsgd.run import epsilon_by_step, fine_tune, save_log
-from sfumato.generators.one_step import new_generator, save_drawing
-from sfumato.runtime.compute import device
-from sfumato.settings.baselines import Adversarial
-from stages.finetune import GRADIENT_NORM
-from stages.runner import QueryRun
-from stages.screen import progress, say
+if TYPE_CHECKING:
+    from sfumato.planning.work import Work
+    from sfumato.settings.baselines import Adversarial
+    from stages.runner import QueryRun
 
 
 def adversarial(run: QueryRun, settings: Adversarial) -> None:
+    import torch
+
+    from sfumato.baselines.dp_gan import AdversarialState, Discriminator
+    from sfumato.dpsgd.run import epsilon_by_step, fine_tune, save_log
+    from sfumato.generators.one_step import new_generator, save_drawing
+    from sfumato.runtime.compute import device
+    from stages.finetune import GRADIENT_NORM
+    from stages.screen import progress, say
+
     plan = run.plan
     counts = run.counts
     generator = new_generator(plan.shape, len(plan.classes), settings.latent, settings.width, plan.seed)
@@ -30,3 +39,25 @@ def adversarial(run: QueryRun, settings: Adversarial) -> None:
     with run.releasing(charge) as directory:
         save_drawing(state.result(), settings.images, counts.priors, plan.classes, plan.seed + 1, directory)
         save_log(log, directory / "log.csv")
+
+
+def work(about: Work) -> float:
+    from stages.finetune import clipped_gradients
+
+    return clipped_gradients(about, "adversarial")
+
+
+STAGE = Stage(
+    "adversarial",
+    QUERY,
+    "Train a discriminator on the sensitive images by DP-SGD, and a generator against it.",
+    "sfumato.settings.baselines:Adversarial",
+    adversarial,
+    inputs=("count",),
+    seeded=True,
+    shows_epsilon=True,
+    one_process=True,
+    gives="generator",
+    network_work=denoiser_work,
+    work=work,
+)

@@ -1,15 +1,29 @@
 """`stage auxiliary`: the one-step generator that a release of features teaches."""
 
-from sfumato.data.store import load_public
-from sfumato.generators.gaussian import fit_gaussians
-from sfumato.generators.one_step import OneStep, fit_generator, new_generator, save_drawing
-from sfumato.queries.feature_means import load_means
-from sfumato.settings.training import Auxiliary
-from stages.runner import StageRun
-from stages.screen import progress
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sfumato.settings.stage import FREE, Stage, one_label_only
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sfumato.data.cards import Card, PublicCard
+    from sfumato.generators.one_step import OneStep
+    from sfumato.planning.work import Work
+    from sfumato.settings.params import Params
+    from sfumato.settings.training import Auxiliary
+    from stages.runner import StageRun
 
 
 def auxiliary(run: StageRun, settings: Auxiliary) -> None:
+    from sfumato.data.store import load_public
+    from sfumato.generators.gaussian import fit_gaussians
+    from sfumato.generators.one_step import fit_generator, new_generator, save_drawing
+    from sfumato.queries.feature_means import load_means
+    from stages.screen import progress
+
     plan = run.plan
     priors = run.counts.priors
     means = load_means(settings.target, run.path(settings.target), plan=plan)
@@ -27,3 +41,54 @@ def auxiliary(run: StageRun, settings: Auxiliary) -> None:
             generator = fit_generator(untrained, [means], settings, priors, plan.seed, report, row_means=rows)
     with run.writing() as directory:
         save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 1, directory)
+
+
+def network_work(about: Work, block: int) -> int:
+    from functools import partial
+
+    import torch
+
+    from sfumato.generators.one_step import new_generator
+    from sfumato.planning.work import operations_of
+
+    settings = about.params.auxiliary
+    build = partial(new_generator, about.shape, about.classes, settings.latent, settings.width, 0)
+    return operations_of(build, (settings.latent,), torch.zeros(1, dtype=torch.int64), block)
+
+
+def work(about: Work) -> float:
+    from sfumato.generators.one_step import block_of_steps, new_generator
+    from sfumato.planning.work import TRAINING
+
+    settings = about.params.auxiliary
+    if settings.target == "covariance":  # drawn from Gaussians
+        return 0.0
+    generator = new_generator(about.shape, about.classes, settings.latent, settings.width, 0)
+    coarsest = max(feature.block for feature in about.params.frequency.features)
+    blocks = block_of_steps([block for block in generator.blocks if block <= coarsest], settings.steps)
+    costs = {block: about.network("auxiliary", block) + about.network("frequency", block) for block in set(blocks)}
+    return TRAINING * settings.batch * sum(costs[block] for block in blocks)
+
+
+def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+    from sfumato.settings.data import SEVERAL
+
+    if card.labels == SEVERAL and params.auxiliary.target == "covariance":
+        yield one_label_only("auxiliary.target=covariance")
+
+
+STAGE = Stage(
+    "auxiliary",
+    FREE,
+    "Fit a generator to a release of all images, and draw images from it.",
+    "sfumato.settings.training:Auxiliary",
+    auxiliary,
+    inputs=("frequency", "moments", "covariance", "public", "count"),
+    seeded=True,
+    revision=2,
+    several_labels=True,
+    gives="generator",
+    network_work=network_work,
+    work=work,
+    problems=problems,
+)

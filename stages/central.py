@@ -1,13 +1,25 @@
 """`stage central`: noisy central images of each class."""
 
-import numpy as np
+from __future__ import annotations
 
-from sfumato.queries.central import central_norm, query_central
-from sfumato.settings.queries import Central
-from stages.runner import QueryRun
+from typing import TYPE_CHECKING
+
+from sfumato.settings.stage import QUERY, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sfumato.data.cards import Card, PublicCard
+    from sfumato.settings.params import Params
+    from sfumato.settings.queries import Central
+    from stages.runner import QueryRun
 
 
 def central(run: QueryRun, settings: Central) -> None:
+    import numpy as np
+
+    from sfumato.queries.central import central_norm, query_central
+
     shape = run.plan.shape
     released = f"{settings.statistic} images: {settings.repeats} of each class"
     bounds = {"mean": "max_norm of one image, clipped", "mode": "√d of one image's histogram, one bin of each pixel"}
@@ -15,3 +27,20 @@ def central(run: QueryRun, settings: Central) -> None:
     images = query_central(charge, charge.sample_rate * run.counts.per_class, shape, settings)
     with run.releasing(charge) as directory:
         np.save(directory / f"{settings.statistic}.npy", images.float().numpy())
+
+
+def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+    chosen = params.central
+    if chosen.statistic == "mode" and chosen.max_norm is not None:
+        yield f"central.max_norm={chosen.max_norm} has no effect on the mode, whose bound is fixed: remove it"
+
+
+STAGE = Stage(
+    "central",
+    QUERY,
+    "Release noisy central images: the mean or mode of a random draw per class.",
+    "sfumato.settings.queries:Central",
+    central,
+    inputs=("count",),
+    problems=problems,
+)

@@ -1,17 +1,26 @@
 """`stage classifier`: a network that names images, trained on the public set only."""
 
-from sfumato.data.cards import CARD, read_public_card
-from sfumato.data.store import load_public
-from sfumato.features.public_network import arguments_of
-from sfumato.settings.training import Classifier
-from sfumato.storage.files import write_json
-from sfumato.storage.weights import save_network
-from sfumato.training.public_classifier import train_public_classifier
-from stages.runner import StageRun
-from stages.screen import progress, say
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sfumato.settings.stage import FREE, Stage
+
+if TYPE_CHECKING:
+    from sfumato.planning.work import Work
+    from sfumato.settings.training import Classifier
+    from stages.runner import StageRun
 
 
 def classifier(run: StageRun, settings: Classifier) -> None:
+    from sfumato.data.cards import CARD, read_public_card
+    from sfumato.data.store import load_public
+    from sfumato.features.public_network import arguments_of
+    from sfumato.storage.files import write_json
+    from sfumato.storage.weights import save_network
+    from sfumato.training.public_classifier import train_public_classifier
+    from stages.screen import progress, say
+
     public = run.path("public")
     images = load_public(public, run.plan.shape)
     with progress("classifier") as report:
@@ -26,3 +35,36 @@ def classifier(run: StageRun, settings: Classifier) -> None:
             "source": read_public_card(public / CARD).source,
         }
         write_json(directory / "card.json", content)
+
+
+def network_work(about: Work, block: int) -> int:
+    from functools import partial
+
+    from sfumato.features.public_network import build_network
+    from sfumato.planning.work import PUBLIC_CLASSES, operations_of
+
+    settings = about.params.classifier
+    return operations_of(
+        partial(build_network, settings.network, about.shape, PUBLIC_CLASSES, settings.width), about.shape
+    )
+
+
+def work(about: Work) -> float:
+    from sfumato.planning.work import TRAINING
+
+    settings = about.params.classifier
+    return TRAINING * settings.steps * settings.batch * about.network("classifier")
+
+
+STAGE = Stage(
+    "classifier",
+    FREE,
+    "Train a classifier on the public set.",
+    "sfumato.settings.training:Classifier",
+    classifier,
+    inputs=("public",),
+    seeded=True,
+    several_labels=True,
+    network_work=network_work,
+    work=work,
+)

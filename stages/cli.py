@@ -13,7 +13,8 @@ from pathlib import Path
 import typer
 
 from sfumato.errors import FULL, LAST_ERROR, DataError, SfumatoError, is_failure, lacks_memory, watchers
-from sfumato.settings.stages import STAGES, Kind
+from sfumato.settings.stage import Kind
+from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import HIDDEN
 from sfumato.storage.files import replace_private, write_json
 from sfumato.storage.in_use import until_the_end

@@ -1,11 +1,30 @@
 """`stage count`: noisy class counts, for denominators and label priors."""
 
-from sfumato.queries.count import public_counts, public_several, query_count, query_several, save_counts, several_bound
-from sfumato.settings.queries import Count
-from stages.runner import QueryRun
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sfumato.settings.stage import QUERY, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sfumato.data.cards import Card, PublicCard
+    from sfumato.settings.params import Params
+    from sfumato.settings.queries import Count
+    from stages.runner import QueryRun
 
 
 def count(run: QueryRun, settings: Count) -> None:
+    from sfumato.queries.count import (
+        public_counts,
+        public_several,
+        query_count,
+        query_several,
+        save_counts,
+        several_bound,
+    )
+
     classes = len(run.plan.classes)
     if run.plan.several:
         released = "counts of labels, of images, and of labels over the root of their number"
@@ -19,3 +38,29 @@ def count(run: QueryRun, settings: Count) -> None:
         counts = public_counts(noisy, charge.noise_multiplier)
     with run.releasing(charge) as directory:
         save_counts(counts, noisy, directory)
+
+
+def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+    from sfumato.queries.count import several_bound
+    from sfumato.settings.data import SEVERAL
+
+    noise = params.count.noise
+    if card.labels != SEVERAL or isinstance(noise, str):
+        return
+    size = params.privacy.size
+    classes = len(card.classes)
+    spread = noise * several_bound(classes)
+    if spread > 0.05 * size:
+        numbers = f"the number of images with each of {classes} labels by about {spread:.3g}, out of {size}"
+        yield f"count.noise={noise:g} changes {numbers}: lower it, or set a share, such as count.noise: 10%"
+
+
+STAGE = Stage(
+    "count",
+    QUERY,
+    "Release noisy class counts of the sensitive images.",
+    "sfumato.settings.queries:Count",
+    count,
+    several_labels=True,
+    problems=problems,
+)

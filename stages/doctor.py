@@ -7,7 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from sfumato.errors import DataError, SfumatoError
-from sfumato.settings.stages import CARD_PATH, PLAN, QUERIES, STAGES
+from sfumato.settings.stage import CARD_PATH, PLAN
+from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.state_directory import DVC_INDEX
 from stages.dvc_lock import lock_in_words, rwlock_in_words
 from stages.runner import load_plan

@@ -5,7 +5,7 @@ from typing import Any
 
 from sfumato.errors import UNREADABLE
 from sfumato.planning.running import RUNNING, holders
-from sfumato.settings.stages import LOCK
+from sfumato.settings.stage import LOCK
 from sfumato.storage.documents import read_yaml
 from sfumato.storage.files import replace_file
 

@@ -1,17 +1,26 @@
 """`stage embedding`: noisy joint Fourier embedding under features learned on what was released."""
 
-from sfumato.data.images import load_images
-from sfumato.features.teacher_network import load_teacher
-from sfumato.queries.feature_means import LENGTH_SCALES, TEACHER, learned_features, train_feature_network
-from sfumato.runtime import distributed
-from sfumato.runtime.compute import device
-from sfumato.settings.queries import Embedding
-from stages.feature_means import release_means
-from stages.runner import QueryRun
-from stages.screen import progress
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sfumato.settings.stage import QUERY, Stage
+
+if TYPE_CHECKING:
+    from sfumato.planning.work import Work
+    from sfumato.settings.queries import Embedding
+    from stages.runner import QueryRun
 
 
 def embedding(run: QueryRun, settings: Embedding) -> None:
+    from sfumato.data.images import load_images
+    from sfumato.features.teacher_network import load_teacher
+    from sfumato.queries.feature_means import LENGTH_SCALES, TEACHER, learned_features, train_feature_network
+    from sfumato.runtime import distributed
+    from sfumato.runtime.compute import device
+    from stages.feature_means import release_means
+    from stages.screen import progress
+
     plan = run.plan
     teacher = load_teacher(run.path("teacher")).to(device())
     images = load_images(run.path("auxiliary"), plan.classes, shape=plan.shape)
@@ -23,3 +32,36 @@ def embedding(run: QueryRun, settings: Embedding) -> None:
     about = {"seed": plan.seed, "size": settings.size, "length_scales": LENGTH_SCALES, "teacher": TEACHER}
     cache = {"teacher": teacher.features.config(), "network": network.config()}
     release_means(run, features, released, about, cache=cache, network=network)
+
+
+def network_work(about: Work, block: int) -> int:
+    from functools import partial
+
+    from sfumato.features.public_network import build_network
+    from sfumato.planning.work import operations_of
+    from sfumato.queries.feature_means import LEARNED
+
+    build = partial(build_network, LEARNED.network, about.shape, about.classes, LEARNED.width)
+    return operations_of(build, about.shape)
+
+
+def work(about: Work) -> float:
+    from sfumato.planning.work import TRAINING
+    from sfumato.queries.feature_means import LEARNED
+
+    looked_at = about.params.auxiliary.images + about.seen("embedding")
+    training = TRAINING * about.params.embedding.learned.steps * LEARNED.batch
+    return about.network("embedding") * (training + looked_at) + about.network("teacher") * looked_at
+
+
+STAGE = Stage(
+    "embedding",
+    QUERY,
+    "Release the noisy mean, by class, of random Fourier features of networks trained on earlier releases.",
+    "sfumato.settings.queries:Embedding",
+    embedding,
+    inputs=("auxiliary", "teacher", "count"),
+    seeded=True,
+    network_work=network_work,
+    work=work,
+)

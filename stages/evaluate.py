@@ -1,20 +1,29 @@
 """`stage evaluate`: how useful and how faithful the release is, measured on real images: local, not to be shared."""
 
+from __future__ import annotations
+
 import json
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sfumato.errors import BudgetError
-from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, LOCAL, Stage, unknown_name
 from sfumato.storage.files import write_local
 from stages import launch
-from stages.runner import DryRun, describe, load_plan, ready_processor, show_standing
+from stages.flags import DryRun
 from stages.screen import say, show_local
 from stages.state import EVALUATION, check_local, state_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sfumato.data.cards import Card, PublicCard
+    from sfumato.planning.work import Work
+    from sfumato.settings.params import Params
 
 
 def evaluate(
@@ -24,6 +33,8 @@ def evaluate(
     dry_run: DryRun = False,
 ) -> None:
     """Local: train classifiers on synthetic images, test them on the real hold-out, compare features."""
+    from stages.runner import describe, load_plan, ready_processor, show_standing
+
     plan = load_plan("evaluate")
     synthesize = ARTIFACTS / "synthesize"
     teacher = ARTIFACTS / "teacher"
@@ -63,3 +74,61 @@ def evaluate(
     for warning in numbers["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)  # not by `say`: they hold numbers of real images
     show_local(tables_of(numbers), metrics, f"Verdict: {numbers['verdict']['sentence']}")
+
+
+def work(about: Work) -> float:
+    """Return the operations of one pass over the images of all trainings, times those of a training."""
+    from functools import partial
+
+    from sfumato.evaluation.classifiers import build_classifier
+    from sfumato.evaluation.downstream import schedule_of
+    from sfumato.planning.work import TRAINING, operations_of
+    from sfumato.training.supervised import Schedule
+
+    settings = about.params.evaluate
+    drawn = about.params.synthesize
+    sets = [drawn.count] * len(settings.seeds)
+    if settings.bound:
+        sets += [about.params.privacy.size] * len(settings.seeds)
+    if drawn.relabel:
+        sets.append(int(drawn.count * (1 - drawn.distorted - drawn.mixed)))
+    steps = sum(schedule_of("cnn", images, settings.epochs, settings.steps).steps for images in sets)
+    networks = [partial(build_classifier, name, about.shape, about.classes) for name in settings.classifiers]
+    every = sum(operations_of(network, about.shape) for network in networks)
+    return TRAINING * Schedule.batch * steps * every
+
+
+def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+    from sfumato.evaluation.classifiers import CLASSIFIERS
+    from sfumato.evaluation.metrics.fidelity import METRICS
+
+    chosen = params.evaluate
+    if params.data.holdout_fraction == 0 and card.split == "keyed":
+        yield "data.holdout_fraction=0 leaves evaluate without hold-out images: raise it, or remove evaluate from run"
+    for name in chosen.classifiers:
+        if name not in CLASSIFIERS:
+            yield unknown_name("evaluate.classifiers", name, CLASSIFIERS)
+    for name in chosen.fidelity or ():
+        if name not in METRICS:
+            yield unknown_name("evaluate.fidelity", name, METRICS)
+    needs = {f"fidelity: {key}": METRICS[key].needs for key in chosen.fidelity or () if key in METRICS}
+    if chosen.weights:
+        needs["weights"] = "inception"
+    for key, extractor in needs.items():
+        if extractor not in ("", chosen.extractor):
+            yield f"evaluate.{key} requires evaluate.extractor: {extractor}, not {chosen.extractor}"
+
+
+STAGE = Stage(
+    "evaluate",
+    LOCAL,
+    "Train classifiers on synthetic images, test them on the real hold-out, compare features.",
+    "sfumato.settings.evaluate:Evaluate",
+    evaluate,
+    inputs=("synthesize", "teacher"),
+    optional=("teacher",),
+    beside=(LEDGER,),
+    several_labels=True,
+    work=work,
+    problems=problems,
+)

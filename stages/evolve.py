@@ -1,17 +1,28 @@
 """`stage evolve`: votes of the sensitive images for the candidates of a public renderer, round by round."""
 
-from functools import partial
+from __future__ import annotations
 
-from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, query_evolve, save_population
-from sfumato.queries.feature_means import encoder_of
-from sfumato.runtime.compute import device
-from sfumato.settings.baselines import Evolve
-from stages.feature_means import encoded
-from stages.runner import QueryRun
-from stages.screen import progress, say
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sfumato.settings.stage import QUERY, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sfumato.data.cards import Card, PublicCard
+    from sfumato.settings.baselines import Evolve
+    from sfumato.settings.params import Params
+    from stages.runner import QueryRun
 
 
 def evolve(run: QueryRun, settings: Evolve) -> None:
+    from sfumato.baselines.private_evolution import RendererGenerator, embedding_of, query_evolve, save_population
+    from sfumato.queries.feature_means import encoder_of
+    from sfumato.runtime.compute import device
+    from stages.feature_means import encoded
+    from stages.screen import progress, say
+
     plan = run.plan
     generator = RendererGenerator(settings.generator, plan.shape)
     embedding = embedding_of(settings, plan.shape, generator, plan.seed).to(device())
@@ -25,3 +36,22 @@ def evolve(run: QueryRun, settings: Evolve) -> None:
         )
     with run.releasing(charge) as directory:
         save_population(generator, population, log, plan.classes, directory)
+
+
+def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+    if params.evolve.population < len(card.classes):
+        yield f"evolve.population={params.evolve.population} is below the {len(card.classes)} classes: raise it"
+
+
+STAGE = Stage(
+    "evolve",
+    QUERY,
+    "Release noisy votes for the candidates of a public renderer, round by round, and the last generation.",
+    "sfumato.settings.baselines:Evolve",
+    evolve,
+    inputs=("count",),
+    seeded=True,
+    one_process=True,
+    gives="images",
+    problems=problems,
+)

@@ -1,17 +1,19 @@
 """What the four stages that release means of features share: the release."""
 
-from collections.abc import Callable, Mapping
+from __future__ import annotations
+
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
-from sfumato.features import FeatureMeans
-from sfumato.features.projection import ProjectedFeatures
-from sfumato.features.public_network import PublicNetwork
-from sfumato.queries.feature_means import encoder_of, encoding_alone, query_feature_means, save_means
-from sfumato.runtime.compute import device
-from stages.runner import QueryRun
+    from torch import Tensor
+
+    from sfumato.features.projection import ProjectedFeatures
+    from sfumato.features.public_network import PublicNetwork
+    from stages.runner import QueryRun
 
 
 def release_means(
@@ -25,6 +27,10 @@ def release_means(
     network: PublicNetwork | ProjectedFeatures | None = None,
 ) -> None:
     """Release the class means of `features`, which `about` and `network` rebuild. cache: what decides kept rows."""
+    from sfumato.features import FeatureMeans
+    from sfumato.queries.feature_means import encoder_of, query_feature_means, save_means
+    from sfumato.runtime.compute import device
+
     features = features.to(device())
     size = run.counts.total
     latents = None if cache is None else encoded(run, features.vectors, encoder_of(features, cache))
@@ -37,4 +43,7 @@ def release_means(
 
 def encoded(run: QueryRun, function: Callable[[Tensor], Tensor], encoder: str) -> str | None:
     """The key of the images' rows under `function`, which a charge draws instead of images. encoder: its digest."""
+    from sfumato.queries.feature_means import encoding_alone
+    from sfumato.runtime.compute import device
+
     return run.latents(encoder, "features", partial(encoding_alone, function, run.plan.shape, device()))

@@ -1,22 +1,31 @@
 """`stage finetune`: DP-SGD on the sensitive images, resumable after a kill at no further cost."""
 
-from functools import partial
+from __future__ import annotations
 
-from sfumato.diffusion.ema import ema_model
-from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune, save_log
-from sfumato.dpsgd.trainable import check_trained, choose_trainable, save_trained
-from sfumato.queries.saliency import read_ranking
-from sfumato.release.synthesizer import load_start, start_file
-from sfumato.runtime.compute import device
-from sfumato.settings.dpsgd import Finetune
-from sfumato.text_to_image.reference import load_codec
-from stages.runner import QueryRun
-from stages.screen import progress, say
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sfumato.settings.stage import QUERY, Stage
+from stages.pretrain import denoiser_work
+
+if TYPE_CHECKING:
+    from sfumato.planning.work import Work
+    from sfumato.settings.dpsgd import Finetune
+    from stages.runner import QueryRun
 
 GRADIENT_NORM = "max_grad_norm: the clipped gradient of one image"
 
 
 def finetune(run: QueryRun, settings: Finetune) -> None:
+    from sfumato.diffusion.ema import ema_model
+    from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune, save_log
+    from sfumato.dpsgd.trainable import check_trained, choose_trainable, save_trained
+    from sfumato.queries.saliency import read_ranking
+    from sfumato.release.synthesizer import load_start, start_file
+    from sfumato.runtime.compute import device
+    from sfumato.text_to_image.reference import load_codec
+    from stages.screen import progress, say
+
     plan = run.plan
     pretrain = run.path("pretrain")
 
@@ -39,3 +48,28 @@ def finetune(run: QueryRun, settings: Finetune) -> None:
     with run.releasing(charge) as directory:
         save_trained(model, settings.trainable, names, directory, start_file(pretrain))
         save_log(log, directory / "log.csv")
+
+
+def clipped_gradients(about: Work, query: str) -> float:
+    """Count the operations of a query by DP-SGD: a clipped gradient takes as long as four forward passes."""
+    return 4 * getattr(about.params, query).draws * about.seen(query) * about.network(query)
+
+
+def work(about: Work) -> float:
+    return clipped_gradients(about, "finetune")
+
+
+STAGE = Stage(
+    "finetune",
+    QUERY,
+    "Train the synthesizer, or the chosen part of it, on the sensitive images by DP-SGD.",
+    "sfumato.settings.dpsgd:Finetune",
+    finetune,
+    inputs=("pretrain", "saliency", "count"),
+    seeded=True,
+    network=True,
+    shows_epsilon=True,
+    several_labels=True,
+    network_work=denoiser_work,
+    work=work,
+)

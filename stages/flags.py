@@ -1,12 +1,17 @@
-"""Commands that take their options as one dataclass, in place of a parameter each."""
+"""Options that several commands share, and commands that take theirs as one dataclass."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+OutPath = Annotated[Path | None, typer.Option("--out", help="Directory to write. Default: artifacts/<stage>.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be read, written and charged, and stop.")]
+CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
 
 
 def flag(name: str) -> str:

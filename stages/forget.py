@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sfumato.errors import ConfigError
-from sfumato.settings.stages import CARD_PATH
+from sfumato.settings.stage import CARD_PATH
 from stages.screen import tell
 from stages.state import EVALUATION, dataset_of_project, state_dir
 

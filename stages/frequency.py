@@ -1,11 +1,66 @@
 """`stage frequency`: noisy joint Fourier embedding of images and labels (FETA-Pro Algorithm 1, DP-MERF)."""
 
-from sfumato.features.fourier import FourierFeatures
-from sfumato.settings.queries import Frequency
-from stages.feature_means import release_means
-from stages.runner import QueryRun
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sfumato.settings.stage import QUERY, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sfumato.data.cards import Card, PublicCard
+    from sfumato.planning.work import Work
+    from sfumato.settings.params import Params
+    from sfumato.settings.queries import Frequency
+    from stages.runner import QueryRun
 
 
 def frequency(run: QueryRun, settings: Frequency) -> None:
+    from sfumato.features.fourier import FourierFeatures
+    from stages.feature_means import release_means
+
     features = FourierFeatures(run.plan.shape, settings.features, settings.size, run.plan.seed)
     release_means(run, features, f"joint embedding: {settings.size} Fourier features by class", features.arguments)
+
+
+def network_work(about: Work, block: int) -> int:
+    from functools import partial
+
+    from sfumato.features.fourier import FourierFeatures
+    from sfumato.planning.work import operations_of
+
+    settings = about.params.frequency
+    channels, *sides = about.shape
+    blocks = channels, *(-(-side // block) for side in sides)
+    build = partial(FourierFeatures, about.shape, settings.features, settings.size, 0)
+    return operations_of(build, blocks)
+
+
+def work(about: Work) -> float:
+    return about.network("frequency") * about.seen("frequency")
+
+
+def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+    from sfumato.features import FEATURES, name_problems
+
+    chosen = params.frequency
+    yield from name_problems("frequency.features", [feature.map for feature in chosen.features], FEATURES)
+    number = sum(len(feature.length_scales) for feature in chosen.features)
+    if chosen.size < 2 * number:
+        yield f"frequency.size={chosen.size} is too small for {number} length-scales: expected at least {2 * number}"
+
+
+STAGE = Stage(
+    "frequency",
+    QUERY,
+    "Release the noisy mean of random Fourier features of all images, by class.",
+    "sfumato.settings.queries:Frequency",
+    frequency,
+    inputs=("count",),
+    seeded=True,
+    several_labels=True,
+    network_work=network_work,
+    work=work,
+    problems=problems,
+)

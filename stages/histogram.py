@@ -1,20 +1,31 @@
 """`stage histogram`: noisy votes of the sensitive images for the public classes."""
 
-import math
+from __future__ import annotations
 
-import numpy as np
+import math
+from typing import TYPE_CHECKING
 
 from sfumato.errors import ConfigError, DataError
-from sfumato.features.public_network import load_classifier
-from sfumato.queries.histogram import query_histogram
-from sfumato.runtime.compute import device
-from sfumato.settings.queries import Histogram
-from sfumato.storage.documents import read_json
-from sfumato.storage.files import write_json
-from stages.runner import QueryRun
+from sfumato.settings.stage import QUERY, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sfumato.data.cards import Card, PublicCard
+    from sfumato.settings.params import Params
+    from sfumato.settings.queries import Histogram
+    from stages.runner import QueryRun
 
 
 def histogram(run: QueryRun, settings: Histogram) -> None:
+    import numpy as np
+
+    from sfumato.features.public_network import load_classifier
+    from sfumato.queries.histogram import query_histogram
+    from sfumato.runtime.compute import device
+    from sfumato.storage.documents import read_json
+    from sfumato.storage.files import write_json
+
     trained = run.path("classifier")
     shape = run.plan.shape
     votes = settings.votes
@@ -35,3 +46,20 @@ def histogram(run: QueryRun, settings: Histogram) -> None:
         np.save(directory / "histogram.npy", noisy.numpy(), allow_pickle=False)
         content = {"public_classes": names, "votes": votes, "per_class": settings.per_class}
         write_json(directory / "histogram.json", content)
+
+
+def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+    votes = params.histogram.votes
+    if public is not None and votes > len(public.classes):
+        yield f"histogram.votes={votes} exceeds the number of public classes, {len(public.classes)}: lower it"
+
+
+STAGE = Stage(
+    "histogram",
+    QUERY,
+    "Release noisy votes of the sensitive images for the public classes.",
+    "sfumato.settings.queries:Histogram",
+    histogram,
+    inputs=("classifier",),
+    problems=problems,
+)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sfumato.errors import ConfigError
-from sfumato.settings.stages import LEDGER, LOCK
+from sfumato.settings.stage import LEDGER, LOCK
 from stages.dvc_lock import keep_copy
 from stages.screen import charges, delta_text, say, table_console, tell
 from stages.state import dataset_of_project, read_policy, state_dir

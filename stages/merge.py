@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sfumato.settings.stages import ARTIFACTS
+from sfumato.settings.stage import ARTIFACTS
 from stages.screen import say, tell
 
 PEOPLE_HELP = "Confirm that no person is among the images of two owners. Ledger, card and report quote this."

@@ -1,16 +1,35 @@
 """`stage moments`: noisy means of a public network's features and of their squares (DP-MEPF)."""
 
-from sfumato.features.projection import CLASSIFIER
-from sfumato.features.public_network import load_classifier
-from sfumato.queries.feature_means import SQUARES, moment_features
-from sfumato.settings.queries import Moments
-from stages.feature_means import release_means
-from stages.runner import QueryRun
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sfumato.settings.stage import QUERY, Stage
+
+if TYPE_CHECKING:
+    from sfumato.settings.queries import Moments
+    from stages.runner import QueryRun
 
 
 def moments(run: QueryRun, settings: Moments) -> None:
+    from sfumato.features.projection import CLASSIFIER
+    from sfumato.features.public_network import load_classifier
+    from sfumato.queries.feature_means import SQUARES, moment_features
+    from stages.feature_means import release_means
+
     network = load_classifier(run.path("classifier"))
     about = {"feature": CLASSIFIER, "squares": SQUARES}
     features = moment_features(network)
     released = f"means of {features.size} features of a public network, their squares among them, by class"
     release_means(run, features, released, about, cache=about, network=network)
+
+
+STAGE = Stage(
+    "moments",
+    QUERY,
+    "Release the noisy means of a public network's features of all images, and of their squares, by class.",
+    "sfumato.settings.queries:Moments",
+    moments,
+    inputs=("classifier", "count"),
+    several_labels=True,
+)

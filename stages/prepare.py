@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from sfumato.settings.stages import CARD_PATH, PUBLIC, RECIPES
+from sfumato.settings.stage import CARD_PATH, PUBLIC, RECIPES
 from sfumato.storage.in_use import use_until_the_end
+from stages.flags import CardPath
 from stages.plan import ParamsPath
-from stages.runner import CardPath
 from stages.screen import tell
 from stages.state import state_dir
 

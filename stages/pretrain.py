@@ -1,23 +1,36 @@
 """`stage pretrain`: warm the synthesizer up on what was released and on public images, phase by phase."""
 
-import torch
+from __future__ import annotations
 
-from sfumato.data.lineage import lineage
-from sfumato.diffusion.ema import ema_model
-from sfumato.diffusion.unet import UNet, drop_extra_classes
-from sfumato.runtime.compute import device
-from sfumato.settings.training import Pretrain
-from sfumato.storage.png import save_png, to_grid
-from sfumato.text_to_image.directory import locate
-from sfumato.text_to_image.reference import save_reference
-from sfumato.training.curriculum import warm_up
-from sfumato.training.training_sets import training_sets
-from stages.runner import StageRun
-from stages.screen import progress, say
-from stages.state import state_dir
+from typing import TYPE_CHECKING
+
+from sfumato.settings.stage import FREE, Stage, one_label_only
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sfumato.data.cards import Card, PublicCard
+    from sfumato.planning.work import Work
+    from sfumato.settings.params import Params
+    from sfumato.settings.training import Pretrain
+    from stages.runner import StageRun
 
 
 def pretrain(run: StageRun, settings: Pretrain) -> None:
+    import torch
+
+    from sfumato.data.lineage import lineage
+    from sfumato.diffusion.ema import ema_model
+    from sfumato.diffusion.unet import UNet, drop_extra_classes
+    from sfumato.runtime.compute import device
+    from sfumato.storage.png import save_png, to_grid
+    from sfumato.text_to_image.directory import locate
+    from sfumato.text_to_image.reference import save_reference
+    from sfumato.training.curriculum import warm_up
+    from sfumato.training.training_sets import training_sets
+    from stages.screen import progress, say
+    from stages.state import state_dir
+
     plan = run.plan
     classes = plan.classes
     if plan.network.directory is not None:  # a public text-to-image model
@@ -41,3 +54,61 @@ def pretrain(run: StageRun, settings: Pretrain) -> None:
             images, _ = sources["central"]
             assert isinstance(images, torch.Tensor)  # as `load_central` gives them
             save_png(directory / "central.png", to_grid(images, len(classes)))
+
+
+def denoiser_work(about: Work, block: int) -> int:
+    """Count the operations of the diffusion model on one image."""
+    from functools import partial
+
+    import torch
+
+    from sfumato.diffusion.unet import UNet
+    from sfumato.planning.work import operations_of
+
+    channels, height, width = about.shape
+    build = partial(UNet, (height, width), channels, about.classes, **about.params.model.network())
+    return operations_of(build, about.shape, (), torch.zeros(1, dtype=torch.int64))
+
+
+def work(about: Work) -> float:
+    from sfumato.planning.work import TRAINING
+
+    # a perturbed step takes two passes
+    passes = sum(phase.steps * phase.batch * (1 + bool(phase.amp)) for phase in about.params.pretrain.phases)
+    return TRAINING * passes * about.network("pretrain")
+
+
+def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+    """Yield mismatches of a public model; raise ConfigError if a network cannot be built for the images."""
+    from sfumato.release.synthesizer import outline
+    from sfumato.settings.data import SEVERAL
+    from sfumato.text_to_image.reference import class_prompts
+
+    model = params.model
+    if model.directory is None:
+        outline(model, card.shape, len(card.classes))
+        return
+    if card.labels == SEVERAL:
+        yield one_label_only("model.directory")
+    if params.pretrain.phases:
+        remedy = "Set pretrain.phases: [], or use one of the recipes dp-sapf, dp-lora, dp-ldm, dp-finetune"
+        yield f"model.directory={model.directory}: a public model has no warm-up. {remedy}"
+    class_prompts(model, card.dataset_id, card.classes)
+
+
+STAGE = Stage(
+    "pretrain",
+    FREE,
+    "Train the diffusion model on central, auxiliary and public images, in the order of its curriculum.",
+    "sfumato.settings.training:Pretrain",
+    pretrain,
+    inputs=("central", "frequency", "auxiliary", "refine", "evolve", "select", "public", "count"),
+    seeded=True,
+    network=True,
+    shared=True,
+    revision=2,
+    several_labels=True,
+    network_work=denoiser_work,
+    work=work,
+    problems=problems,
+)

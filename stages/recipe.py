@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sfumato.settings.stages import RECIPES
+from sfumato.settings.stage import RECIPES
 from stages.plan import ParamsPath
 from stages.screen import table_console
 

@@ -1,18 +1,30 @@
 """`stage refine`: the generator, fitted further to the embeddings and to what the teacher sees, which labels it."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from sfumato.features.teacher_network import load_teacher, relabelled
-from sfumato.generators.one_step import fit_generator, load_generator, save_drawing
-from sfumato.queries.feature_means import load_means
-from sfumato.runtime.compute import device
-from sfumato.settings.training import Refine
-from stages.runner import StageRun
-from stages.screen import progress
+from sfumato.settings.stage import FREE, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sfumato.data.cards import Card, PublicCard
+    from sfumato.planning.work import Work
+    from sfumato.settings.params import Params
+    from sfumato.settings.training import Refine
+    from stages.runner import StageRun
 
 
 def refine(run: StageRun, settings: Refine) -> None:
+    from sfumato.features.teacher_network import load_teacher, relabelled
+    from sfumato.generators.one_step import fit_generator, load_generator, save_drawing
+    from sfumato.queries.feature_means import load_means
+    from sfumato.runtime.compute import device
+    from stages.screen import progress
+
     plan = run.plan
     teacher = load_teacher(run.path("teacher")).to(device())
     releases = [load_means("frequency", run.path("frequency"), plan=plan)]
@@ -27,3 +39,34 @@ def refine(run: StageRun, settings: Refine) -> None:
     with run.writing() as directory:
         label = partial(relabelled, teacher)
         save_drawing(generator, settings.images, priors, plan.classes, plan.seed + 3, directory, label)
+
+
+def work(about: Work) -> float:
+    from sfumato.planning.work import TRAINING
+
+    settings = about.params.refine
+    cost = about.network("auxiliary") + about.network("frequency") + about.network("teacher")
+    if about.params.runs("embedding"):
+        cost += about.network("embedding") + about.network("teacher")
+    return TRAINING * settings.steps * settings.batch * cost
+
+
+def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+    if params.auxiliary.target == "covariance":
+        yield "refine requires a network, and auxiliary.target=covariance has none: remove refine, or change the target"
+
+
+STAGE = Stage(
+    "refine",
+    FREE,
+    "Fit the generator further, to the embeddings and the teacher's labels, and draw images from it.",
+    "sfumato.settings.training:Refine",
+    refine,
+    inputs=("auxiliary", "frequency", "embedding", "teacher", "count"),
+    optional=("count", "embedding"),
+    seeded=True,
+    revision=2,
+    gives="generator",
+    work=work,
+    problems=problems,
+)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sfumato.errors import ConfigError, DataError, explained
-from sfumato.settings.stages import ARTIFACTS
+from sfumato.settings.stage import ARTIFACTS
 
 app = typer.Typer(no_args_is_help=True, help="Inspect released pictures.")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sfumato.errors import ConfigError
-from sfumato.settings.stages import ARTIFACTS, LEDGER
+from sfumato.settings.stage import ARTIFACTS, LEDGER
 from sfumato.storage.artifacts import check_out, read_artifact, writing
 from sfumato.storage.files import write_local
 from sfumato.storage.in_use import use_until_the_end

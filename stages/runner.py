@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from sfumato.errors import ConfigError, SfumatoError
-from sfumato.settings.stages import ARTIFACTS, CARD_PATH, PLAN, PUBLIC, QUERIES, RECIPES, STAGES, Kind, Stage
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH, PLAN, PUBLIC, RECIPES, Kind, Stage
+from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import (
     PRIVACY,
     Artifact,
@@ -34,6 +34,7 @@ from sfumato.storage.files import check_writable, copy_directory
 from sfumato.storage.locks import file_lock, holding
 from stages import launch
 from stages.dvc_lock import keep_copy
+from stages.flags import DryRun, OutPath
 from stages.screen import progress, say
 from stages.state import PREVIEW, read_policy, state_dir
 
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
     from sfumato.privacy.resolved import QueryPlan, StagePlan
     from sfumato.queries.count import PublicCounts
 
-OutPath = Annotated[Path | None, typer.Option("--out", help="Directory to write. Default: artifacts/<stage>.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be read, written and charged, and stop.")]
-CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensitive set.")]
 COPYING = "copying.lock"  # in a run's directory: its release is being copied to an artifact
 
 
@@ -95,11 +93,10 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
         from sfumato.planning.estimate import timed
 
         remembered = timed(state_dir(), plan)
-    work = getattr(import_module(f"stages.{stage.name}"), stage.name)
     kind = QueryRun if stage.kind is Kind.QUERY else StageRun
     try:
         with remembered:
-            work(kind(plan=plan, inputs=inputs, out=out), plan.settings.on_this_machine())  # type: ignore[arg-type]
+            stage.run(kind(plan=plan, inputs=inputs, out=out), plan.settings.on_this_machine())  # type: ignore[arg-type]
         if stage.gives == "generator":
             from sfumato.data.images import load_images
             from sfumato.release.release import save_preview

@@ -1,16 +1,27 @@
 """`stage saliency`: noisy gradient norms of the weight matrices, and the matrices to train."""
 
-from sfumato.dpsgd.run import Gradients
-from sfumato.dpsgd.trainable import candidates
-from sfumato.queries.saliency import query_saliency, rank_candidates, save_ranking
-from sfumato.release.synthesizer import load_start
-from sfumato.runtime.compute import device
-from sfumato.settings.dpsgd import Saliency
-from sfumato.text_to_image.reference import load_codec
-from stages.runner import QueryRun
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sfumato.settings.stage import QUERY, Stage
+from stages.finetune import clipped_gradients
+from stages.pretrain import denoiser_work
+
+if TYPE_CHECKING:
+    from sfumato.planning.work import Work
+    from sfumato.settings.dpsgd import Saliency
+    from stages.runner import QueryRun
 
 
 def saliency(run: QueryRun, settings: Saliency) -> None:
+    from sfumato.dpsgd.run import Gradients
+    from sfumato.dpsgd.trainable import candidates
+    from sfumato.queries.saliency import query_saliency, rank_candidates, save_ranking
+    from sfumato.release.synthesizer import load_start
+    from sfumato.runtime.compute import device
+    from sfumato.text_to_image.reference import load_codec
+
     pretrain = run.path("pretrain")
     model = load_start(pretrain)
     latents = run.latents(model.encoder, "latents", lambda: load_codec(pretrain, device()).encode)
@@ -30,3 +41,20 @@ def saliency(run: QueryRun, settings: Saliency) -> None:
     rows = rank_candidates(vectors, noise_std)
     with run.releasing(charge) as directory:
         save_ranking(rows, noise_std, directory)
+
+
+def work(about: Work) -> float:
+    return clipped_gradients(about, "saliency")
+
+
+STAGE = Stage(
+    "saliency",
+    QUERY,
+    "Release noisy gradient norms of the weight matrices, of which `finetune` trains the most salient.",
+    "sfumato.settings.dpsgd:Saliency",
+    saliency,
+    inputs=("pretrain", "count"),
+    network=True,
+    network_work=denoiser_work,
+    work=work,
+)

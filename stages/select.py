@@ -1,14 +1,27 @@
 """`stage select`: the public images that the warm-up sees, by the noisy votes for their classes or by the teacher."""
 
-from sfumato.data.store import load_public
-from sfumato.features.teacher_network import classify, load_teacher
-from sfumato.runtime.compute import device
-from sfumato.settings.training import Select
-from sfumato.training.selection import read_votes, relabel, save_selection, save_surest, select_public, surest
-from stages.runner import StageRun
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sfumato.settings.stage import FREE, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sfumato.data.cards import Card, PublicCard
+    from sfumato.planning.work import Work
+    from sfumato.settings.params import Params
+    from sfumato.settings.training import Select
+    from stages.runner import StageRun
 
 
 def select(run: StageRun, settings: Select) -> None:
+    from sfumato.data.store import load_public
+    from sfumato.features.teacher_network import classify, load_teacher
+    from sfumato.runtime.compute import device
+    from sfumato.training.selection import read_votes, relabel, save_selection, save_surest, select_public, surest
+
     images = load_public(run.path("public"), run.plan.shape)
     classes = run.plan.classes
     if settings.by == "teacher":
@@ -26,3 +39,45 @@ def select(run: StageRun, settings: Select) -> None:
     indices, labels = relabel(images.labels, kept, len(images.classes), per_class)
     with run.writing() as directory:
         save_selection(directory, images, kept, indices, labels, classes if per_class else None)
+
+
+def work(about: Work) -> float:
+    return about.network("teacher") * about.public_images * (about.params.select.by == "teacher")
+
+
+def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+    from sfumato.training.selection import number_to_keep
+
+    chosen = params.select
+    if chosen.by == "votes" and chosen.ratio < 1 and not params.runs("histogram"):
+        remedy = "Add histogram to run, or set select.ratio: 1"
+        yield f"recipe={params.recipe!r}: select.ratio below 1 requires histogram. {remedy}"
+    if public is None:
+        return
+    sensitive = len(card.classes)
+    classes = len(public.classes)
+    if chosen.by == "teacher":
+        if not sensitive <= chosen.images <= public.images:
+            remedy = f"set it between {sensitive} and {public.images}"
+            yield f"select.images={chosen.images} of {public.images} public images in {sensitive} classes: {remedy}"
+    elif params.runs("histogram") and params.histogram.per_class:
+        kept = number_to_keep(chosen, classes)
+        remedy = f"select.ratio must be at least {sensitive / classes:.4g}"
+        if classes < sensitive:
+            remedy = "use another public set, or histogram.per_class: false"
+        if kept < sensitive:
+            needs = f"but each of the {sensitive} sensitive ones needs its own: {remedy}"
+            yield f"select.ratio={chosen.ratio:g} keeps {kept} of {classes} public classes, {needs}"
+
+
+STAGE = Stage(
+    "select",
+    FREE,
+    "Keep the public classes with the most votes, or the images that the teacher labels with most confidence.",
+    "sfumato.settings.training:Select",
+    select,
+    inputs=("histogram", "teacher", "public"),
+    optional=("histogram",),
+    work=work,
+    problems=problems,
+)

@@ -13,7 +13,8 @@ import typer
 
 from sfumato.errors import UNREADABLE, ConfigError, SfumatoError, explained
 from sfumato.planning.running import holders
-from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER, PLAN, PROPOSAL, RECIPES, STAGES
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, PLAN, PROPOSAL, RECIPES
+from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import read_json
 from stages.report import METRICS_FILE, PAGES
 from stages.runner import standing

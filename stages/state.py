@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.errors import ConfigError, DataError, explained
-from sfumato.settings.stages import ARTIFACTS, CARD_PATH, PLAN, PUBLIC, RECIPES
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH, PLAN, PUBLIC, RECIPES
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.state_directory import in_git
 from sfumato.storage.state_directory import state_dir as state_dir  # for the commands

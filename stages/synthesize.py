@@ -1,32 +1,42 @@
 """`stage synthesize`: the release — images and labels drawn from the models that the privacy budget bought."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
+from sfumato.settings.stage import FREE, Stage, one_label_only
 
-from sfumato.data.images import ImageSet, load_array
-from sfumato.data.store import load_public
-from sfumato.data.tables import check_parquet
-from sfumato.evaluation.mixture import JUDGES, WITH, WITHOUT, agreement, chosen_mixture, judges
-from sfumato.features.teacher_network import TeacherNetwork, guide_by, load_teacher
-from sfumato.queries.feature_means import load_means
-from sfumato.release.exports import PUBLIC_SOURCE
-from sfumato.release.herding import draw_herded
-from sfumato.release.release import save_release
-from sfumato.release.synthesis import Drawn, draw_mixture
-from sfumato.release.variation import Varied, beside_public, vary
-from sfumato.runtime.compute import device
-from sfumato.settings.release import Synthesize
-from sfumato.storage.artifacts import declared_apart, merge_records
-from stages.runner import StageRun
-from stages.screen import progress
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    import numpy as np
+
+    from sfumato.data.cards import Card, PublicCard
+    from sfumato.features.teacher_network import TeacherNetwork
+    from sfumato.planning.work import Work
+    from sfumato.release.synthesis import Drawn
+    from sfumato.release.variation import Varied
+    from sfumato.settings.params import Params
+    from sfumato.settings.release import Synthesize
+    from stages.runner import StageRun
 
 
 def synthesize(run: StageRun, settings: Synthesize) -> None:
+    from sfumato.data.tables import check_parquet
+    from sfumato.features.teacher_network import guide_by, load_teacher
+    from sfumato.queries.feature_means import load_means
+    from sfumato.release.exports import PUBLIC_SOURCE
+    from sfumato.release.herding import draw_herded
+    from sfumato.release.release import save_release
+    from sfumato.release.synthesis import draw_mixture
+    from sfumato.release.variation import vary
+    from sfumato.runtime.compute import device
+    from sfumato.storage.artifacts import declared_apart, merge_records
+    from stages.screen import progress
+
     plan = run.plan
     if "parquet" in settings.export:
         check_parquet()  # before anything slow
@@ -57,6 +67,15 @@ def choose(
     run: StageRun, settings: Synthesize, drawn: Callable[..., Drawn], teacher: TeacherNetwork
 ) -> tuple[Varied, np.ndarray]:
     """The mixture that is released, and the source of each of its images in any order."""
+    import numpy as np
+    import torch
+
+    from sfumato.data.images import ImageSet, load_array
+    from sfumato.data.store import load_public
+    from sfumato.evaluation.mixture import JUDGES, WITH, WITHOUT, agreement, chosen_mixture, judges
+    from sfumato.release.exports import PUBLIC_SOURCE
+    from sfumato.release.variation import beside_public, vary
+
     plan = run.plan
     weights: dict[Any, float] = dict(settings.sources)
     ratio = weights.pop(PUBLIC_SOURCE) / sum(weights.values())
@@ -77,3 +96,68 @@ def choose(
     if name == WITH:
         sources = np.concatenate([sources[::every], np.repeat(PUBLIC_SOURCE, len(chosen))])
     return replace(made[name], mixture={"chosen": name, "agreement": agreements}), sources
+
+
+def work(about: Work) -> float:
+    """Return the images to draw times the operations of one image, on average."""
+    from sfumato.planning.work import WRITTEN
+    from sfumato.release.herding import COMPARED_CELLS, TOGETHER
+
+    settings = about.params.synthesize
+    evaluations = (2 * settings.steps - 1) * (1 + (settings.guidance > 0))  # of Heun's solver
+    cost = 0.0
+    if settings.reads("teacher"):
+        cost += about.network("teacher") * (1 + settings.distorted + settings.mixed)
+    if settings.herding > 1:
+        seen = about.network("frequency") + about.network("teacher") * settings.relabel
+        compared = COMPARED_CELLS * min(settings.herding * settings.count / about.classes, TOGETHER)
+        cost += settings.herding * seen + WRITTEN / 2 * compared  # read: half as long
+    for source, weight in settings.sources.items():
+        share = weight / sum(settings.sources.values())
+        if source in ("auxiliary", "refine"):
+            cost += share * about.network("auxiliary") * settings.herding
+        elif source in ("finetune", "pretrain"):
+            cost += share * about.network(source) * evaluations * settings.herding
+    return settings.count * cost
+
+
+def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+    from sfumato.settings.data import SEVERAL
+
+    made = params.synthesize
+    varied = made.labels == "uniform" or made.distorted + made.mixed + made.teacher_guidance > 0 or made.herding > 1
+    if card.labels == SEVERAL and varied:
+        yield one_label_only("synthesize.labels: uniform, distorted, mixed, herding or teacher_guidance")
+    if made.teacher_guidance > 0:
+        if not {"pretrain", "finetune"} & set(made.sources):
+            yield "synthesize.teacher_guidance requires a diffusion model in synthesize.sources: add one, or remove it"
+        elif params.model.directory is not None:
+            yield "synthesize.teacher_guidance does not apply to a public model, which draws latents: remove it"
+    if made.choose and not ("select" in made.sources and len(made.sources) > 1 and made.labels == "uniform"):
+        yield "synthesize.choose requires select and another stage in synthesize.sources, and labels: uniform: set them"
+    if made.herding > 1 and "select" in made.sources and not made.choose:
+        yield "synthesize.herding chooses among drawn images, and select provides public ones: remove one of them"
+    labelled = params.select.by == "teacher" or (params.runs("histogram") and params.histogram.per_class)
+    if "select" in made.sources and not labelled:
+        remedy = "set select.by: teacher, or histogram.per_class: true"
+        yield f"synthesize.sources contains select, whose images would keep their public labels: {remedy}"
+
+
+STAGE = Stage(
+    "synthesize",
+    FREE,
+    "Draw the synthetic set, which may be shared.",
+    "sfumato.settings.release:Synthesize",
+    synthesize,
+    inputs=(
+        *("finetune", "pretrain", "refine", "auxiliary", "evolve", "adversarial", "select"),
+        *("public", "frequency", "teacher", "count"),
+    ),
+    seeded=True,
+    owned=True,
+    shared=True,
+    revision=3,
+    several_labels=True,
+    work=work,
+    problems=problems,
+)

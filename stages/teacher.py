@@ -1,24 +1,37 @@
 """`stage teacher`: a linear classifier on public features, by noisy gradient steps."""
 
-from sfumato.data.images import load_images
-from sfumato.data.lineage import refuse_private_network
-from sfumato.data.store import load_public
-from sfumato.features.public_network import load_classifier
-from sfumato.features.teacher_network import TeacherNetwork, fit_features, save_teacher
-from sfumato.queries.feature_means import encoder_of
-from sfumato.queries.teacher import query_teacher
-from sfumato.release.teacher import write_card
-from sfumato.runtime import distributed
-from sfumato.runtime.compute import device
-from sfumato.settings.queries import Teacher
-from sfumato.storage.artifacts import merge_records
-from stages.feature_means import encoded
-from stages.runner import QueryRun
-from stages.screen import progress
-from stages.state import state_dir
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sfumato.settings.stage import QUERY, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sfumato.data.cards import Card, PublicCard
+    from sfumato.planning.work import Work
+    from sfumato.settings.params import Params
+    from sfumato.settings.queries import Teacher
+    from stages.runner import QueryRun
 
 
 def teacher(run: QueryRun, settings: Teacher) -> None:
+    from sfumato.data.images import load_images
+    from sfumato.data.lineage import refuse_private_network
+    from sfumato.data.store import load_public
+    from sfumato.features.public_network import load_classifier
+    from sfumato.features.teacher_network import TeacherNetwork, fit_features, save_teacher
+    from sfumato.queries.feature_means import encoder_of
+    from sfumato.queries.teacher import query_teacher
+    from sfumato.release.teacher import write_card
+    from sfumato.runtime import distributed
+    from sfumato.runtime.compute import device
+    from sfumato.storage.artifacts import merge_records
+    from stages.feature_means import encoded
+    from stages.screen import progress
+    from stages.state import state_dir
+
     plan = run.plan
     network = load_classifier(run.path("classifier")) if settings.reads("classifier") else None
     names = [part.map for part in settings.maps]
@@ -45,3 +58,53 @@ def teacher(run: QueryRun, settings: Teacher) -> None:
     with run.releasing(charge) as directory:
         save_teacher(TeacherNetwork.of(features, weights, offsets), directory)
         write_card(directory, plan, merge_records(list(run.inputs.values()), [charge.record]))
+
+
+def network_work(about: Work, block: int) -> int:
+    from functools import partial
+
+    from sfumato.features.projection import ProjectedFeatures
+    from sfumato.planning.work import PUBLIC_CLASSES, operations_of
+
+    settings = about.params.teacher
+    network = settings.network and settings.network.arguments()
+    if settings.reads("classifier"):
+        trained = about.params.classifier.model_dump(include={"network", "width"})
+        network = {**trained, "shape": about.shape, "classes": PUBLIC_CLASSES}
+    features = settings.features or settings.feature, about.shape, settings.dimension
+    return operations_of(partial(ProjectedFeatures, *features, network, settings.flip), about.shape)
+
+
+def work(about: Work) -> float:
+    from sfumato.features.teacher_network import FITTED
+
+    looked_at = FITTED + about.params.privacy.size
+    rows = about.params.teacher.dimension * about.row * about.seen("teacher")
+    return about.network("teacher") * looked_at + rows
+
+
+def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+    from sfumato.features import FEATURES, name_problems
+    from sfumato.features.own_network import OWN
+    from sfumato.features.projection import CLASSIFIER
+
+    maps = params.teacher.maps
+    yield from name_problems("teacher.feature", [part.map for part in maps], (CLASSIFIER, *FEATURES, OWN))
+    for part in maps:
+        if part.network is not None and not part.network.declared_public:
+            yield f"teacher: {part.network.path}: set its declared_public: true if no sensitive image trained it"
+
+
+STAGE = Stage(
+    "teacher",
+    QUERY,
+    "Release a linear classifier on public features, by noisy gradient steps.",
+    "sfumato.settings.queries:Teacher",
+    teacher,
+    inputs=("classifier", "auxiliary", "public", "count"),
+    seeded=True,
+    several_labels=True,
+    network_work=network_work,
+    work=work,
+    problems=problems,
+)

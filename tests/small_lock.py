@@ -7,7 +7,8 @@ import yaml
 
 from sfumato.evaluation.comparison import directory_hash
 from sfumato.privacy.check import empty_artifact_md5, md5_of
-from sfumato.settings.stages import LOCK, dvc_stages
+from sfumato.settings.stage import LOCK
+from sfumato.settings.stages import dvc_stages
 
 
 def locked(path: Path, off: Collection[str] = ()) -> dict:

@@ -57,7 +57,8 @@ from sfumato.queries.feature_means import LENGTH_SCALES, moment_features, save_m
 from sfumato.settings.baselines import Adversarial
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.queries import FeatureMap
-from sfumato.settings.stages import STAGES, Kind
+from sfumato.settings.stage import Kind
+from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Model
 from sfumato.storage.artifacts import Artifact, read_artifact, write_empty, writing
 from sfumato.storage.files import write_json

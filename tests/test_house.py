@@ -16,7 +16,8 @@ from sfumato.planning.project_files import dvc_text
 from sfumato.settings.fields import Settings
 from sfumato.settings.noise import QuerySettings
 from sfumato.settings.params import Params
-from sfumato.settings.stages import QUERIES, RECIPES, STAGES, Kind, dvc_stages
+from sfumato.settings.stage import RECIPES, Kind
+from sfumato.settings.stages import QUERIES, STAGES, dvc_stages
 
 ROOT = Path(__file__).resolve().parent.parent
 # Each folder or module may import those before it. A new one gets its place here.
@@ -194,7 +195,7 @@ def test_nothing_in_a_file_is_run():
     pickled = ["sfumato/evaluation/extractors.py", "sfumato/features/efficientnet_lite.py"]  # of a known sha256
     assert [name for name, text in texts.items() if "torch.load(" in text] == pickled
     by_name = [name for name, text in texts.items() if "import_module(" in text]
-    assert by_name == ["sfumato/__init__.py", "stages/runner.py"]
+    assert by_name == ["sfumato/__init__.py", "sfumato/settings/stages.py"]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +256,7 @@ def test_no_sensitive_path_is_ever_dvc_s():
 def test_every_stage_has_its_settings_its_function_and_inputs_that_come_before_it(name):
     stage = STAGES[name]
     assert issubclass(stage.settings, QuerySettings) == (stage.kind is Kind.QUERY)
-    assert callable(getattr(importlib.import_module(f"stages.{name}"), name))
+    assert stage.run is getattr(importlib.import_module(f"stages.{name}"), name)
     before = list(STAGES)[: list(STAGES).index(name)]
     assert set(stage.upstream) <= set(before)
     assert set(STAGES) == {key for key, field in Params.model_fields.items() if isinstance(field.default, Settings)}
@@ -269,9 +270,9 @@ def test_recipes_name_their_stages_in_the_order_of_the_table():
 
 @pytest.mark.parametrize("name", list(STAGES))
 def test_stage_modules_are_thin(name):
-    """They name what they read, call the library and save: a function, and perhaps one beside it."""
+    """They name what they read, call the library and save, and declare their time and what does not fit."""
     tree = ast.parse((ROOT / "stages" / f"{name}.py").read_text())
-    assert sum(isinstance(node, ast.FunctionDef) for node in ast.walk(tree)) <= 2
+    assert sum(isinstance(node, ast.FunctionDef) for node in ast.walk(tree)) <= 4
     assert not any(isinstance(node, ast.ClassDef) for node in ast.walk(tree))
 
 
@@ -413,7 +414,7 @@ def test_lines_do_not_become_denser():
     for tree in TREES.values():
         for name, value in constants_of(tree):
             values.setdefault(name, set()).add(value)
-    doubled = [name for name, found in values.items() if len(found) > 1]
+    doubled = [name for name, found in values.items() if len(found) > 1 and name != "STAGE"]
     counts = {
         "ternaries": sum(isinstance(node, ast.IfExp) for node in nodes),
         "packed assignments": sum(

@@ -15,7 +15,7 @@ from sfumato.privacy.check import check_ledger, folder_md5, md5_of
 from sfumato.privacy.ledger import KEYS, read_ledger
 from sfumato.privacy.resolved import StagePlan
 from sfumato.settings.evaluate import Evaluate
-from sfumato.settings.stages import LEDGER
+from sfumato.settings.stage import LEDGER
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
 

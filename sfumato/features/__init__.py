@@ -4,19 +4,21 @@ A map takes (B, C, H, W) float32 in [0, 1] to (B, d), differentiably, and was ma
 only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor, nn
 
 from sfumato.data.images import Shape
 from sfumato.features.colour_histogram import ColourHistogram
-from sfumato.features.efficientnet_lite import MIDDLE, imagenet_network
+from sfumato.features.efficientnet_lite import INSTALL, MIDDLE, PACKAGE, imagenet_network
 from sfumato.features.own_network import OwnFeatures
 from sfumato.features.patches import Patches
 from sfumato.features.scattering import DeepScattering, Moduli, Pixels, Scattering
 from sfumato.features.tangent import Tangent
+from sfumato.settings.stage import unknown_name
 
 # name -> constructor of the map for images of a shape (C, H, W)
 FEATURES: dict[str, Callable[[Shape], nn.Module]] = {
@@ -30,6 +32,15 @@ FEATURES: dict[str, Callable[[Shape], nn.Module]] = {
     "imagenet": lambda _: OwnFeatures(imagenet_network()),
     "imagenet-middle": lambda _: OwnFeatures(imagenet_network(side=128), MIDDLE),
 }
+
+
+def name_problems(key: str, names: Iterable[str], known: Collection[str]) -> Iterator[str]:
+    """Yield the feature maps of a setting that do not exist, or whose weights are not installed."""
+    for name in names:
+        if name not in known:
+            yield unknown_name(key, name, known)
+        if name.startswith("imagenet") and find_spec(PACKAGE) is None:
+            yield f"{key} names {name}, whose weights are not installed: {INSTALL}"
 
 
 @dataclass(frozen=True)

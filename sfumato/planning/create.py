@@ -22,7 +22,7 @@ from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data
 from sfumato.settings.fields import Size, both_sides, by
 from sfumato.settings.options import InitOptions
 from sfumato.settings.params import Params
-from sfumato.settings.stages import PROPOSAL
+from sfumato.settings.stage import PROPOSAL
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import write_local
 

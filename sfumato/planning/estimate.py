@@ -7,210 +7,34 @@ queries depend on sensitive draws: they are not kept.
 """
 
 import json
-import math
 import platform
 import time
 import timeit
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch import nn
 
 from sfumato.data.images import Shape
-from sfumato.diffusion.unet import UNet
 from sfumato.errors import UNREADABLE
-from sfumato.evaluation.classifiers import build_classifier
-from sfumato.evaluation.downstream import schedule_of
 from sfumato.features.batch_invariant import one_thread
-from sfumato.features.fourier import FourierFeatures
-from sfumato.features.projection import ProjectedFeatures
-from sfumato.features.public_network import build_network
-from sfumato.features.teacher_network import FITTED
-from sfumato.generators.one_step import block_of_steps, new_generator
+from sfumato.planning.work import Work, operations_of
 from sfumato.privacy.resolved import StagePlan
-from sfumato.queries.feature_means import LEARNED
-from sfumato.release.herding import COMPARED_CELLS, TOGETHER
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import THREADS, device, fast_bfloat16
-from sfumato.settings.evaluate import Evaluate
 from sfumato.settings.params import Params
-from sfumato.settings.release import Synthesize
-from sfumato.settings.stages import QUERIES, STAGES
+from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
-from sfumato.training.supervised import Schedule
 
 DURATIONS = Path("cache") / "durations.json"  # below the state directory
 FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # commands that the plan does not resolve
 START = 8.0  # seconds that DVC, imports and the files of an artifact add to a stage
-WRITTEN = 80  # operations that take as long as writing a number
-CALL = 40_000  # and as the call of an operator
-TRAINING = 3  # forward passes that take as long as a step of a training
-PUBLIC_CLASSES = 100  # of a public set that is not prepared yet
-
-_counted: dict[str, int] = {}
-
-
-class Count(TorchDispatchMode):
-    """Counts the operations of convolutions and matrix products, and what takes as long as so many of them."""
-
-    operations = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.operations += CALL
-        if not func.is_view:
-            self.operations += WRITTEN * sum(one.numel() for one in tree_leaves(out) if isinstance(one, Tensor))
-        if (count := flop_registry.get(func._overloadpacket)) is not None:
-            self.operations += count(*args, **(kwargs or {}), out_val=out)
-        return out
-
-
-def operations_of(build: Callable[[], nn.Module], *inputs: Any) -> int:
-    """The operations of a forward pass of the network that `build` makes, on one image.
-
-    inputs: of the pass; a tuple is the shape of a blank tensor.
-    """
-    key = repr((build, inputs))
-    if key not in _counted:
-        network = build().eval()
-        blank = [torch.zeros(1, *each) if isinstance(each, tuple) else each for each in inputs]
-        with torch.no_grad(), Count() as count:
-            network(*blank)
-        _counted[key] = count.operations
-    return _counted[key]
-
-
-@dataclass(frozen=True)
-class Work:
-    """What decides the work of the stages. public_images: how many there are."""
-
-    params: Params
-    shape: Shape
-    classes: int
-    public_images: int = 0
-
-    def network(self, stage: str, block: int = 1) -> int:
-        """Operations of one image in the network that a stage makes. block: so many pixels a side are one, or drawn."""
-        shape = self.shape
-        label = torch.zeros(1, dtype=torch.int64)
-        settings = getattr(self.params, stage)
-        match stage:
-            case "frequency":
-                blocks = shape[0], *(-(-side // block) for side in shape[1:])
-                return operations_of(partial(FourierFeatures, shape, settings.features, settings.size, 0), blocks)
-            case "auxiliary":
-                sizes = self.classes, settings.latent, settings.width
-                return operations_of(partial(new_generator, shape, *sizes, 0), (settings.latent,), label, block)
-            case "classifier":
-                build = partial(build_network, settings.network, shape, PUBLIC_CLASSES, settings.width)
-                return operations_of(build, shape)
-            case "teacher":
-                network = settings.network and settings.network.arguments()
-                if settings.reads("classifier"):
-                    trained = self.params.classifier.model_dump(include={"network", "width"})
-                    network = {**trained, "shape": shape, "classes": PUBLIC_CLASSES}
-                about = settings.features or settings.feature, shape, settings.dimension
-                return operations_of(partial(ProjectedFeatures, *about, network, settings.flip), shape)
-            case "embedding":
-                return operations_of(partial(build_network, LEARNED.network, shape, self.classes, LEARNED.width), shape)
-        network = partial(UNet, shape[1:], shape[0], self.classes, **self.params.model.network())
-        return operations_of(network, shape, (), label)
-
-    def of(self, name: str) -> float | None:
-        """Operations of a stage; None if its time is unknown until it ran: of a public model, and without a case.
-
-        A query that has no case looks once at each image that it draws.
-        """
-        settings = getattr(self.params, name)
-        size = self.params.privacy.size
-        if self.params.model.directory is not None and (STAGES[name].network or name == "synthesize"):
-            return None
-        number = 4 * (self.classes + WRITTEN)  # of a row, which is clipped and added to the sum of its class
-        seen = 0.0  # by a query: images of all draws together
-        if name in QUERIES:
-            sample_rate, draws = settings.sampling(size)
-            seen = size * sample_rate * draws
-        match name:
-            case "frequency":
-                return self.network("frequency") * seen
-            case "teacher":
-                return self.network("teacher") * (FITTED + size) + settings.dimension * number * seen
-            case "embedding":
-                looks = self.params.auxiliary.images + seen
-                training = TRAINING * settings.learned.steps * LEARNED.batch
-                return self.network("embedding") * (training + looks) + self.network("teacher") * looks
-            case "saliency" | "finetune" | "adversarial":
-                # a clipped gradient takes as long as 4 forward passes
-                return 4 * settings.draws * seen * self.network(name)
-            case "classifier":
-                return TRAINING * settings.steps * settings.batch * self.network("classifier")
-            case "auxiliary" if settings.target == "covariance":  # drawn from Gaussians
-                return 0.0
-            case "auxiliary":  # coarse to fine
-                generator = new_generator(self.shape, self.classes, settings.latent, settings.width, 0)
-                coarsest = max(feature.block for feature in self.params.frequency.features)
-                blocks = block_of_steps([block for block in generator.blocks if block <= coarsest], settings.steps)
-                costs = {block: self.network(name, block) + self.network("frequency", block) for block in set(blocks)}
-                return TRAINING * settings.batch * sum(costs[block] for block in blocks)
-            case "refine":
-                cost = self.network("auxiliary") + self.network("frequency") + self.network("teacher")
-                if self.params.runs("embedding"):
-                    cost += self.network("embedding") + self.network("teacher")
-                return TRAINING * settings.steps * settings.batch * cost
-            case "select":
-                return self.network("teacher") * self.public_images * (settings.by == "teacher")
-            case "pretrain":
-                # perturbed, a step takes two
-                passes = sum(phase.steps * phase.batch * (1 + bool(phase.amp)) for phase in settings.phases)
-                return TRAINING * passes * self.network(name)
-            case "synthesize":
-                return settings.count * self.drawing(settings)
-            case "evaluate":
-                return TRAINING * self.evaluation(settings)
-        if name not in QUERIES:
-            return None
-        if "classifier" in self.params.inputs_of(name):
-            return self.network("classifier") * seen
-        return math.prod(self.shape) * number * seen
-
-    def drawing(self, settings: Synthesize) -> float:
-        """Of one image, on average."""
-        evaluations = (2 * settings.steps - 1) * (1 + (settings.guidance > 0))  # of Heun's solver
-        cost = 0.0
-        if settings.reads("teacher"):
-            cost += self.network("teacher") * (1 + settings.distorted + settings.mixed)
-        if settings.herding > 1:
-            seen = self.network("frequency") + self.network("teacher") * settings.relabel
-            compared = COMPARED_CELLS * min(settings.herding * settings.count / self.classes, TOGETHER)
-            cost += settings.herding * seen + WRITTEN / 2 * compared  # read: half as long
-        for source, weight in settings.sources.items():
-            share = weight / sum(settings.sources.values())
-            if source in ("auxiliary", "refine"):
-                cost += share * self.network("auxiliary") * settings.herding
-            elif source in ("finetune", "pretrain"):
-                cost += share * self.network(source) * evaluations * settings.herding
-        return cost
-
-    def evaluation(self, settings: Evaluate) -> int:
-        """Of one pass over the images of all trainings."""
-        drawn = self.params.synthesize
-        sets = [drawn.count] * len(settings.seeds)
-        if settings.bound:
-            sets += [self.params.privacy.size] * len(settings.seeds)
-        if drawn.relabel:
-            sets.append(int(drawn.count * (1 - drawn.distorted - drawn.mixed)))
-        steps = sum(schedule_of("cnn", images, settings.epochs, settings.steps).steps for images in sets)
-        networks = [partial(build_classifier, name, self.shape, self.classes) for name in settings.classifiers]
-        return Schedule.batch * steps * sum(operations_of(network, self.shape) for network in networks)
 
 
 def now() -> float:

@@ -13,7 +13,8 @@ from sfumato.privacy.odometer import ABANDON, CLOSE, Odometer, Run
 from sfumato.privacy.record import is_record
 from sfumato.privacy.resolved import Lineage, settings_digest
 from sfumato.settings.params import Params
-from sfumato.settings.stages import ARTIFACTS, LEDGER, PUBLIC, QUERIES, STAGES
+from sfumato.settings.stage import ARTIFACTS, LEDGER, PUBLIC
+from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import PRIVACY, own_record
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_yaml

@@ -35,7 +35,8 @@ from sfumato.settings.fields import REST
 from sfumato.settings.params import Params
 from sfumato.settings.privacy import UNLIMITED
 from sfumato.settings.recipes import load_params
-from sfumato.settings.stages import CARD_PATH, PLAN, PUBLIC, QUERIES, RECIPES, STAGES
+from sfumato.settings.stage import CARD_PATH, PLAN, PUBLIC, RECIPES
+from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import Artifact, merge_records, read_artifact
 from sfumato.storage.files import make_folder, replace_file
 from sfumato.text_to_image.directory import HUB, choose_image_size, locate, read_model_directory, require_library

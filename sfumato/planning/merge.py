@@ -15,7 +15,8 @@ from sfumato.queries.count import read_counts
 from sfumato.queries.merging import check_owner, merge_counts, merge_means, merged_budget, same_settings
 from sfumato.settings.data import IMAGE
 from sfumato.settings.recipes import as_yaml
-from sfumato.settings.stages import ARTIFACTS, LEDGER, PLAN, PUBLIC, QUERIES, STAGES, Kind
+from sfumato.settings.stage import ARTIFACTS, LEDGER, PLAN, PUBLIC, Kind
+from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import check_out, merge_records, read_artifact, refuse_links, write_empty, writing
 from sfumato.storage.documents import dataset_name, read_yaml
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, copy_directory

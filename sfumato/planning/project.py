@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sfumato.errors import LAST_ERROR, ConfigError, DataError, SfumatoError, error_from
 from sfumato.planning.running import release_left
 from sfumato.settings.options import InitOptions
-from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER
 from sfumato.storage.documents import read_json
 from sfumato.storage.in_use import in_use
 from sfumato.storage.state_directory import state_dir

@@ -15,7 +15,8 @@ import yaml
 from sfumato.errors import ConfigError, explained
 from sfumato.settings.data import IMAGE
 from sfumato.settings.recipes import as_yaml
-from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER, PLAN, RECIPES, dvc_stages
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, PLAN, RECIPES
+from sfumato.settings.stages import dvc_stages
 from sfumato.storage.documents import read_yaml
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, replace_file
 from sfumato.storage.state_directory import DVC_INDEX, git, state_dir

@@ -23,7 +23,7 @@ from sfumato.settings.noise import noise_at
 from sfumato.settings.params import Params
 from sfumato.settings.queries import TEACHER_CONSTANTS, Teacher
 from sfumato.settings.recipes import overlaid, params_of, read_overlay, recipes_at
-from sfumato.settings.stages import RECIPES
+from sfumato.settings.stage import RECIPES
 from sfumato.storage.documents import read_yaml
 
 PROPOSALS: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("proposals.yaml")))

@@ -34,7 +34,8 @@ from sfumato.settings.data import GROUP, IMAGE, SEVERAL
 from sfumato.settings.fields import REST
 from sfumato.settings.params import Params
 from sfumato.settings.recipes import as_yaml
-from sfumato.settings.stages import QUERIES, STAGES, Stage
+from sfumato.settings.stage import Stage
+from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.digest import digest_of
 from sfumato.storage.files import csv_text
 

@@ -33,7 +33,8 @@ from sfumato.privacy.ledger import (
 from sfumato.privacy.opinions import Opinion, disagreements, kept_opinions, own_opinions
 from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import read_stage_plan
-from sfumato.settings.stages import ARTIFACTS, LOCK, PLAN, PUBLIC, QUERIES, STAGES
+from sfumato.settings.stage import ARTIFACTS, LOCK, PLAN, PUBLIC
+from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import Artifact, as_text, declared_apart, empty_content, read_artifact
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import MergeConflict, read_yaml, validated

@@ -12,7 +12,8 @@ from sfumato.errors import UNREADABLE, BudgetError, ConfigError, explained, pass
 from sfumato.privacy.accountant import BOUNDS, EXACT, epsilon, shares_of_rdp
 from sfumato.privacy.events import Mechanism, common_adjacency, event_of
 from sfumato.settings.fields import Positive, PositiveFloat
-from sfumato.settings.stages import LOCK, QUERIES
+from sfumato.settings.stage import LOCK
+from sfumato.settings.stages import QUERIES
 from sfumato.storage.digest import canonical, digest_of
 from sfumato.storage.documents import Exact, MergeConflict, read_json, validated
 

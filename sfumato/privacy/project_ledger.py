@@ -13,7 +13,8 @@ from sfumato.privacy.ledger import build_ledger, by_id, ledger_text, read_budget
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.record import record_problems
 from sfumato.settings.recipes import load_params
-from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER, LOCK, PLAN, PUBLIC, QUERIES, RECIPES
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, LOCK, PLAN, PUBLIC, RECIPES
+from sfumato.settings.stages import QUERIES
 from sfumato.storage.artifacts import PRIVACY, Artifact, declared_apart, merge_records, read_artifact
 from sfumato.storage.documents import parse_json, read_json, read_text
 from sfumato.storage.files import replace_file

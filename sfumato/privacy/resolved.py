@@ -16,7 +16,8 @@ from pydantic import Field
 from sfumato.errors import ConfigError, explained
 from sfumato.settings.data import IMAGE, SEVERAL, DatasetId
 from sfumato.settings.fields import Positive, Settings
-from sfumato.settings.stages import STAGES, Kind
+from sfumato.settings.stage import Kind
+from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Model
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import Exact, read_json, read_yaml, validated

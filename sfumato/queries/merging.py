@@ -21,7 +21,8 @@ from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import StagePlan
 from sfumato.queries.count import Counts, PublicCounts, public_counts, public_several, save_counts
 from sfumato.queries.feature_means import KIND_OF, load_means, save_means
-from sfumato.settings.stages import QUERIES, STAGES, Kind
+from sfumato.settings.stage import Kind
+from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import PRIVACY, Artifact, merge_records
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json, validated

@@ -15,7 +15,7 @@ from sfumato.release.exports import SHARD, mark_of
 from sfumato.release.loading import Release, load_release
 from sfumato.release.report import grouped, not_covered, report_page, what_it_cost, what_it_means, what_was_released
 from sfumato.release.verify import MANIFEST, results_of
-from sfumato.settings.stages import ARTIFACTS, LEDGER, PLAN, PUBLIC
+from sfumato.settings.stage import ARTIFACTS, LEDGER, PLAN, PUBLIC
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.files import csv_text, replacing_directory, write_json

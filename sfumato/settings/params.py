@@ -1,25 +1,22 @@
 """All parameters: the sections of `params.yaml`, filled in by defaults, profile and recipe."""
 
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
 from sfumato.errors import nearest
-from sfumato.settings import queries
-from sfumato.settings.baselines import Adversarial, Evolve
 from sfumato.settings.data import Data, Public
-from sfumato.settings.dpsgd import Finetune, Saliency
-from sfumato.settings.evaluate import Evaluate
 from sfumato.settings.fields import Strict, is_positive
 from sfumato.settings.noise import noise_at, weights_at
 from sfumato.settings.privacy import Privacy
-from sfumato.settings.release import Release, Synthesize
+from sfumato.settings.queries import Teacher
+from sfumato.settings.release import Release
 from sfumato.settings.stages import QUERIES, STAGES
-from sfumato.settings.training import Auxiliary, Classifier, Model, Pretrain, Refine, Select
+from sfumato.settings.training import Model
 
 
-class Params(Strict):
-    """`params.yaml`, after the defaults, the profile and the recipe have filled it in."""
+class Common(Strict):
+    """The sections and values that no stage declares."""
 
     recipe: str = "full"  # Method: the name of a file in pipelines/
     # Data set and scale for a machine: the name of a file in pipelines/profiles/; None: no profile
@@ -34,26 +31,6 @@ class Params(Strict):
     model: Model = Model()
     public: Public = Public()
 
-    count: queries.Count = queries.Count()
-    central: queries.Central = queries.Central()
-    frequency: queries.Frequency = queries.Frequency()
-    moments: queries.Moments = queries.Moments()
-    covariance: queries.Covariance = queries.Covariance()
-    histogram: queries.Histogram = queries.Histogram()
-    teacher: queries.Teacher = queries.Teacher()
-    embedding: queries.Embedding = queries.Embedding()
-    classifier: Classifier = Classifier()
-    auxiliary: Auxiliary = Auxiliary()
-    evolve: Evolve = Evolve()
-    adversarial: Adversarial = Adversarial()
-    refine: Refine = Refine()
-    select: Select = Select()
-    pretrain: Pretrain = Pretrain()
-    saliency: Saliency = Saliency()
-    finetune: Finetune = Finetune()
-    synthesize: Synthesize = Synthesize()
-    evaluate: Evaluate = Evaluate()
-
     @model_validator(mode="before")
     @classmethod
     def by_epsilon(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -67,8 +44,8 @@ class Params(Strict):
             if not isinstance(section, dict):
                 continue
             if name == "teacher":
-                fitted_on = section.get("fitted_on", queries.Teacher().fitted_on)
-                section = queries.Teacher.constants(str(fitted_on), epsilon) | section
+                fitted_on = section.get("fitted_on", Teacher().fitted_on)
+                section = Teacher.constants(str(fitted_on), epsilon) | section
             try:
                 if isinstance(table := section.get("noise"), dict):
                     section = {**section, "noise": noise_at(epsilon, table)}
@@ -105,3 +82,22 @@ class Params(Strict):
     def reads_public(self) -> bool:
         """Whether a stage that is switched on reads public images: they are prepared then, and only then."""
         return any("public" in self.inputs_of(name) for name in self.run)
+
+
+if TYPE_CHECKING:
+
+    class Params(Common):
+        """`params.yaml`, after the defaults, the profile and the recipe have filled it in.
+
+        Each stage has a section of its name, with the settings that it declares.
+        """
+
+        def __getattr__(self, stage: str) -> Any: ...
+
+else:
+    Params = create_model(
+        "Params",
+        __base__=Common,
+        __doc__="`params.yaml`, after the defaults, the profile and the recipe have filled it in.",
+        **{name: (stage.settings, stage.settings()) for name, stage in STAGES.items()},
+    )

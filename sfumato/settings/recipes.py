@@ -13,7 +13,7 @@ from sfumato.errors import ConfigError, explained, nearest
 from sfumato.settings.fields import MACHINE, REST, models_in
 from sfumato.settings.params import Params
 from sfumato.settings.privacy import UNLIMITED
-from sfumato.settings.stages import RECIPES
+from sfumato.settings.stage import RECIPES
 from sfumato.storage import documents
 
 

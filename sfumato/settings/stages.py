@@ -1,147 +1,46 @@
-"""The stages of the pipeline: what each one is, reads and writes. They are listed here and nowhere else.
+"""The stages of the pipeline, collected from their modules in the order in which they run.
 
-The `stage` program, the plan, the ledger, `dvc.yaml` and the docs are made from this table. The function of a stage is
-`<name>` in `stages/<name>.py`; its parameters are the section of its name in `sfumato.settings.params.Params`.
+The `stage` program, the parameters, the plan, the ledger, `dvc.yaml` and the docs are made from this table.
 """
 
-from __future__ import annotations
-
-from dataclasses import KW_ONLY, dataclass
-from enum import StrEnum
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from sfumato.settings.fields import Settings
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH, FREE, LEDGER, LOCAL, PLAN, PUBLIC, QUERY, RECIPES, Stage
 
-ARTIFACTS = Path("artifacts")
-PLAN = ARTIFACTS / "plan"
-CARD_PATH = Path("data/sensitive/card.json")  # the public card of the sensitive set
-PUBLIC = Path("data/public")  # the public image set, which stages name "public" among their inputs
-LEDGER = Path("ledger.json")
-LOCK = Path("dvc.lock")
-RECIPES = Path("pipelines")
-PROPOSAL = "evaluation/proposal.json"  # what `stage init` understood and proposed: local
-
-
-class Kind(StrEnum):
-    """What a stage may touch. A query spends; a free stage works on what is public or was released.
-
-    A local stage works on real images outside the guarantee: what it writes is not part of a release.
-    """
-
-    QUERY = "query"
-    FREE = "free"
-    LOCAL = "local"
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage that the plan resolves.
-
-    revision: raised by hand when the same settings would release other numbers or compute other tensors. Plans and
-    records hold it, so a raised revision re-runs the stage, and a query spends again, as do the queries that read it;
-    that of a free stage spends nothing. `tests/test_golden.py` pins what each revision computes.
-    """
-
-    name: str
-    kind: Kind
-    summary: str
-    _: KW_ONLY
-    revision: int = 1
-    inputs: tuple[str, ...] = ()  # the stages whose artifacts it reads, and "public" for the public set
-    optional: tuple[str, ...] = ("count",)  # the inputs that may be switched off
-    seeded: bool = False  # it draws public randomness, from `seed`
-    network: bool = False  # it depends on the parameters of the network
-    shows_epsilon: bool = False  # prints ε while it runs, so depends on δ
-    owned: bool = False  # reads the section `release`
-    shared: bool = False  # many processes share its work, as that of every query that does not run in one
-    one_process: bool = False  # a query that refuses more than one process
-    beside: tuple[Path, ...] = ()  # further input files
-    gives: str = ""  # what `synthesize` may draw from in its artifact: a "generator", or "images" to choose from
-
-    @property
-    def settings(self) -> type[Settings]:
-        from sfumato.settings.params import Params
-
-        return Params.model_fields[self.name].annotation  # type: ignore[return-value]
-
-    @property
-    def upstream(self) -> tuple[str, ...]:
-        return tuple(name for name in self.inputs if name != "public")
-
-    @property
-    def spread(self) -> bool:
-        """Its work is spread over the processes of a launch."""
-        return self.shared or (self.kind is Kind.QUERY and not self.one_process)
-
-    @property
-    def public_only(self) -> bool:
-        """Nothing but the public set decides its result: it is done once for each, whatever the sensitive set is."""
-        return self.inputs == ("public",)
-
-
-QUERY, FREE, LOCAL = Kind
-# fmt: off
-# Papers' methods beside the main line. Only these rows lead to `sfumato/baselines`; their settings are in `baselines`.
-BASELINES = (
-    Stage("evolve", QUERY,
-          "Release noisy votes for the candidates of a public renderer, round by round, and the last generation.",
-          inputs=("count",), seeded=True, one_process=True, gives="images"),
-    Stage("adversarial", QUERY,
-          "Train a discriminator on the sensitive images by DP-SGD, and a generator against it.",
-          inputs=("count",), seeded=True, shows_epsilon=True, one_process=True, gives="generator"),
-)
-WARMING = tuple(stage.name for stage in BASELINES if stage.gives == "images")  # sources of `pretrain`, too
-TABLE = (
-    Stage("count", QUERY, "Release noisy class counts of the sensitive images."),
-    Stage("central", QUERY, "Release noisy central images: the mean or mode of a random draw per class.",
-          inputs=("count",)),
-    Stage("frequency", QUERY, "Release the noisy mean of random Fourier features of all images, by class.",
-          inputs=("count",), seeded=True),
-    Stage("classifier", FREE, "Train a classifier on the public set.",
-          inputs=("public",), seeded=True),
-    Stage("moments", QUERY,
-          "Release the noisy means of a public network's features of all images, and of their squares, by class.",
-          inputs=("classifier", "count")),
-    Stage("covariance", QUERY,
-          "Release the noisy means and covariances of the low frequencies of all images, by class.",
-          inputs=("count",)),
-    Stage("auxiliary", FREE, "Fit a generator to a release of all images, and draw images from it.",
-          inputs=("frequency", "moments", "covariance", "public", "count"), seeded=True, revision=2, gives="generator"),
+# papers' methods beside the main line: their modules, their recipes and `sfumato/baselines` may be deleted together
+BASELINES = ("evolve", "adversarial")
+NAMES = (
+    *("count", "central", "frequency", "classifier", "moments", "covariance", "auxiliary"),
     *BASELINES,
-    Stage("histogram", QUERY, "Release noisy votes of the sensitive images for the public classes.",
-          inputs=("classifier",)),
-    Stage("teacher", QUERY, "Release a linear classifier on public features, by noisy gradient steps.",
-          inputs=("classifier", "auxiliary", "public", "count"), seeded=True),
-    Stage("embedding", QUERY,
-          "Release the noisy mean, by class, of random Fourier features of networks trained on earlier releases.",
-          inputs=("auxiliary", "teacher", "count"), seeded=True),
-    Stage("refine", FREE,
-          "Fit the generator further, to the embeddings and the teacher's labels, and draw images from it.",
-          inputs=("auxiliary", "frequency", "embedding", "teacher", "count"), optional=("count", "embedding"),
-          seeded=True, revision=2, gives="generator"),
-    Stage("select", FREE,
-          "Keep the public classes with the most votes, or the images that the teacher labels with most confidence.",
-          inputs=("histogram", "teacher", "public"), optional=("histogram",)),
-    Stage("pretrain", FREE,
-          "Train the diffusion model on central, auxiliary and public images, in the order of its curriculum.",
-          inputs=("central", "frequency", "auxiliary", "refine", *WARMING, "select", "public", "count"), seeded=True,
-          network=True, shared=True, revision=2),
-    Stage("saliency", QUERY,
-          "Release noisy gradient norms of the weight matrices, of which `finetune` trains the most salient.",
-          inputs=("pretrain", "count"), network=True),
-    Stage("finetune", QUERY, "Train the synthesizer, or the chosen part of it, on the sensitive images by DP-SGD.",
-          inputs=("pretrain", "saliency", "count"), seeded=True, network=True, shows_epsilon=True),
-    Stage("synthesize", FREE, "Draw the synthetic set, which may be shared.",
-          inputs=("finetune", "pretrain", "refine", "auxiliary", *(stage.name for stage in BASELINES), "select",
-          "public", "frequency", "teacher", "count"), seeded=True, owned=True, shared=True, revision=3),
-    Stage("evaluate", LOCAL,
-          "Train classifiers on synthetic images, test them on the real hold-out, compare features.",
-          inputs=("synthesize", "teacher"), optional=("teacher",), beside=(LEDGER,)),
+    *("histogram", "teacher", "embedding", "refine", "select", "pretrain", "saliency", "finetune"),
+    *("synthesize", "evaluate"),
 )
-# fmt: on
-STAGES: dict[str, Stage] = {stage.name: stage for stage in TABLE}
+OTHER_PACKAGES = "sfumato.stages"  # entry points of other packages, each a module that declares a STAGE
+
+
+def declared() -> Iterator[Stage]:
+    """Yield the stages of this package, then those of other packages."""
+    for name in NAMES:
+        yield import_module(f"stages.{name}").STAGE
+    for point in entry_points(group=OTHER_PACKAGES):
+        yield point.load().STAGE
+
+
+def collected() -> dict[str, Stage]:
+    """Return the stages by name, each without the inputs that are not installed."""
+    stages = {stage.name: stage for stage in declared()}
+    known = {*stages, "public"}
+    return {
+        name: replace(stage, inputs=tuple(other for other in stage.inputs if other in known))
+        for name, stage in stages.items()
+    }
+
+
+STAGES = collected()
 QUERIES = tuple(name for name, stage in STAGES.items() if stage.kind is QUERY)
 
 

@@ -44,7 +44,7 @@ def of(images: torch.Tensor, labels: torch.Tensor) -> Varied:
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(mixture, "STEPS", 25)
-    monkeypatch.setattr("stages.synthesize.JUDGES", 40)
+    monkeypatch.setattr("sfumato.evaluation.mixture.JUDGES", 40)
 
 
 def pixels(images: torch.Tensor) -> np.ndarray:
@@ -107,7 +107,7 @@ def test_public_images_stand_among_those_as_drawn_and_keep_their_labels():
 
 @pytest.mark.parametrize("name", [WITH, WITHOUT])
 def test_the_release_is_the_mixture_that_was_chosen(quick, monkeypatch, name):
-    monkeypatch.setattr("stages.synthesize.chosen_mixture", lambda agreements: name)
+    monkeypatch.setattr("sfumato.evaluation.mixture.chosen_mixture", lambda agreements: name)
     found = computed(case("synthesize", **MIXED, count=60))
     public = PUBLIC // 2  # of the selection
     assert len(found["images.npy"]) == (2 * public if name == WITH else 60)

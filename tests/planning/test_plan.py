@@ -183,7 +183,7 @@ def test_amp_is_of_the_phases_that_ask_for_it():
             r"select\.ratio=0\.16 keeps 2 of 15 public classes.*at least 0.6667",
         ),
         (public_card("abcdefghijklmno"), {"recipe": "privimage", "select": {"ratio": 0.6667}}, None),
-        (public_card("abc"), {"recipe": "privimage"}, "use another"),
+        (public_card("abc"), {"recipe": "privimage", "histogram": {"votes": 1}}, "use another"),
         (public_card("abc"), {"recipe": "teacher-public", "select": {"images": 10**9}}, "select.images=1000000000"),
         (public_card("abcdefghijkl", "procedural"), {}, r"public\.source=glyphs, but procedural was prepared"),
     ],

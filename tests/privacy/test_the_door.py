@@ -32,7 +32,8 @@ from sfumato.release.card import PREPARED, cost_of, dataset_card
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.recipes import load_params
 from sfumato.settings.release import Synthesize
-from sfumato.settings.stages import QUERIES, STAGES, Kind
+from sfumato.settings.stage import Kind
+from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import Artifact, read_artifact, writing
 from stages import ledger as ledger_stage
 from stages.runner import QueryRun, StageRun

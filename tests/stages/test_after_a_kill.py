@@ -13,16 +13,16 @@ from sfumato.storage.files import replace_file
 
 IMAGES = 200
 ONE_SHOT = {
-    "in the query": ("stages.count.query_count", "resumes"),
-    "while it is written": ("stages.count.save_counts", "resumes"),
+    "in the query": ("sfumato.queries.count.query_count", "resumes"),
+    "while it is written": ("sfumato.queries.count.save_counts", "resumes"),
     "before it is journalled": ("sfumato.privacy.charge.Charge.close", "restored, nothing"),
     "before it is taken over": ("stages.runner.copy_directory", "restored, nothing"),
 }
 DP_SGD = {  # the call that dies, and which of them
     "before the first step": ("sfumato.dpsgd.run.step", 1),
     "after a checkpoint": ("sfumato.dpsgd.run.step", 3),
-    "after the last checkpoint": ("stages.finetune.ema_model", 1),
-    "while it is written": ("stages.finetune.save_trained", 1),
+    "after the last checkpoint": ("sfumato.diffusion.ema.ema_model", 1),
+    "while it is written": ("sfumato.dpsgd.trainable.save_trained", 1),
 }
 DP_SGD_RELEASED = {
     "before it is journalled": ("sfumato.privacy.charge.Charge.close", 1),
@@ -72,7 +72,11 @@ def test_the_plan_says_that_an_open_charge_goes_on_and_counts_it_once(desk, kill
 
 def test_a_full_disk_loses_no_charge(desk, killed_at):
     desk.run_all("prepare sensitive", "prepare public", "plan")
-    for name in ("stages.count.save_counts", "sfumato.privacy.charge.Charge.close", "stages.runner.copy_directory"):
+    for name in (
+        "sfumato.queries.count.save_counts",
+        "sfumato.privacy.charge.Charge.close",
+        "stages.runner.copy_directory",
+    ):
         killed_at("count", name, end=OSError(errno.ENOSPC, "No space left on device"))
         desk.run("plan")
         shutil.rmtree("artifacts/count", ignore_errors=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from small_lock import write_lock_of_another_machine
 
-from sfumato.settings.stages import LOCK
+from sfumato.settings.stage import LOCK
 from stages.dvc_lock import COPY, damage, keep_copy, lock_in_words
 
 

@@ -19,7 +19,8 @@ from sfumato.planning import forget as library
 from sfumato.planning import make
 from sfumato.privacy import authorize
 from sfumato.privacy.odometer import Odometer
-from sfumato.settings.stages import CARD_PATH, STAGES
+from sfumato.settings.stage import CARD_PATH
+from sfumato.settings.stages import STAGES
 from sfumato.storage.in_use import until_the_end
 from stages.forget import local_files
 

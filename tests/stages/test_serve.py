@@ -20,7 +20,7 @@ from test_init import write_shapes
 from typer.testing import CliRunner
 
 from sfumato.errors import ConfigError, DataError
-from sfumato.settings.stages import PROPOSAL
+from sfumato.settings.stage import PROPOSAL
 from stages import serve as module
 from stages.cli import app
 from stages.serve import CLOSED, Server

@@ -196,8 +196,8 @@ def test_what_is_named_in_spend_again_runs_anew_once_with_what_depends_on_it(des
 
 
 MOMENTS = {
-    "in the query": ("stages.count.query_count", False),
-    "while it is written": ("stages.count.save_counts", False),
+    "in the query": ("sfumato.queries.count.query_count", False),
+    "while it is written": ("sfumato.queries.count.save_counts", False),
     "before it is journalled": ("sfumato.privacy.charge.Charge.close", True),
     "before it is taken over": ("stages.runner.copy_directory", True),
 }
@@ -235,7 +235,7 @@ def withdraw(desk, monkeypatch) -> None:
 
 
 def test_an_open_charge_does_not_go_on_with_other_images(desk, monkeypatch, plan, killed_at):
-    killed_at("count", "stages.count.query_count")
+    killed_at("count", "sfumato.queries.count.query_count")
     before = Path("data/sensitive/card.json").read_bytes()
     with monkeypatch.context() as context:
         withdraw(desk, context)

@@ -1,0 +1,102 @@
+"""The work of the stages in operations of their networks, each network counted once on one blank image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from sfumato.data.images import Shape
+from sfumato.settings.params import Params
+from sfumato.settings.stages import QUERIES, STAGES
+
+WRITTEN = 80  # operations that take as long as writing a number
+CALL = 40_000  # and as the call of an operator
+TRAINING = 3  # forward passes that take as long as a step of a training
+PUBLIC_CLASSES = 100  # of a public set that is not prepared yet
+
+_counted: dict[str, int] = {}
+
+
+class Count(TorchDispatchMode):
+    """Counts the operations of convolutions and matrix products, and what takes as long as so many of them."""
+
+    operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.operations += CALL
+        if not func.is_view:
+            self.operations += WRITTEN * sum(one.numel() for one in tree_leaves(out) if isinstance(one, Tensor))
+        if (count := flop_registry.get(func._overloadpacket)) is not None:
+            self.operations += count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def operations_of(build: Callable[[], nn.Module], *inputs: Any) -> int:
+    """Count the operations of a forward pass of the network that `build` makes, on one image.
+
+    inputs: of the pass; a tuple is the shape of a blank tensor.
+    """
+    key = repr((build, inputs))
+    if key not in _counted:
+        network = build().eval()
+        blank = [torch.zeros(1, *each) if isinstance(each, tuple) else each for each in inputs]
+        with torch.no_grad(), Count() as count:
+            network(*blank)
+        _counted[key] = count.operations
+    return _counted[key]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What decides the work of the stages.
+
+    shape: (C, H, W) of an image; public_images: how many there are.
+    """
+
+    params: Params
+    shape: Shape
+    classes: int
+    public_images: int = 0
+
+    @property
+    def row(self) -> int:
+        """Operations for one number of a row, which is clipped and added to the sum of its class."""
+        return 4 * (self.classes + WRITTEN)
+
+    def network(self, stage: str, block: int = 1) -> int:
+        """Return the operations of one image in the network that a stage makes.
+
+        block: Pixels a side that are read or drawn as one.
+        """
+        count = STAGES[stage].network_work
+        if count is None:
+            raise ValueError(f"{stage} makes no network")
+        return count(self, block)
+
+    def seen(self, query: str) -> float:
+        """Return the number of images in all draws of a query together."""
+        size = self.params.privacy.size
+        sample_rate, draws = getattr(self.params, query).sampling(size)
+        return size * sample_rate * draws
+
+    def of(self, name: str) -> float | None:
+        """Return the operations of a stage; None if its time is unknown until it ran, as with a public model."""
+        stage = STAGES[name]
+        if self.params.model.directory is not None and (stage.network or name == "synthesize"):
+            return None
+        if stage.work is not None:
+            return stage.work(self)
+        if name not in QUERIES:
+            return None
+        if "classifier" in self.params.inputs_of(name):
+            return self.network("classifier") * self.seen(name)
+        return math.prod(self.shape) * self.row * self.seen(name)

@@ -1,0 +1,122 @@
+"""What a stage of the pipeline is, and the places that stages share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass
+from enum import StrEnum
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
+from sfumato.errors import nearest
+
+if TYPE_CHECKING:
+    from sfumato.settings.fields import Settings
+
+ARTIFACTS = Path("artifacts")
+PLAN = ARTIFACTS / "plan"
+CARD_PATH = Path("data/sensitive/card.json")  # the public card of the sensitive set
+PUBLIC = Path("data/public")  # the public image set, which stages name "public" among their inputs
+LEDGER = Path("ledger.json")
+LOCK = Path("dvc.lock")
+RECIPES = Path("pipelines")
+PROPOSAL = "evaluation/proposal.json"  # what `stage init` understood and proposed: local
+
+
+class Kind(StrEnum):
+    """What a stage may touch. A query spends; a free stage works on what is public or was released.
+
+    A local stage works on real images outside the guarantee: what it writes is not part of a release.
+    """
+
+    QUERY = "query"
+    FREE = "free"
+    LOCAL = "local"
+
+
+def unknown_name(key: str, name: str, known: Iterable[str]) -> str:
+    return f"{key} names {name!r}, which does not exist: {nearest(name, known)}"
+
+
+def one_label_only(what: str) -> str:
+    return (
+        f"{what} requires one label per image, but data.labels=several: remove it; use recipe: dp-merf, dp-mepf or "
+        "feta-pro-f, or prepare the images with one label each (data.labels: one)"
+    )
+
+
+def no_problems(*_: object) -> Iterator[str]:
+    return iter(())
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage that the plan resolves, declared at the end of its module, `stages/<name>.py`.
+
+    Args:
+        settings_in: Place of its settings, as `module:class`: loaded when they are needed.
+        run: Its work. Takes a `StageRun`, or a `QueryRun` if it spends, and its settings.
+        revision: Raised by hand when the same settings would release other numbers or compute other tensors. Plans and
+            records contain it, so a raised revision re-runs the stage, and a query spends again, as do the queries
+            that read it; the revision of a free stage spends nothing. `tests/test_golden.py` pins what each computes.
+        inputs: The stages whose artifacts it reads, and "public" for the public set.
+        optional: The inputs that may be switched off.
+        seeded: It draws public randomness, from `seed`.
+        network: It depends on the parameters of the network.
+        shows_epsilon: It prints ε while it runs, so it depends on δ.
+        owned: It reads the section `release`.
+        shared: Many processes share its work, as they share every query's that does not run in one.
+        one_process: A query that refuses more than one process.
+        several_labels: It accepts images with several labels each.
+        beside: Further input files.
+        gives: What `synthesize` may draw from in its artifact: a "generator", or "images" to choose from.
+        network_work: Takes a `Work` and a block size; returns the operations of one image, drawn or read in blocks of
+            so many pixels a side, in the network that the stage makes.
+        work: Takes a `Work`; returns the operations of the whole stage. Without it, a query looks once at each image
+            that it draws, and the time of another stage is unknown until it ran.
+        problems: Takes `Params`, the `Card` of the images, and the `PublicCard` or None; yields what does not fit.
+    """
+
+    name: str
+    kind: Kind
+    summary: str
+    settings_in: str
+    run: Callable[..., Any]
+    _: KW_ONLY
+    revision: int = 1
+    inputs: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ("count",)
+    seeded: bool = False
+    network: bool = False
+    shows_epsilon: bool = False
+    owned: bool = False
+    shared: bool = False
+    one_process: bool = False
+    several_labels: bool = False
+    beside: tuple[Path, ...] = ()
+    gives: str = ""
+    network_work: Callable[..., int] | None = None
+    work: Callable[..., float | None] | None = None
+    problems: Callable[..., Iterator[str]] = no_problems
+
+    @property
+    def settings(self) -> type[Settings]:
+        return resolve_name(self.settings_in)
+
+    @property
+    def upstream(self) -> tuple[str, ...]:
+        return tuple(name for name in self.inputs if name != "public")
+
+    @property
+    def spread(self) -> bool:
+        """Its work is spread over the processes of a launch."""
+        return self.shared or (self.kind is Kind.QUERY and not self.one_process)
+
+    @property
+    def public_only(self) -> bool:
+        """Nothing but the public set decides its result: it is done once for each, whatever the sensitive set is."""
+        return self.inputs == ("public",)
+
+
+QUERY, FREE, LOCAL = Kind

@@ -1,0 +1,115 @@
+"""A stage of another package, found by its entry point, is planned, run and charged as ours are."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = '''
+"""A query for the mean brightness of all images."""
+
+from sfumato.settings.noise import Noise, QuerySettings
+from sfumato.settings.stage import QUERY, Stage
+
+
+class Brightness(QuerySettings):
+    noise: Noise = "20%"
+    brightest: float = 1.0  # Brightness at which a pixel counts in full
+
+
+def brightness(run, settings):
+    from sfumato.privacy.rows import Rows
+    from sfumato.storage.files import write_json
+
+    def brightness_of(images, labels):
+        return Rows((images / settings.brightest).clamp(max=1).mean(dim=(1, 2, 3))[:, None].double())
+
+    charge = run.open_charge("the summed brightness of all images", "1: a brightness is at most 1", 1.0)
+    total = charge.sum(brightness_of, 1.0, size=100)
+    with run.releasing(charge) as directory:
+        write_json(directory / "brightness.json", {"mean": total.item() / run.counts.total})
+
+
+def problems(params, card, public):
+    if params.brightness.brightest <= 0:
+        yield "brightness.brightest must be above 0: raise it"
+
+
+STAGE = Stage(
+    "brightness",
+    QUERY,
+    "Release the noisy mean brightness of all images.",
+    "brightness_query:Brightness",
+    brightness,
+    inputs=("count",),
+    problems=problems,
+)
+'''
+PARAMS = {
+    "recipe": "dp-kernel",
+    "profile": None,
+    "run": ["count", "frequency", "brightness", "auxiliary", "synthesize"],
+    "data": {"dataset_id": "halves", "source": "npz", "path": "halves.npz"},
+    "privacy": {"epsilon": 10.0, "size_hint": 200},
+    "frequency": {"size": 20},
+    "auxiliary": {"steps": 2, "images": 10},
+    "synthesize": {"count": 10},
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a command of `stage` in a project beside which the package is installed."""
+    package = tmp_path / "packages"
+    about = package / "brightness_query-1.0.dist-info"
+    about.mkdir(parents=True)
+    (package / "brightness_query.py").write_text(PACKAGE)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: brightness-query\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[sfumato.stages]\nbrightness = brightness_query\n")
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+    (project / "pipelines").symlink_to(ROOT / "pipelines")
+    images = np.full((200, 8, 8, 1), 128, np.uint8)
+    images[:, 0, 0, 0] = np.arange(200)
+    labels = np.arange(200) % 2
+    np.savez(project / "halves.npz", images=images, labels=labels, classes=np.array(["a", "b"]))
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{package}",
+        "SFUMATO_STATE": str(tmp_path / "state"),
+        "OMP_NUM_THREADS": "1",
+    }
+
+    def run(*words, code=0):
+        command = [sys.executable, "-m", "stages.cli", *words]
+        done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    run.project = project
+    return run
+
+
+def test_a_stage_of_another_package_is_planned_run_and_charged(run):
+    assert "brightness" in run("--help")
+    for command in ("prepare sensitive", "plan", "count", "frequency", "brightness"):
+        run(*command.split())
+    released = json.loads((run.project / "artifacts/brightness/brightness.json").read_text())
+    assert released["mean"] == pytest.approx(128 / 255, abs=0.1)
+    ledger = run("ledger", "show")
+    assert "brightness" in ledger
+    assert "already released" in run("brightness")
+
+
+def test_its_settings_are_checked_before_anything_is_spent(run):
+    run("prepare", "sensitive")
+    for settings, message in {"brightest: -1": "brightness.brightest", "darkest: 1": "darkest"}.items():
+        content = PARAMS | {"brightness": yaml.safe_load(settings)}
+        (run.project / "params.yaml").write_text(yaml.safe_dump(content))
+        assert message in run("plan", code=2)
