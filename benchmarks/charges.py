@@ -30,11 +30,12 @@ from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import Card, read_card
 from sfumato.errors import BudgetError
 from sfumato.privacy.accountant import epsilon
-from sfumato.privacy.authorize import AlreadyReleasedError, ChargeRequest, SpendingPolicy, open_charge
+from sfumato.privacy.authorize import AlreadyReleasedError, ChargeRequest, open_charge
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.decision import RELEASED
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import CLOSE, OPEN, Odometer
+from sfumato.privacy.policy import SpendingPolicy
 from sfumato.settings.data import Data
 from sfumato.storage.artifacts import writing
 

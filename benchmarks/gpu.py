@@ -461,9 +461,10 @@ def run_child(folder: Path, device: str, small: bool) -> None:
     from sfumato.data.prepare import prepare_sensitive
     from sfumato.data.store import read_card
     from sfumato.dpsgd.run import State, epsilon_by_step, fine_tune
-    from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
+    from sfumato.privacy.authorize import ChargeRequest, open_charge
     from sfumato.privacy.events import Mechanism
     from sfumato.privacy.odometer import Odometer
+    from sfumato.privacy.policy import SpendingPolicy
     from sfumato.settings.data import Data
 
     state, card = folder / "state", folder / "card.json"

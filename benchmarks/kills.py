@@ -37,8 +37,8 @@ import yaml
 from PIL import Image
 
 from sfumato.privacy.accountant import epsilon
-from sfumato.privacy.authorize import SpendingPolicy
 from sfumato.privacy.odometer import CLOSE, Odometer
+from sfumato.privacy.policy import SpendingPolicy
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json, validated
 

@@ -65,8 +65,9 @@ def work(part: str, folder: Path, images: int, features: int, side: int) -> Call
     from sfumato.dpsgd.run import State, step
     from sfumato.features.fourier import FourierFeatures
     from sfumato.generators.one_step import new_generator, save_generator
-    from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
+    from sfumato.privacy.authorize import ChargeRequest, open_charge
     from sfumato.privacy.events import Mechanism
+    from sfumato.privacy.policy import SpendingPolicy
     from sfumato.queries.central import central_norm, query_central
     from sfumato.queries.count import query_count
     from sfumato.queries.feature_means import query_feature_means

@@ -14,7 +14,7 @@ OutOption = Annotated[Path, typer.Option(help="Folder for `brief.html` and `brie
 def brief(out: OutOption = Path("brief")) -> None:
     """Free: one page for those who permit the release: what is asked, what it costs, what stays unprotected."""
     from sfumato.planning.brief import PAGE, write_brief
-    from sfumato.planning.make import resolve_project
+    from sfumato.planning.folder import resolve_project
 
     unanswered = write_brief(resolve_project(Path(), state_dir(), Path("params.yaml"), dry_run=True, say=say), out)
     if unanswered:

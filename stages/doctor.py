@@ -70,8 +70,8 @@ def queries_in_words() -> dict[str, str]:
     """Return what each query of the plan will do, if there are a plan and prepared images."""
     from sfumato.data.cards import read_card
     from sfumato.planning.kept import known_past
-    from sfumato.privacy.authorize import check_known
     from sfumato.privacy.odometer import Odometer
+    from sfumato.privacy.policy import check_known
     from sfumato.privacy.project_ledger import seen_in_project
     from sfumato.privacy.resolved import read_lineage
     from sfumato.settings.privacy import UNLIMITED

@@ -9,6 +9,9 @@ from sfumato.settings.stage import QUERY, Stage
 from stages.pretrain import denoiser_work
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sfumato.planning.kept import Plan
     from sfumato.planning.work import Work
     from sfumato.settings.dpsgd import Finetune
     from stages.runner import QueryRun
@@ -59,6 +62,28 @@ def work(about: Work) -> float:
     return clipped_gradients(about, "finetune")
 
 
+def remarks(made: Plan) -> Iterator[str]:
+    """Compare the noise of a DP-SGD step with its longest possible signal, from public numbers."""
+    from sfumato.dpsgd.run import step_noise
+    from sfumato.dpsgd.trainable import trained_parameters
+    from sfumato.release.synthesizer import outline
+    from sfumato.settings.dpsgd import SALIENT
+
+    params = made.params
+    mechanism = made.mechanisms["finetune"]
+    file = made.files["finetune"]
+    model = outline(params.model, tuple(file["shape"]), len(file["classes"]))
+    parameters = trained_parameters(model, params.finetune, params.seed)
+    weights = sum(value.numel() for value in parameters.values())
+    length = step_noise(mechanism.noise_multiplier, weights, mechanism.sample_rate * file["size_hint"])
+    about = "about " if params.finetune.trainable in SALIENT else ""
+    hint = ""
+    if length > 1:
+        hint = ", so a step is mostly noise. Raise the share, ε or batch, or train fewer weights"
+    beside = f"{length:.2g} times its longest possible signal"
+    yield f"finetune: the noise of a step is {beside}, with {about}{weights:,} trained weights{hint}"
+
+
 STAGE = Stage(
     "finetune",
     QUERY,
@@ -72,4 +97,5 @@ STAGE = Stage(
     several_labels=True,
     network_work=denoiser_work,
     work=work,
+    remarks=remarks,
 )

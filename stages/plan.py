@@ -29,7 +29,8 @@ def plan(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be spent; write nothing.")] = False,
 ) -> None:
     """Free: resolve all parameters, write one configuration per stage, and show the privacy budget."""
-    from sfumato.planning.make import next_lines, resolve_project, risk_line, share_lines
+    from sfumato.planning.folder import resolve_project
+    from sfumato.planning.make import next_lines, risk_line, share_lines
     from sfumato.settings.recipes import read_yaml
 
     see = say if sys.stderr.isatty() else None
@@ -50,7 +51,7 @@ def plan(
 
 def show_run(made: ProjectPlan, spending: Sequence[Decision], coming: set[str]) -> None:
     """Show what the next run would spend, and the memory and minutes it needs."""
-    from sfumato.planning.make import settings_for_ever_lines, spending_lines, step_noise_lines
+    from sfumato.planning.make import settings_for_ever_lines, spending_lines
 
     tell(*spending_lines(made, spending))
     say(*settings_for_ever_lines(made.params))
@@ -59,7 +60,8 @@ def show_run(made: ProjectPlan, spending: Sequence[Decision], coming: set[str]) 
             file = made.files[name]
             about = tuple(file["shape"]), len(file["classes"]), getattr(made.params, name), file["size_hint"]
             tell(f"{name}: memory {memory_line(made.params.model, *about)}")
-    tell(*step_noise_lines(made))
+    for name in made.mechanisms:
+        tell(*STAGES[name].remarks(made))
     runs = {"plan", *coming, *made.unprepared}
     if coming:
         runs |= {"ledger", "report"}

@@ -8,11 +8,13 @@ from sfumato.settings.stage import FREE, Stage, one_label_only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from sfumato.data.cards import Card, PublicCard
     from sfumato.planning.work import Work
     from sfumato.settings.params import Params
     from sfumato.settings.training import Pretrain
+    from sfumato.storage.artifacts import Artifact
     from stages.runner import StageRun
 
 
@@ -96,6 +98,27 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
     class_prompts(model, card.dataset_id, card.classes)
 
 
+def inherited(folder: Path, params: Params, state: Path) -> list[Artifact]:
+    """Return the releases that the public model comes from.
+
+    Raises ConfigError if the model does not fit, or is not declared public.
+    """
+    from pathlib import Path
+
+    from sfumato.data.lineage import lineage
+    from sfumato.text_to_image.directory import HUB, choose_image_size, locate, read_model_directory, require_library
+
+    model = params.model
+    if model.directory is None:
+        return []
+    require_library()
+    place = model.directory
+    if not place.startswith(HUB):
+        place = str(folder / Path(place).expanduser())
+    choose_image_size(read_model_directory(place), model)
+    return lineage(locate(place), "model", model.declared_public, state)
+
+
 STAGE = Stage(
     "pretrain",
     FREE,
@@ -111,4 +134,5 @@ STAGE = Stage(
     network_work=denoiser_work,
     work=work,
     problems=problems,
+    inherited=inherited,
 )

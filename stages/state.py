@@ -15,7 +15,7 @@ EVALUATION = Path("evaluation")  # numbers from real images, which neither DVC n
 
 
 def read_policy() -> Any:
-    from sfumato.privacy.authorize import SpendingPolicy
+    from sfumato.privacy.policy import SpendingPolicy
 
     path = PLAN / "permission.json"
     with explained(ConfigError, lambda error: f"{path} cannot be read ({error}): run `stage plan`"):

@@ -18,10 +18,11 @@ from audit.bounds import gaussian_bounds
 from audit.subjects import Subject, made_images, noise_of
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import latents_key, read_card, write_latents
-from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
+from sfumato.privacy.authorize import ChargeRequest, open_charge
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import public_grid
+from sfumato.privacy.policy import SpendingPolicy
 from sfumato.settings.data import Data
 
 

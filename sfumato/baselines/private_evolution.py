@@ -21,7 +21,7 @@ from sfumato.data.rendered.genes import Genes
 from sfumato.features.projection import FEATURE_BATCH, ProjectedFeatures
 from sfumato.generators.one_step import balanced_labels
 from sfumato.privacy.charge import Charge
-from sfumato.privacy.checkpoint import make_durable, resume
+from sfumato.privacy.resume import make_durable, resume
 from sfumato.privacy.rows import Rows, one_hot
 from sfumato.settings.baselines import Evolve
 from sfumato.storage.digest import digest_of

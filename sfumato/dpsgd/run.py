@@ -27,9 +27,9 @@ from sfumato.dpsgd.gradients import Draws, clipped_gradient_sum, draw
 from sfumato.dpsgd.microbatch import choose_microbatch
 from sfumato.errors import ConfigError
 from sfumato.privacy.accountant import epsilon_and_order, rdp_curve
-from sfumato.privacy.checkpoint import make_durable, resume
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import secret_generator
+from sfumato.privacy.resume import make_durable, resume
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import fast_bfloat16
 from sfumato.settings.dpsgd import Finetune, Saliency

@@ -1,15 +1,13 @@
 """Batch-invariant features: an image's features are bit-identical in any batch."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from threading import RLock
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from sfumato.data.images import Shape
+from sfumato.runtime.compute import one_thread
 
-ONE_AT_A_TIME = RLock()
 BATCH_SIZE = 64  # Images per batch
 
 
@@ -51,19 +49,3 @@ def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: to
             if not torch.equal(function(mixed.to(device))[kept], first[order][kept]):
                 return True
     return False
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run PyTorch on one thread, from one Python thread at a time.
-
-    The number of threads applies to the process. For a batch of one, several threads cost more than
-    they gain, and they may split a sum in different ways.
-    """
-    with ONE_AT_A_TIME:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)

@@ -22,11 +22,10 @@ from torch import nn
 
 from sfumato.data.images import Shape
 from sfumato.errors import UNREADABLE
-from sfumato.features.batch_invariant import one_thread
 from sfumato.planning.work import Work, operations_of
 from sfumato.privacy.resolved import StagePlan
 from sfumato.runtime import distributed
-from sfumato.runtime.compute import THREADS, device, fast_bfloat16
+from sfumato.runtime.compute import THREADS, device, fast_bfloat16, one_thread
 from sfumato.settings.params import Params
 from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import read_json

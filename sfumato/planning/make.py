@@ -1,45 +1,26 @@
-"""The plan of a project: every parameter resolved, the noise calibrated, and what the next run would spend.
-
-Every path is below the project's folder, so that threads may plan several projects at once.
-"""
+"""The plan of a project: every parameter resolved, the noise calibrated, and what the next run would spend."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sfumato.data.cards import Card, PublicCard, dataset_directory, read_card, read_public_card
-from sfumato.data.lineage import lineage
-from sfumato.data.prepare import LISTING, listing_of, prepare_sensitive, secret_key, unnamed_version
-from sfumato.data.sources.imagefolder import list_folder
-from sfumato.data.sources.packed import unpacking
-from sfumato.data.sources.splits import split_of
-from sfumato.data.tables import check_parquet
-from sfumato.dpsgd.run import step_noise
-from sfumato.dpsgd.trainable import trained_parameters
-from sfumato.errors import ConfigError, reading_sensitive
-from sfumato.planning.kept import Past, Plan, known_past, spending_of, stages_before
-from sfumato.planning.project_files import Say, renew, unsaid
-from sfumato.planning.proposal import proposed_card
-from sfumato.planning.resolve import make_plan, plan_texts, policy_of, warnings_of
+from sfumato.data.cards import Card, PublicCard
+from sfumato.errors import ConfigError
+from sfumato.planning.kept import Past, Plan, spending_of, stages_before
+from sfumato.planning.resolve import plan_texts, policy_of, warnings_of
 from sfumato.privacy.accountant import epsilon
-from sfumato.privacy.authorize import check_known, check_lifetime
 from sfumato.privacy.decision import Decision
 from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.policy import check_known, check_lifetime
 from sfumato.privacy.profile import best_guess, noise_for_guess, percent_up
-from sfumato.privacy.project_ledger import seen_in_project
-from sfumato.release.synthesizer import outline
-from sfumato.settings.data import GROUP, OF_THE_OWNER, SEVERAL
-from sfumato.settings.dpsgd import SALIENT
+from sfumato.settings.data import GROUP
 from sfumato.settings.fields import REST
 from sfumato.settings.params import Params
 from sfumato.settings.privacy import UNLIMITED
-from sfumato.settings.recipes import load_params
-from sfumato.settings.stage import CARD_PATH, PLAN, PUBLIC, RECIPES
+from sfumato.settings.stage import PLAN
 from sfumato.settings.stages import QUERIES, STAGES
-from sfumato.storage.artifacts import Artifact, merge_records, read_artifact
 from sfumato.storage.files import make_folder, replace_file
-from sfumato.text_to_image.directory import HUB, choose_image_size, locate, read_model_directory, require_library
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +29,7 @@ class ProjectPlan(Plan):
 
     card: of the images as they are prepared, or will be; public: of the public images, if a stage reads them;
     inherited: the records that these and a public model bring; past: what was released before, from which folder;
+    seen: the charges and heads that the project's ledgers and artifacts name, once there is a journal;
     unprepared: the commands that must prepare images first.
     """
 
@@ -55,6 +37,7 @@ class ProjectPlan(Plan):
     public: PublicCard | None
     inherited: Sequence[dict]
     past: Past
+    seen: frozenset[str]
     unprepared: frozenset[str]
 
     @property
@@ -74,9 +57,7 @@ class ProjectPlan(Plan):
     def spending(self) -> tuple[list[Decision], set[str]]:
         """Decide on each query, and which stages will run. Raises BudgetError if the journal lacks charges."""
         if self.odometer.head() is not None:
-            bounded = self.params.privacy.lifetime != UNLIMITED
-            seen = seen_in_project(self.card.dataset_id, self.past.folder, self.past.state)
-            check_known(self.odometer, self.card, seen, bounded)
+            check_known(self.odometer, self.card, self.seen, self.params.privacy.lifetime != UNLIMITED)
         return spending_of(self, self.past, self.past.folder / PLAN)
 
     def seconds(self) -> dict[str, float | None]:
@@ -94,102 +75,6 @@ class ProjectPlan(Plan):
 
     def write(self) -> None:
         write_texts(self.past.folder / PLAN, plan_texts(self, self.past.folder / PLAN))
-
-
-def resolve_project(
-    folder: Path, state: Path, params: Path, *, dry_run: bool = False, say: Say = unsaid, see: Say | None = None
-) -> ProjectPlan:
-    """Work out the plan of a project; writes nothing.
-
-    params: below the folder; dry_run: images need not be prepared; say: shows a note; see: to the owner only,
-    if they look on. Raises ConfigError, DataError or BudgetError where the project does not fit together.
-    """
-    if not dry_run and renew(folder / "dvc.yaml"):
-        raise ConfigError("dvc.yaml was written by an older version and has been updated: run `dvc repro` again")
-    loaded = load_params(folder / params, folder / RECIPES)
-    if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
-        check_parquet()  # before anything is spent
-    prepared = (folder / CARD_PATH).exists()
-    card = read_card(folder / CARD_PATH) if prepared or not dry_run else unprepared(folder, loaded, say)
-    version = card.version
-    if dry_run:
-        version = loaded.data.version or unnamed_version(dataset_directory(state, card.dataset_id)) or version
-    if version != card.version:
-        say(f"the images are not yet prepared as version {version}: `dvc repro` prepares them first")
-        card = replace(card, version=version)
-        prepared = False
-    if see is not None and (note := changed_pictures(loaded, state)):  # that there were changes is private
-        see(note)
-    if loaded.privacy.unit is None and loaded.data.groups is None and card.source in OF_THE_OWNER:
-        say(
-            "warning: privacy.unit is not set, so each image is protected separately, and the costs of several images "
-            "of one person add up. If a person can have several, set privacy.unit: group and data.groups. If not, set "
-            "privacy.unit: image, which reports quote as your confirmation"
-        )
-    public = folder / PUBLIC
-    public_card = None
-    inputs = []
-    if loaded.reads_public and (public.exists() or not dry_run):
-        inputs.append(read_artifact(public, "public"))
-        public_card = read_public_card(public / "card.json")
-    if loaded.model.directory is not None:
-        inputs += lineage_of_model(folder, loaded, state)
-    inherited = list(merge_records(inputs).values())
-    past = known_past(state, card, folder, declared_size=loaded.privacy.declared_size)
-    ready = {"prepare sensitive": prepared, "prepare public": (public / "card.json").exists()}
-    return ProjectPlan(
-        **vars(make_plan(loaded, card, public_card, past.runs, inherited)),
-        card=card,
-        public=public_card,
-        inherited=inherited,
-        past=past,
-        unprepared=frozenset(name for name, there in ready.items() if not there),
-    )
-
-
-def lineage_of_model(folder: Path, params: Params, state: Path) -> list[Artifact]:
-    """The releases that the public model comes from. Raises ConfigError if it does not fit, or is not public."""
-    model = params.model
-    place = str(model.directory)
-    require_library()
-    if not place.startswith(HUB):
-        place = str(folder / Path(place).expanduser())
-    choose_image_size(read_model_directory(place), model)
-    return lineage(locate(place), "model", model.declared_public, state)
-
-
-def unprepared(folder: Path, params: Params, say: Say) -> Card:
-    """The card that images in a folder will have. Raises DataError for another source: prepare them first."""
-    reading_sensitive()
-    data = params.data
-    if data.source != "imagefolder" or data.path is None or data.size is None or data.channels is None:
-        return read_card(folder / CARD_PATH)
-    path = folder / Path(data.path).expanduser()
-    classes = data.classes or list_folder(path).classes
-    say("the images are not prepared yet: this plan is for the images in the folder")
-    return proposed_card(params, classes, bool(split_of(path)[1]) and data.labels != SEVERAL)
-
-
-def changed_pictures(params: Params, state: Path) -> str | None:
-    """Return a note if pictures were added or removed since the preparation, which DVC does not notice."""
-    file = dataset_directory(state, params.data.name) / LISTING
-    if not file.is_file():
-        return None
-    listing = listing_of(params.data, secret_key(state, params.data.name))
-    if listing is None or listing == file.read_text(encoding="utf-8"):
-        return None
-    return (
-        "note: the files of the sensitive images have changed since they were prepared. The release does not change "
-        "until data.version in params.yaml gets a new value; every query then spends again"
-    )
-
-
-def prepare_images(folder: Path, state: Path) -> None:
-    data = load_params(folder / "params.yaml", folder / RECIPES).data
-    if data.path is not None:
-        data = data.model_copy(update={"path": str(folder / Path(data.path).expanduser())})
-    with unpacking():
-        prepare_sensitive(data, state, folder / CARD_PATH, folder / "data/raw")
 
 
 def write_texts(out: Path, texts: Mapping[str, str]) -> None:
@@ -264,25 +149,6 @@ def settings_for_ever_lines(params: Params) -> Iterator[str]:
     for name in (name for name in STAGES if name not in QUERIES):
         if readers := [query for query, names in before.items() if name in names]:
             yield f"{name}: decide this before the first run; changing it later spends again on {', '.join(readers)}"
-
-
-def step_noise_lines(made: Plan) -> Iterator[str]:
-    """Compare the noise of a DP-SGD step with its longest possible signal, from public numbers."""
-    params = made.params
-    mechanism = made.mechanisms.get("finetune")
-    if mechanism is None:
-        return
-    file = made.files["finetune"]
-    model = outline(params.model, tuple(file["shape"]), len(file["classes"]))
-    parameters = trained_parameters(model, params.finetune, params.seed)
-    weights = sum(value.numel() for value in parameters.values())
-    length = step_noise(mechanism.noise_multiplier, weights, mechanism.sample_rate * file["size_hint"])
-    about = "about " if params.finetune.trainable in SALIENT else ""
-    hint = ""
-    if length > 1:
-        hint = ", so a step is mostly noise. Raise the share, ε or batch, or train fewer weights"
-    beside = f"{length:.2g} times its longest possible signal"
-    yield f"finetune: the noise of a step is {beside}, with {about}{weights:,} trained weights{hint}"
 
 
 def next_lines(made: Plan, spending: Sequence[Decision]) -> Iterator[str]:

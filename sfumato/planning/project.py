@@ -93,7 +93,7 @@ class Project:
         """
         import pandas
 
-        from sfumato.planning.make import prepare_images, resolve_project
+        from sfumato.planning.folder import prepare_images, resolve_project
 
         if not (self.folder / CARD_PATH).is_file():
             prepare_images(self.folder, state_dir())

@@ -24,10 +24,10 @@ from sfumato.privacy.accountant import (
     epsilon,
     shares_of_rdp,
 )
-from sfumato.privacy.authorize import SpendingPolicy
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism, event_of
 from sfumato.privacy.ledger import by_line
 from sfumato.privacy.odometer import Run
+from sfumato.privacy.policy import SpendingPolicy
 from sfumato.privacy.record import record_problems
 from sfumato.privacy.resolved import LINEAGE, Lineage, settings_digest
 from sfumato.settings.data import GROUP, IMAGE, SEVERAL

@@ -6,6 +6,9 @@ import itertools
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
 
 import torch
 from torch import nn
@@ -14,6 +17,7 @@ from sfumato.errors import ConfigError
 
 # Number of weights; a smaller network loses more by conversion to bfloat16 than it gains
 LARGE_NETWORK = 300_000
+ONE_AT_A_TIME = RLock()
 THREADS = torch.get_num_threads()  # As many as there are cores, or OMP_NUM_THREADS
 
 
@@ -78,3 +82,19 @@ def prefers_bfloat16(model: nn.Module) -> bool:
     """Return whether a free stage computes in bfloat16, by device and network size only."""
     parameters = list(model.parameters())
     return fast_bfloat16(parameters[0].device.type) and sum(value.numel() for value in parameters) >= LARGE_NETWORK
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run PyTorch on one thread, from one Python thread at a time.
+
+    The number of threads applies to the process. For a batch of one, several threads cost more than
+    they gain, and they may split a sum in different ways.
+    """
+    with ONE_AT_A_TIME:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

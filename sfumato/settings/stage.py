@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +13,7 @@ from sfumato.errors import nearest
 
 if TYPE_CHECKING:
     from sfumato.settings.fields import Settings
+    from sfumato.storage.artifacts import Artifact
 
 ARTIFACTS = Path("artifacts")
 PLAN = ARTIFACTS / "plan"
@@ -46,8 +47,8 @@ def one_label_only(what: str) -> str:
     )
 
 
-def no_problems(*_: object) -> Iterator[str]:
-    return iter(())
+def nothing(*_: Any) -> Sequence[Any]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ class Stage:
         work: Takes a `Work`; returns the operations of the whole stage. Without it, a query looks once at each image
             that it draws, and the time of another stage is unknown until it ran.
         problems: Takes `Params`, the `Card` of the images, and the `PublicCard` or None; yields what does not fit.
+        remarks: Takes the `Plan`; yields what its owner should know before a query spends.
+        inherited: Takes the project's folder, `Params` and the state directory; returns the earlier releases that its
+            public inputs come from.
     """
 
     name: str
@@ -98,7 +102,9 @@ class Stage:
     gives: str = ""
     network_work: Callable[..., int] | None = None
     work: Callable[..., float | None] | None = None
-    problems: Callable[..., Iterator[str]] = no_problems
+    problems: Callable[..., Iterable[str]] = nothing
+    remarks: Callable[..., Iterable[str]] = nothing
+    inherited: Callable[..., Sequence[Artifact]] = nothing
 
     @property
     def settings(self) -> type[Settings]:

@@ -16,9 +16,10 @@ from sfumato.data.groups import checked, spelling
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import load_prepared, read_card
 from sfumato.errors import BudgetError, ConfigError, DataError, SfumatoError
-from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
+from sfumato.privacy.authorize import ChargeRequest, open_charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.policy import SpendingPolicy
 from sfumato.settings.data import Data, Groups
 from sfumato.storage.journal import Journal
 

@@ -13,12 +13,12 @@ import torch
 from small_plan import params as params_of
 from torch import nn
 
-from sfumato.features.batch_invariant import one_thread
 from sfumato.planning import estimate
 from sfumato.planning.estimate import DURATIONS, FRAME, expected_seconds, operations_per_second, timed
 from sfumato.planning.work import CALL, WRITTEN, Work, operations_of
 from sfumato.privacy.resolved import StagePlan
 from sfumato.runtime import compute
+from sfumato.runtime.compute import one_thread
 from sfumato.settings.stages import STAGES
 
 SMALL = {

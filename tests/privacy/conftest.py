@@ -8,10 +8,11 @@ import pytest
 
 from sfumato.data.prepare import prepare_sensitive
 from sfumato.data.store import Card, read_card
-from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
+from sfumato.privacy.authorize import ChargeRequest, open_charge
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.policy import SpendingPolicy
 from sfumato.settings.data import Data
 
 

@@ -16,9 +16,10 @@ from sfumato.dpsgd.gradients import Draws
 from sfumato.dpsgd.run import State, fine_tune
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy import sampling
-from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
+from sfumato.privacy.authorize import ChargeRequest, open_charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.noise import NoiseSource
+from sfumato.privacy.policy import SpendingPolicy
 from sfumato.queries.count import query_count
 from sfumato.queries.feature_means import query_feature_means
 from sfumato.runtime import distributed

@@ -14,10 +14,11 @@ from sfumato.data.store import load_prepared
 from sfumato.errors import BudgetError, DataError
 from sfumato.privacy import sampling
 from sfumato.privacy.accountant import epsilon
-from sfumato.privacy.authorize import AlreadyReleasedError, SpendingPolicy, open_local
+from sfumato.privacy.authorize import AlreadyReleasedError, open_local
 from sfumato.privacy.charge import PROBES
 from sfumato.privacy.events import SEEDED, Mechanism
 from sfumato.privacy.noise import NoiseSource, public_grid
+from sfumato.privacy.policy import SpendingPolicy
 from sfumato.privacy.rows import Rows
 from sfumato.queries.count import query_count
 from sfumato.runtime import distributed

@@ -2,15 +2,9 @@ import pytest
 import torch
 from failing_reads import failing_opens
 
-from sfumato.privacy.checkpoint import (
-    checkpoint_path,
-    drop_checkpoints,
-    load_checkpoint,
-    make_durable,
-    resume,
-    save_checkpoint,
-)
+from sfumato.privacy.checkpoint import checkpoint_path, drop_checkpoints, load_checkpoint, save_checkpoint
 from sfumato.privacy.events import Mechanism
+from sfumato.privacy.resume import make_durable, resume
 
 STATE = {"parameters.a": torch.arange(4.0), "step": torch.tensor(7)}
 LOG = [{"step": 7, "epsilon": 0.5}]

@@ -21,10 +21,10 @@ from sfumato.data.store import LatentSet, read_card
 from sfumato.errors import BudgetError
 from sfumato.features.fourier import FourierFeatures
 from sfumato.privacy import charge as door
-from sfumato.privacy.authorize import SpendingPolicy
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import UNITS, Mechanism
 from sfumato.privacy.noise import NoiseSource
+from sfumato.privacy.policy import SpendingPolicy
 from sfumato.privacy.rows import Rows, bounded_sum, one_hot
 from sfumato.privacy.sampling import group_picks, group_weights
 from sfumato.queries.count import query_count

@@ -22,12 +22,13 @@ from sfumato.data.prepare import card_text, secret_key
 from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.planning.resolve import inherited_events, make_plan, policy_of
 from sfumato.privacy.accountant import epsilon
-from sfumato.privacy.authorize import DAY, SpendingPolicy
+from sfumato.privacy.authorize import DAY
 from sfumato.privacy.check import check_ledger
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, ZERO_OUT_ONE, Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.privacy.odometer import Odometer
 from sfumato.privacy.opinions import Opinion
+from sfumato.privacy.policy import SpendingPolicy
 from sfumato.release.card import PREPARED, cost_of, dataset_card
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.recipes import load_params
@@ -119,7 +120,7 @@ DOORS = {
     "open_charge": {
         *(f"stages/{name}.py" for name in (*QUERIES, "feature_means", "runner")),
         *("sfumato/__init__.py", "sfumato/privacy/own_query.py"),  # of a query of one's own
-        *("sfumato/privacy/authorize.py", "sfumato/privacy/checkpoint.py"),
+        *("sfumato/privacy/authorize.py", "sfumato/privacy/resume.py"),
         *("sfumato/dpsgd/run.py", "sfumato/baselines/dp_gan.py", "sfumato/baselines/private_evolution.py"),
     },
     "open_local": {

@@ -20,9 +20,10 @@ from sfumato.features.cosine import CosineMoments
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import build_network
 from sfumato.privacy.accountant import epsilon
-from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
+from sfumato.privacy.authorize import ChargeRequest, open_charge
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import compose, of_one_person, spent_on_one
+from sfumato.privacy.policy import SpendingPolicy
 from sfumato.queries.count import public_counts, public_several, query_count, read_counts, save_counts
 from sfumato.queries.feature_means import COSINE, SQUARES, load_means, moment_features, save_means
 from sfumato.queries.merging import check_owner, merge_counts, merge_means, merged_budget

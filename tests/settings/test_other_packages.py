@@ -57,6 +57,7 @@ PARAMS = {
     "run": ["count", "frequency", "brightness", "auxiliary", "synthesize"],
     "data": {"dataset_id": "halves", "source": "npz", "path": "halves.npz"},
     "privacy": {"epsilon": 10.0, "size_hint": 200},
+    "count": {"noise": "5%"},
     "frequency": {"size": 20},
     "auxiliary": {"steps": 2, "images": 10},
     "synthesize": {"count": 10},
@@ -102,9 +103,9 @@ def test_a_stage_of_another_package_is_planned_run_and_charged(run):
         run(*command.split())
     released = json.loads((run.project / "artifacts/brightness/brightness.json").read_text())
     assert released["mean"] == pytest.approx(128 / 255, abs=0.1)
-    ledger = run("ledger", "show")
+    ledger = run("ledger", "history")
     assert "brightness" in ledger
-    assert "already released" in run("brightness")
+    assert "already released" in run("brightness", code=3)
 
 
 def test_its_settings_are_checked_before_anything_is_spent(run):

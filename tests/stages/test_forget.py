@@ -15,8 +15,8 @@ from filelock import FileLock, Timeout
 from sfumato import Project
 from sfumato.data.store import read_card
 from sfumato.errors import BudgetError, DataError
+from sfumato.planning import folder
 from sfumato.planning import forget as library
-from sfumato.planning import make
 from sfumato.privacy import authorize
 from sfumato.privacy.odometer import Odometer
 from sfumato.settings.stage import CARD_PATH
@@ -295,7 +295,7 @@ def test_preparing_by_the_library_writes_nothing_after_forget(desk, before):
 
     (COPY / "listing").unlink(missing_ok=True)
     before("sfumato.data.prepare.kept_fingerprint", try_it)
-    make.prepare_images(Path(), Path("state").absolute())
+    folder.prepare_images(Path(), Path("state").absolute())
     assert len(refused) == 1
 
 
@@ -304,7 +304,7 @@ def test_a_notebook_leaves_no_unpacked_pictures(desk, shelf):
     options = {"images": shelf / "real.npz", "minutes": 1, "one_image_each": True, "dataset_id": "clinic"}
     project = Project.create("new", epsilon=5, **options)
     assert marked() == []
-    make.prepare_images(project.folder, Path("state").absolute())
+    folder.prepare_images(project.folder, Path("state").absolute())
     assert not [*Path("state").glob(".unpacked*")]
     desk.run("forget --yes --dataset clinic", "is forgotten")
     assert marked() == []

@@ -11,11 +11,12 @@ import yaml
 from sfumato.data.images import ImageSet, save_images
 from sfumato.data.lineage import hashes, recognised
 from sfumato.data.store import read_card
-from sfumato.privacy.authorize import ChargeRequest, SpendingPolicy, open_charge
+from sfumato.privacy.authorize import ChargeRequest, open_charge
 from sfumato.privacy.check import artifact_problems
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import read_ledger
 from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.policy import SpendingPolicy
 from sfumato.settings.stages import QUERIES, STAGES
 from sfumato.storage.artifacts import read_artifact, write_empty, writing
 from stages.ledger import utc

@@ -1,0 +1,114 @@
+"""The plan of a project's folder: from its parameters, its cards, the listing of its images, and the journal.
+
+Every path is below the project's folder, so that threads may plan several projects at once.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from sfumato.data.cards import Card, dataset_directory, read_card, read_public_card
+from sfumato.data.prepare import LISTING, listing_of, prepare_sensitive, secret_key, unnamed_version
+from sfumato.data.sources.imagefolder import list_folder
+from sfumato.data.sources.packed import unpacking
+from sfumato.data.sources.splits import split_of
+from sfumato.errors import ConfigError, reading_sensitive
+from sfumato.planning.kept import known_past
+from sfumato.planning.make import ProjectPlan
+from sfumato.planning.project_files import Say, renew, unsaid
+from sfumato.planning.proposal import proposed_card
+from sfumato.planning.resolve import make_plan
+from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.project_ledger import seen_in_project
+from sfumato.settings.data import OF_THE_OWNER, SEVERAL
+from sfumato.settings.params import Params
+from sfumato.settings.recipes import load_params
+from sfumato.settings.stage import CARD_PATH, PUBLIC, RECIPES
+from sfumato.settings.stages import STAGES
+from sfumato.storage.artifacts import merge_records, read_artifact
+
+
+def resolve_project(
+    folder: Path, state: Path, params: Path, *, dry_run: bool = False, say: Say = unsaid, see: Say | None = None
+) -> ProjectPlan:
+    """Work out the plan of a project; writes nothing.
+
+    params: below the folder; dry_run: images need not be prepared; say: shows a note; see: to the owner only,
+    if they look on. Raises ConfigError, DataError or BudgetError where the project does not fit together.
+    """
+    if not dry_run and renew(folder / "dvc.yaml"):
+        raise ConfigError("dvc.yaml was written by an older version and has been updated: run `dvc repro` again")
+    loaded = load_params(folder / params, folder / RECIPES)
+    prepared = (folder / CARD_PATH).exists()
+    card = read_card(folder / CARD_PATH) if prepared or not dry_run else unprepared(folder, loaded, say)
+    version = card.version
+    if dry_run:
+        version = loaded.data.version or unnamed_version(dataset_directory(state, card.dataset_id)) or version
+    if version != card.version:
+        say(f"the images are not yet prepared as version {version}: `dvc repro` prepares them first")
+        card = replace(card, version=version)
+        prepared = False
+    if see is not None and (note := changed_pictures(loaded, state)):  # that there were changes is private
+        see(note)
+    if loaded.privacy.unit is None and loaded.data.groups is None and card.source in OF_THE_OWNER:
+        say(
+            "warning: privacy.unit is not set, so each image is protected separately, and the costs of several images "
+            "of one person add up. If a person can have several, set privacy.unit: group and data.groups. If not, set "
+            "privacy.unit: image, which reports quote as your confirmation"
+        )
+    public = folder / PUBLIC
+    public_card = None
+    inputs = []
+    if loaded.reads_public and (public.exists() or not dry_run):
+        inputs.append(read_artifact(public, "public"))
+        public_card = read_public_card(public / "card.json")
+    for name in loaded.run:
+        inputs += STAGES[name].inherited(folder, loaded, state)
+    inherited = list(merge_records(inputs).values())
+    past = known_past(state, card, folder, declared_size=loaded.privacy.declared_size)
+    seen = set[str]()
+    if Odometer(state, card.dataset_id).head() is not None:
+        seen = seen_in_project(card.dataset_id, folder, state)
+    ready = {"prepare sensitive": prepared, "prepare public": (public / "card.json").exists()}
+    return ProjectPlan(
+        **vars(make_plan(loaded, card, public_card, past.runs, inherited)),
+        card=card,
+        public=public_card,
+        inherited=inherited,
+        past=past,
+        seen=frozenset(seen),
+        unprepared=frozenset(name for name, there in ready.items() if not there),
+    )
+
+
+def unprepared(folder: Path, params: Params, say: Say) -> Card:
+    """The card that images in a folder will have. Raises DataError for another source: prepare them first."""
+    reading_sensitive()
+    data = params.data
+    if data.source != "imagefolder" or data.path is None or data.size is None or data.channels is None:
+        return read_card(folder / CARD_PATH)
+    path = folder / Path(data.path).expanduser()
+    classes = data.classes or list_folder(path).classes
+    say("the images are not prepared yet: this plan is for the images in the folder")
+    return proposed_card(params, classes, bool(split_of(path)[1]) and data.labels != SEVERAL)
+
+
+def changed_pictures(params: Params, state: Path) -> str | None:
+    """Return a note if pictures were added or removed since the preparation, which DVC does not notice."""
+    file = dataset_directory(state, params.data.name) / LISTING
+    if not file.is_file():
+        return None
+    listing = listing_of(params.data, secret_key(state, params.data.name))
+    if listing is None or listing == file.read_text(encoding="utf-8"):
+        return None
+    return (
+        "note: the files of the sensitive images have changed since they were prepared. The release does not change "
+        "until data.version in params.yaml gets a new value; every query then spends again"
+    )
+
+
+def prepare_images(folder: Path, state: Path) -> None:
+    data = load_params(folder / "params.yaml", folder / RECIPES).data
+    if data.path is not None:
+        data = data.model_copy(update={"path": str(folder / Path(data.path).expanduser())})
+    with unpacking():
+        prepare_sensitive(data, state, folder / CARD_PATH, folder / "data/raw")

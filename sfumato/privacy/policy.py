@@ -1,0 +1,103 @@
+"""What the owner allows beyond the plan of a stage: the lifetime budget, and a journal that lacks no charge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from sfumato.data.cards import Card
+from sfumato.errors import BudgetError
+from sfumato.privacy.accountant import LARGEST_DELTA, epsilon
+from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE, Mechanism
+from sfumato.privacy.odometer import Odometer
+from sfumato.privacy.profile import bound_text
+from sfumato.settings.data import OF_THE_OWNER
+from sfumato.settings.fields import is_positive
+from sfumato.settings.privacy import UNLIMITED
+from sfumato.storage.documents import Exact
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpendingPolicy(Exact):
+    """Permissions and declarations of the owner beyond the plan of a stage.
+
+    Changing them re-runs nothing.
+    """
+
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    lifetime_epsilon: float | str  # limit for everything ever opened on the dataset, or "unlimited"
+    accountant: Literal["rdp", "pld", "exact"] = "rdp"
+    declared_size: bool = False
+    one_image_each: bool = False
+
+    def __post_init__(self) -> None:
+        limit = self.lifetime_epsilon
+        if limit != UNLIMITED and not is_positive(limit):
+            raise BudgetError(f"lifetime_epsilon={limit!r} is not a budget: expected a number or {UNLIMITED!r}")
+        if not 0 < self.delta <= LARGEST_DELTA:
+            raise BudgetError(f"delta={self.delta:g} must lie in (0, {LARGEST_DELTA:g}]: plan with a smaller one")
+
+    @property
+    def adjacency(self) -> str:
+        return ZERO_OUT_ONE if self.declared_size else ADD_OR_REMOVE_ONE
+
+
+def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: bool) -> None:
+    """Raise BudgetError if the journal lacks some of `seen`.
+
+    bounded: whether there is a lifetime budget.
+    """
+    missing = {*seen} - odometer.known()
+    if missing and (card.source in OF_THE_OWNER or bounded):
+        raise BudgetError(
+            f"{odometer.path} lacks {min(missing)[:8]}, which a ledger or a release of dataset "
+            f"{card.dataset_id!r} names: the journal is an older copy or a different one, so past spending is unknown. "
+            "Restore the newest state directory, or run `stage ledger adopt`: it counts the charges in ledger.json and "
+            "in the releases, and marks the odometer permanently as incomplete"
+        )
+
+
+def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy, unit: str) -> None:
+    """Raise BudgetError if all charges and `coming`, by stage, exceed the budget of one `unit`."""
+    limit = permission.lifetime_epsilon
+    dataset = odometer.dataset_id
+    if isinstance(limit, str):
+        return
+
+    if odometer.spent_otherwise(unit):
+        raise BudgetError(
+            f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} cannot be guaranteed: budget was spent under "
+            f"another privacy unit or earlier groups, and cannot be bounded for one {unit} now. Prepare the images as "
+            f"before, or set privacy.lifetime_epsilon: {UNLIMITED}, if the owner of the images agrees"
+        )
+
+    def cost(events: Iterable[DpEvent]) -> float:
+        return epsilon(events, permission.delta, permission.accountant, permission.adjacency)
+
+    spent = odometer.events()
+    total = cost([*spent, *(mechanism.event for mechanism in coming.values())])
+    if total <= limit:
+        return
+    by_stage: dict[str, list[DpEvent]] = {}
+    for record, event in zip(odometer.opened(), spent, strict=True):
+        by_stage.setdefault(record["stage"], []).append(event)
+    lower = ""
+    if cost(spent) < 0.99 * limit:  # some budget is left
+        lower = f"; or set a smaller privacy.epsilon for this plan, and privacy.lifetime_epsilon: {limit:g}"
+    past = ", ".join(f"{name} {cost(events):.3g} ({len(events)} ×)" for name, events in by_stage.items())
+    future = ", ".join(f"{name} {cost([mechanism.event]):.3g}" for name, mechanism in coming.items())
+    raise BudgetError(
+        f"privacy.lifetime_epsilon={limit:g} of dataset {dataset!r} would be exceeded: ε = {cost(spent):.4g} is spent"
+        f"{f' on {past}' if past else ''}; the next run ({future}) would bring it to {total:.4g} "
+        f"(each ε alone; δ = {bound_text(permission.delta, 3)}; `stage ledger history` lists all charges). You can "
+        "keep the old release (undo the edit, or `git checkout` the params.yaml and dvc.lock of that release); "
+        f"or raise privacy.lifetime_epsilon to {math.ceil(total * 100) / 100:g}, if the owner of the images agrees"
+        + lower
+    )

@@ -1,0 +1,37 @@
+"""Resume a charge from its last durable state, and make a state durable."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from sfumato.privacy.charge import Charge
+from sfumato.privacy.checkpoint import drop_checkpoints, load_checkpoint, save_checkpoint
+from sfumato.runtime import distributed
+
+
+def resume(
+    open_charge: Callable[[], Charge], stage: str, say: Callable[[str], None], unit: str = "step"
+) -> tuple[Charge, dict[str, Tensor] | None, list[dict]]:
+    """Open a charge and load its last durable state, if any, and its public log.
+
+    A run that lost its checkpoint stays spent, and a new charge starts.
+    """
+    while (charge := open_charge()).used > 0:
+        short = charge.run.name[:8]
+        saved = load_checkpoint(charge.run, charge.used, charge.checkpoint) if distributed.is_main() else None
+        if saved := distributed.broadcast_object(saved):
+            say(f"{stage}: resuming run {short} after {unit} {charge.used}: no further charge")
+            return charge, *saved
+        lost = f"{stage}: run {short} has lost its checkpoint of {unit} {charge.used}"
+        say(f"{lost}: it stays spent, a new charge starts")
+        charge.abandon()
+    return charge, None, []
+
+
+def make_durable(charge: Charge, state: dict[str, Tensor], log: list[dict]) -> None:
+    """Write the state, then the journal, then remove the last checkpoint: in the first process."""
+    if not distributed.is_main():
+        return
+    digest = save_checkpoint(charge.run, charge.used, state, log)
+    charge.durable(digest)
+    drop_checkpoints(charge.run, keep=charge.used)
