@@ -1,4 +1,4 @@
-"""Checks before any spending: stages that need others, names, shapes and sizes."""
+"""Check parameters before anything is spent: required stages, names, shapes and sizes."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -25,7 +25,7 @@ from sfumato.training.selection import number_to_keep
 
 
 def check_consistent(params: Params, card: Card, public: PublicCard | None = None) -> None:
-    """Raise ConfigError if a stage needs one that is switched off, or if parameters and images do not fit."""
+    """Raise ConfigError if a required stage is off, or if the parameters do not match the images."""
     of_the_card = card_problems(params, card), label_problems(params, card)
     of_the_stages = missing_stages(params), name_problems(params), public_model_problems(params)
     for problem in chain(*of_the_card, *of_the_stages, shape_problems(params, card), release_problems(params)):
@@ -54,10 +54,10 @@ def card_problems(params: Params, card: Card) -> Iterator[str]:
     privacy = params.privacy
     groups = data.groups
     if groups is not None and privacy.unit != GROUP:
-        remedy = "set privacy.unit: group (and count persons in privacy.size_hint), or remove data.groups"
+        remedy = "set privacy.unit: group (and the number of persons as privacy.size_hint), or remove data.groups"
         yield f"data.groups is set, but privacy.unit={privacy.unit or 'null'}: {remedy}"
     if groups is None and privacy.unit == GROUP:
-        remedy = "set it, such as to {pattern: '^(P\\d+)_'}, and run `stage prepare sensitive`"
+        remedy = "set it, for example to {pattern: '^(P\\d+)_'}, and run `stage prepare sensitive`"
         yield f"privacy.unit=group protects all images of a person, but data.groups is missing: {remedy}"
     if card.unit != privacy.protected:
         yield f"privacy.unit={privacy.protected}, but the images were prepared for one {card.unit}: {prepare_again}"
@@ -65,7 +65,7 @@ def card_problems(params: Params, card: Card) -> Iterator[str]:
         yield "privacy.group_cap gives small groups less weight than privacy.size_hint assumes: add count to run"
 
 
-# stages that accept several labels per image
+# Stages that accept several labels per image
 SEVERAL_LABELS = (
     *("count", "frequency", "classifier", "moments", "auxiliary", "teacher"),
     *("pretrain", "finetune", "synthesize", "evaluate"),
@@ -73,12 +73,12 @@ SEVERAL_LABELS = (
 
 
 def label_problems(params: Params, card: Card) -> Iterator[str]:
-    """Yield the stages and options that require one label per image, if images have several; and what these need."""
+    """If images have several labels, yield the stages and options that require one, and what is missing."""
     if card.labels != SEVERAL:
         return
     made = params.synthesize
     varied = made.labels == "uniform" or made.distorted + made.mixed + made.teacher_guidance > 0 or made.herding > 1
-    options = (  # which require one label per image
+    options = (  # these require one label per image
         ("auxiliary", "auxiliary.target=covariance", params.auxiliary.target == "covariance"),
         ("pretrain", "model.directory", params.model.directory is not None),
         ("synthesize", "synthesize.labels: uniform, distorted, mixed, herding or teacher_guidance", varied),
@@ -101,7 +101,7 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
 
 
 def missing_stages(params: Params) -> Iterator[str]:
-    """Yield stages that are switched on and require one that is not."""
+    """Yield each stage that is on and requires a stage that is off."""
     recipe = f"recipe={params.recipe!r}"
     if not params.runs("synthesize"):
         yield f"{recipe}: run={list(params.run)} does not contain synthesize, so nothing would be released: add it"
@@ -161,7 +161,7 @@ def shape_problems(params: Params, card: Card) -> Iterator[str]:
 
 
 def release_problems(params: Params) -> Iterator[str]:
-    """Yield faults of `synthesize`: public images without a sensitive class, a guide without a diffusion model, …"""
+    """Yield faults of `synthesize`, such as public images without a sensitive class, or unused guidance."""
     made = params.synthesize
     if params.runs("synthesize") and made.teacher_guidance > 0:
         if not {"pretrain", "finetune"} & set(made.sources):
@@ -179,7 +179,7 @@ def release_problems(params: Params) -> Iterator[str]:
 
 
 def public_model_problems(params: Params) -> Iterator[str]:
-    """Yield networks not declared public, and settings that do not fit a public text-to-image model, or its absence."""
+    """Yield networks that are not declared public, and settings that a public text-to-image model excludes or needs."""
     model = params.model
     for part in params.teacher.maps:
         if params.runs("teacher") and part.network is not None and not part.network.declared_public:
@@ -187,7 +187,7 @@ def public_model_problems(params: Params) -> Iterator[str]:
     given = ", ".join(f"model.{name}" for name in PUBLIC_MODEL if getattr(model, name) and name != "directory")
     if model.directory is None:
         if given:
-            yield f"{given}: for a public model only, and model.directory is not set: set it, or remove them"
+            yield f"{given} apply to a public model only, but model.directory is not set: set it, or remove them"
         return
     if params.runs("pretrain") and params.pretrain.phases:
         remedy = "Set pretrain.phases: [], or use one of the recipes dp-sapf, dp-lora, dp-ldm, dp-finetune"
@@ -195,7 +195,7 @@ def public_model_problems(params: Params) -> Iterator[str]:
 
 
 def public_problems(params: Params, public: PublicCard, sensitive: int) -> Iterator[str]:
-    """Yield public classes or images that are asked for and do not exist, or are too few for the sensitive ones."""
+    """Yield requests for public classes or images that do not exist or are too few for the sensitive classes."""
     select = params.select
     histogram = params.histogram
     classes = len(public.classes)

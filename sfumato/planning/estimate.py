@@ -1,9 +1,9 @@
-"""How long each stage should take on this machine when it is idle: operations of its networks, each counted once on one
-blank image, divided by the speed.
+"""Estimate how long each stage takes on this machine when it is idle.
 
-The speed is that of a small reference network: measured once per machine, in processor time of one thread, so that
-other programs count little. A free stage that ran before corrects its estimate by the time it took. Durations of
-queries depend on sensitive draws: they are not kept.
+The estimate is the number of operations of the stage's networks, counted on one blank image, divided by the speed of
+this machine. The speed is measured once per machine with a small reference network, in processor time of one thread, so
+that other programs have little effect. A free stage corrects its estimate by the duration of its last run. Durations of
+queries depend on sensitive draws, so they are not stored.
 """
 
 import json
@@ -49,18 +49,18 @@ from sfumato.storage.files import replace_private
 from sfumato.training.supervised import Schedule
 
 DURATIONS = Path("cache") / "durations.json"  # below the state directory
-FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # commands that the plan does not resolve
+FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # commands without a resolved file
 START = 8.0  # seconds that DVC, imports and the files of an artifact add to a stage
-WRITTEN = 80  # operations that take as long as writing a number
-CALL = 40_000  # and as the call of an operator
-TRAINING = 3  # forward passes that take as long as a step of a training
-PUBLIC_CLASSES = 100  # of a public set that is not prepared yet
+WRITTEN = 80  # cost of writing one number, in operations
+CALL = 40_000  # cost of calling one operator, in operations
+TRAINING = 3  # cost of a training step, in forward passes
+PUBLIC_CLASSES = 100  # assumed number of classes of a public set that is not prepared yet
 
 _counted: dict[str, int] = {}
 
 
 class Count(TorchDispatchMode):
-    """Counts the operations of convolutions and matrix products, and what takes as long as so many of them."""
+    """Counts operations of convolutions and matrix products, and converts the cost of other calls into operations."""
 
     operations = 0
 
@@ -75,9 +75,9 @@ class Count(TorchDispatchMode):
 
 
 def operations_of(build: Callable[[], nn.Module], *inputs: Any) -> int:
-    """The operations of a forward pass of the network that `build` makes, on one image.
+    """Count the operations of a forward pass, on one image, of the network that `build` returns.
 
-    inputs: of the pass; a tuple is the shape of a blank tensor.
+    inputs: arguments of the pass; a tuple is the shape of a blank tensor.
     """
     key = repr((build, inputs))
     if key not in _counted:
@@ -91,7 +91,7 @@ def operations_of(build: Callable[[], nn.Module], *inputs: Any) -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """What decides the work of the stages. public_images: how many there are."""
+    """The numbers that determine the work of the stages. public_images: number of public images."""
 
     params: Params
     shape: Shape
@@ -99,7 +99,7 @@ class Work:
     public_images: int = 0
 
     def network(self, stage: str, block: int = 1) -> int:
-        """Operations of one image in the network that a stage makes. block: so many pixels a side are one, or drawn."""
+        """Count the operations for one image in a stage's network. block: side of the pixel blocks that it uses."""
         shape = self.shape
         label = torch.zeros(1, dtype=torch.int64)
         settings = getattr(self.params, stage)
@@ -126,16 +126,16 @@ class Work:
         return operations_of(network, shape, (), label)
 
     def of(self, name: str) -> float | None:
-        """Operations of a stage; None if its time is unknown until it ran: of a public model, and without a case.
+        """Estimate the operations of a stage; None if its time is unknown until it has run, as with a public model.
 
-        A query that has no case looks once at each image that it draws.
+        A query without a case below reads each image that it draws once.
         """
         settings = getattr(self.params, name)
         size = self.params.privacy.size
         if self.params.model.directory is not None and (STAGES[name].network or name == "synthesize"):
             return None
-        number = 4 * (self.classes + WRITTEN)  # of a row, which is clipped and added to the sum of its class
-        seen = 0.0  # by a query: images of all draws together
+        number = 4 * (self.classes + WRITTEN)  # for each number of a row, to clip it and add it to its class's sum
+        seen = 0.0  # number of images in all draws of a query
         if name in QUERIES:
             sample_rate, draws = settings.sampling(size)
             seen = size * sample_rate * draws
@@ -149,11 +149,11 @@ class Work:
                 training = TRAINING * settings.learned.steps * LEARNED.batch
                 return self.network("embedding") * (training + looks) + self.network("teacher") * looks
             case "saliency" | "finetune" | "adversarial":
-                # a clipped gradient takes as long as 4 forward passes
+                # A clipped gradient costs as much as 4 forward passes.
                 return 4 * settings.draws * seen * self.network(name)
             case "classifier":
                 return TRAINING * settings.steps * settings.batch * self.network("classifier")
-            case "auxiliary" if settings.target == "covariance":  # drawn from Gaussians
+            case "auxiliary" if settings.target == "covariance":  # images are drawn from Gaussians
                 return 0.0
             case "auxiliary":  # coarse to fine
                 generator = new_generator(self.shape, self.classes, settings.latent, settings.width, 0)
@@ -169,7 +169,7 @@ class Work:
             case "select":
                 return self.network("teacher") * self.public_images * (settings.by == "teacher")
             case "pretrain":
-                # perturbed, a step takes two
+                # A perturbed step needs two passes.
                 passes = sum(phase.steps * phase.batch * (1 + bool(phase.amp)) for phase in settings.phases)
                 return TRAINING * passes * self.network(name)
             case "synthesize":
@@ -183,15 +183,15 @@ class Work:
         return math.prod(self.shape) * number * seen
 
     def drawing(self, settings: Synthesize) -> float:
-        """Of one image, on average."""
-        evaluations = (2 * settings.steps - 1) * (1 + (settings.guidance > 0))  # of Heun's solver
+        """Estimate the operations to draw one image, on average."""
+        evaluations = (2 * settings.steps - 1) * (1 + (settings.guidance > 0))  # network passes of Heun's solver
         cost = 0.0
         if settings.reads("teacher"):
             cost += self.network("teacher") * (1 + settings.distorted + settings.mixed)
         if settings.herding > 1:
             seen = self.network("frequency") + self.network("teacher") * settings.relabel
             compared = COMPARED_CELLS * min(settings.herding * settings.count / self.classes, TOGETHER)
-            cost += settings.herding * seen + WRITTEN / 2 * compared  # read: half as long
+            cost += settings.herding * seen + WRITTEN / 2 * compared  # a read costs half of a write
         for source, weight in settings.sources.items():
             share = weight / sum(settings.sources.values())
             if source in ("auxiliary", "refine"):
@@ -201,7 +201,7 @@ class Work:
         return cost
 
     def evaluation(self, settings: Evaluate) -> int:
-        """Of one pass over the images of all trainings."""
+        """Estimate the operations of one pass over the images of all trainings."""
         drawn = self.params.synthesize
         sets = [drawn.count] * len(settings.seeds)
         if settings.bound:
@@ -214,7 +214,10 @@ class Work:
 
 
 def now() -> float:
-    """Seconds of processor time if one thread does the work, so that other programs count little; else wall time."""
+    """Return processor time in seconds if one thread does the work, otherwise wall time.
+
+    Other programs affect processor time little.
+    """
     if device().type == "cuda":
         torch.cuda.synchronize()
     elif torch.get_num_threads() == 1:
@@ -223,15 +226,15 @@ def now() -> float:
 
 
 def gain(threads: int) -> float:
-    """How many times as fast so many threads should be as one: about the root of their number."""
+    """Estimate the speed-up by this many threads: about the square root of their number."""
     return 1.0 if device().type == "cuda" else threads**0.5
 
 
 @cache
 def operations_per_second() -> float:
-    """Of one thread, in the precision of trainings: in a convolution and a matrix product, by the best of passes."""
+    """Measure the speed of one thread: the best of several passes of a convolution and a matrix product."""
     layers = [nn.Conv2d(64, 64, 3, padding=1), nn.SiLU(), nn.Flatten(), nn.Linear(64 * 14 * 14, 576)]
-    operations = operations_of(partial(nn.Sequential, *layers), (64, 14, 14))  # before they are moved
+    operations = operations_of(partial(nn.Sequential, *layers), (64, 14, 14))  # counted before the layers are moved
     network = nn.Sequential(*layers).to(device())
     images = torch.rand(64, 64, 14, 14, device=device())
     with torch.no_grad(), torch.autocast(device().type, torch.bfloat16, enabled=fast_bfloat16(device().type)):
@@ -240,7 +243,7 @@ def operations_per_second() -> float:
 
 
 class Machine:
-    """The speed of this machine, and the last run of each stage on it: measured once, kept in the state directory."""
+    """The speed of this machine and the last duration of each stage, stored in the state directory."""
 
     def __init__(self, state: Path) -> None:
         name = torch.cuda.get_device_name() if device().type == "cuda" else platform.machine()
@@ -266,15 +269,17 @@ class Machine:
 def expected_seconds(
     params: Params, shape: Shape, classes: int, state: Path, public_images: int = 0
 ) -> dict[str, float | None]:
-    """Seconds of each stage and of the commands of FRAME, by name; None without an estimate and a past run.
+    """Estimate the seconds of each stage and of the commands of FRAME, by name; None if nothing is known.
 
-    shape: (C, H, W) of an image. Their number is `privacy.size_hint`, never a private count. public_images: how many
-    there are, if a stage reads them; state: the private state directory.
+    The number of images is taken from `privacy.size_hint`, never from a private count.
+
+    shape: (C, H, W) of an image; public_images: number of public images, if a stage reads them; state: the private
+    state directory.
     """
     machine = Machine(state)
     work = Work(params, shape, classes, public_images)
-    expected: dict[str, float | None] = dict.fromkeys(STAGES, 1.0)  # that are switched off, with DVC's part
-    with one_thread():  # several would wait for each other where other programs run
+    expected: dict[str, float | None] = dict.fromkeys(STAGES, 1.0)  # DVC's time for a stage that is off
+    with one_thread():  # several threads would wait for each other while other programs run
         for name in filter(params.runs, STAGES):
             seconds = corrected(name, work, machine)
             expected[name] = None if seconds is None else START + seconds
@@ -282,12 +287,12 @@ def expected_seconds(
 
 
 def corrected(name: str, work: Work, machine: Machine) -> float | None:
-    """The estimate of a stage's work, times what its last run took for each second that it was expected to take."""
+    """Estimate a stage's seconds, scaled by the ratio of its last run's duration to the estimate for that run."""
     run = machine.content["runs"].get(name, {})
     same_model = run.get("model") in (None, work.params.model.non_default())
     then = None
     if run.get("shape") == list(work.shape) and same_model:
-        with suppress(*UNREADABLE):  # of another version
+        with suppress(*UNREADABLE):  # written by another version
             settings = STAGES[name].settings.model_validate(run["settings"])
             then = replace(work, params=work.params.model_copy(update={name: settings}))
     operations = work.of(name)
@@ -297,16 +302,16 @@ def corrected(name: str, work: Work, machine: Machine) -> float | None:
     if then is None:
         return seconds
     before = machine.seconds(then.of(name) or 0.0)
-    if before > 1 and 1 / 4.0 < run["seconds"] / before < 4.0:  # else it was resumed, or disturbed
+    if before > 1 and 1 / 4.0 < run["seconds"] / before < 4.0:  # otherwise it was resumed, or other programs ran
         return seconds * run["seconds"] / before
     return seconds
 
 
 @contextmanager
 def timed(state: Path, plan: StagePlan[Any]) -> Iterator[None]:
-    """Keep how long the work of a free stage takes, to two digits, if it ends well. Of many processes the first writes.
+    """Store the duration of a free stage, to two digits, if it succeeds. Only the first process writes.
 
-    It is kept with the settings that decide it, in the private state directory.
+    It is stored in the private state directory, with the settings that determine it.
     """
     begun = now()
     yield

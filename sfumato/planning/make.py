@@ -1,6 +1,6 @@
-"""The plan of a project: every parameter resolved, the noise calibrated, and what the next run would spend.
+"""Plan a project: resolve every parameter, calibrate the noise, and list what the next run would spend.
 
-Every path is below the project's folder, so that threads may plan several projects at once.
+All paths are relative to the project's folder, so threads may plan several projects at once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,9 +45,11 @@ from sfumato.text_to_image.directory import HUB, choose_image_size, locate, read
 class ProjectPlan(Plan):
     """The plan of a project, before it is written.
 
-    card: of the images as they are prepared, or will be; public: of the public images, if a stage reads them;
-    inherited: the records that these and a public model bring; past: what was released before, from which folder;
-    unprepared: the commands that must prepare images first.
+    card: card of the images as they are, or will be, prepared;
+    public: card of the public images, if a stage reads them;
+    inherited: records of the public images and of a public model;
+    past: earlier charges;
+    unprepared: commands that must prepare images first.
     """
 
     card: Card
@@ -86,7 +88,7 @@ class ProjectPlan(Plan):
         return estimate.expected_seconds(self.params, self.card.shape, classes, self.past.state, many)
 
     def check_lifetime(self, spending: Sequence[Decision]) -> None:
-        """Raise BudgetError if a run would use up the lifetime budget half-way, before its first query."""
+        """Raise BudgetError before the first query if a run would exceed the lifetime budget at a later one."""
         coming = {entry.stage: self.mechanisms[entry.stage] for entry in spending if entry.pays}
         if coming:
             check_lifetime(self.odometer, coming, policy_of(self), self.params.privacy.protected)
@@ -98,16 +100,20 @@ class ProjectPlan(Plan):
 def resolve_project(
     folder: Path, state: Path, params: Path, *, dry_run: bool = False, say: Say = unsaid, see: Say | None = None
 ) -> ProjectPlan:
-    """Work out the plan of a project; writes nothing.
+    """Compute the plan of a project. Writes nothing.
 
-    params: below the folder; dry_run: images need not be prepared; say: shows a note; see: to the owner only,
-    if they look on. Raises ConfigError, DataError or BudgetError where the project does not fit together.
+    params: path of the parameters, relative to the folder;
+    dry_run: allow images that are not prepared;
+    say: function that shows a note;
+    see: function that shows a note to the owner only, or None.
+
+    Raises ConfigError, DataError or BudgetError if the project's settings, images and charges do not match.
     """
     if not dry_run and renew(folder / "dvc.yaml"):
         raise ConfigError("dvc.yaml was written by an older version and has been updated: run `dvc repro` again")
     loaded = load_params(folder / params, folder / RECIPES)
     if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
-        check_parquet()  # before anything is spent
+        check_parquet()  # checked before anything is spent
     prepared = (folder / CARD_PATH).exists()
     card = read_card(folder / CARD_PATH) if prepared or not dry_run else unprepared(folder, loaded, say)
     version = card.version
@@ -117,7 +123,7 @@ def resolve_project(
         say(f"the images are not yet prepared as version {version}: `dvc repro` prepares them first")
         card = replace(card, version=version)
         prepared = False
-    if see is not None and (note := changed_pictures(loaded, state)):  # that there were changes is private
+    if see is not None and (note := changed_pictures(loaded, state)):  # whether pictures changed is private
         see(note)
     if loaded.privacy.unit is None and loaded.data.groups is None and card.source in OF_THE_OWNER:
         say(
@@ -147,7 +153,7 @@ def resolve_project(
 
 
 def lineage_of_model(folder: Path, params: Params, state: Path) -> list[Artifact]:
-    """The releases that the public model comes from. Raises ConfigError if it does not fit, or is not public."""
+    """Return the releases that the public model was made from. Raises ConfigError if the model cannot be used."""
     model = params.model
     place = str(model.directory)
     require_library()
@@ -158,7 +164,7 @@ def lineage_of_model(folder: Path, params: Params, state: Path) -> list[Artifact
 
 
 def unprepared(folder: Path, params: Params, say: Say) -> Card:
-    """The card that images in a folder will have. Raises DataError for another source: prepare them first."""
+    """Return the card that images in a folder will have. Raises DataError for other sources, to be prepared first."""
     reading_sensitive()
     data = params.data
     if data.source != "imagefolder" or data.path is None or data.size is None or data.channels is None:
@@ -192,7 +198,7 @@ def prepare_images(folder: Path, state: Path) -> None:
 
 
 def write_texts(out: Path, texts: Mapping[str, str]) -> None:
-    """Replace the files that changed, one by one, and remove files of an older plan."""
+    """Replace the files that have changed, and remove files of an older plan."""
     ours = (".yaml", ".json", ".csv", ".tmp")
     if any(path.name not in texts and path.suffix not in ours for path in out.glob("*")):
         raise ConfigError(f"{out} contains files that are not part of a plan: move them elsewhere")
@@ -206,7 +212,7 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
 
 
 def risk_line(made: Plan) -> str:
-    """State how often an attacker is right at most, and the ε at which the excess over chance is half as large."""
+    """State how often an attacker can be right, and the ε at which the excess over chance is half as large."""
     mechanisms = tuple(made.mechanisms.values())
     adjacency = made.budget["adjacency"]
     one = "person" if made.params.privacy.unit == GROUP else "image"
@@ -220,7 +226,7 @@ def risk_line(made: Plan) -> str:
 
 
 def share_lines(made: Plan, content: Mapping[str, Any], file: Path) -> Iterator[str]:
-    """Yield the stages whose share differs from the requested one, and why. content: of the file."""
+    """Yield the stages whose share differs from the requested one, and why. content: content of `file`."""
     apart = []
     for name in made.mechanisms:
         noise = getattr(made.params, name).noise
@@ -242,7 +248,7 @@ def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[
     odometer = made.odometer
     before = {record["stage"] for record in odometer.opened()}
     if not before:
-        yield f"no charge on dataset {odometer.dataset_id!r} so far, by the journal in {odometer.path.parent}"
+        yield f"no charge on dataset {odometer.dataset_id!r} so far, according to the journal in {odometer.path.parent}"
     for entry in spending:
         stage = entry.stage
         cost = f"ε = {made.budget['stages'][stage]['epsilon']:.3f} alone ({made.mechanisms[stage]})"
