@@ -1,4 +1,4 @@
-"""All parameters: the sections of `params.yaml`, filled in by defaults, profile and recipe."""
+"""All parameters: the sections of `params.yaml`, completed by defaults, profile and recipe."""
 
 from typing import Annotated, Any, Self
 
@@ -19,7 +19,7 @@ from sfumato.settings.training import Auxiliary, Classifier, Model, Pretrain, Re
 
 
 class Params(Strict):
-    """`params.yaml`, after the defaults, the profile and the recipe have filled it in."""
+    """The parameters in `params.yaml`, completed by the recipe, the profile and the defaults."""
 
     recipe: str = "full"  # Method: the name of a file in pipelines/
     # Data set and scale for a machine: the name of a file in pipelines/profiles/; None: no profile
@@ -98,10 +98,10 @@ class Params(Strict):
         return stage in self.run
 
     def inputs_of(self, stage: str) -> list[str]:
-        """Return the inputs that a stage reads under its settings, switched on or not; "public" is one."""
+        """Return the inputs that a stage reads with its settings, whether they are on or off, including "public"."""
         return [*filter(getattr(self, stage).reads, STAGES[stage].inputs)]
 
     @property
     def reads_public(self) -> bool:
-        """Whether a stage that is switched on reads public images: they are prepared then, and only then."""
+        """Return whether a stage that is on reads public images. Only then are they prepared."""
         return any("public" in self.inputs_of(name) for name in self.run)

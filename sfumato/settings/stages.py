@@ -1,7 +1,7 @@
-"""The stages of the pipeline: what each one is, reads and writes. They are listed here and nowhere else.
+"""The table of all stages of the pipeline: their kinds, inputs and outputs.
 
 The `stage` program, the plan, the ledger, `dvc.yaml` and the docs are made from this table. The function of a stage is
-`<name>` in `stages/<name>.py`; its parameters are the section of its name in `sfumato.settings.params.Params`.
+`<name>` in `stages/<name>.py`, and its parameters are the section `<name>` of `sfumato.settings.params.Params`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 ARTIFACTS = Path("artifacts")
 PLAN = ARTIFACTS / "plan"
 CARD_PATH = Path("data/sensitive/card.json")  # the public card of the sensitive set
-PUBLIC = Path("data/public")  # the public image set, which stages name "public" among their inputs
+PUBLIC = Path("data/public")  # the public image set, called "public" among the inputs of a stage
 LEDGER = Path("ledger.json")
 LOCK = Path("dvc.lock")
 RECIPES = Path("pipelines")
-PROPOSAL = "evaluation/proposal.json"  # what `stage init` understood and proposed: local
+PROPOSAL = "evaluation/proposal.json"  # the survey and the proposal of `stage init`, which are local
 
 
 class Kind(StrEnum):
-    """What a stage may touch. A query spends; a free stage works on what is public or was released.
+    """Data that a stage may read. A query spends; a free stage reads only public or released data.
 
-    A local stage works on real images outside the guarantee: what it writes is not part of a release.
+    A local stage reads real images outside the guarantee, so its results are not part of a release.
     """
 
     QUERY = "query"
@@ -39,9 +39,9 @@ class Kind(StrEnum):
 class Stage:
     """A stage that the plan resolves.
 
-    revision: raised by hand when the same settings would release other numbers or compute other tensors. Plans and
-    records hold it, so a raised revision re-runs the stage, and a query spends again, as do the queries that read it;
-    that of a free stage spends nothing. `tests/test_golden.py` pins what each revision computes.
+    revision: number to raise by hand whenever the same settings would give different results. Plans and records contain
+    it. A raised revision reruns the stage. A query then spends again, as do the queries that read it. A free stage
+    never spends. `tests/test_golden.py` pins the results of each revision.
     """
 
     name: str
@@ -49,16 +49,16 @@ class Stage:
     summary: str
     _: KW_ONLY
     revision: int = 1
-    inputs: tuple[str, ...] = ()  # the stages whose artifacts it reads, and "public" for the public set
-    optional: tuple[str, ...] = ("count",)  # the inputs that may be switched off
-    seeded: bool = False  # it draws public randomness, from `seed`
-    network: bool = False  # it depends on the parameters of the network
+    inputs: tuple[str, ...] = ()  # stages whose artifacts it reads, and "public" for the public set
+    optional: tuple[str, ...] = ("count",)  # inputs that may be off
+    seeded: bool = False  # draws public randomness from `seed`
+    network: bool = False  # depends on the parameters of the network
     shows_epsilon: bool = False  # prints ε while it runs, so depends on δ
     owned: bool = False  # reads the section `release`
-    shared: bool = False  # many processes share its work, as that of every query that does not run in one
-    one_process: bool = False  # a query that refuses more than one process
+    shared: bool = False  # a free stage whose work many processes share; queries do so unless `one_process`
+    one_process: bool = False  # a query that refuses to run in more than one process
     beside: tuple[Path, ...] = ()  # further input files
-    gives: str = ""  # what `synthesize` may draw from in its artifact: a "generator", or "images" to choose from
+    gives: str = ""  # content that `synthesize` may draw from: a "generator", or "images" to choose from
 
     @property
     def settings(self) -> type[Settings]:
@@ -72,18 +72,18 @@ class Stage:
 
     @property
     def spread(self) -> bool:
-        """Its work is spread over the processes of a launch."""
+        """True if its work is distributed over the processes of a launch."""
         return self.shared or (self.kind is Kind.QUERY and not self.one_process)
 
     @property
     def public_only(self) -> bool:
-        """Nothing but the public set decides its result: it is done once for each, whatever the sensitive set is."""
+        """True if its result depends only on the public set, so that it can be shared between sensitive sets."""
         return self.inputs == ("public",)
 
 
 QUERY, FREE, LOCAL = Kind
 # fmt: off
-# Papers' methods beside the main line. Only these rows lead to `sfumato/baselines`; their settings are in `baselines`.
+# Methods of papers, for comparison. Only these rows use `sfumato/baselines`; their settings are in `baselines`.
 BASELINES = (
     Stage("evolve", QUERY,
           "Release noisy votes for the candidates of a public renderer, round by round, and the last generation.",
@@ -146,10 +146,10 @@ QUERIES = tuple(name for name, stage in STAGES.items() if stage.kind is QUERY)
 
 
 def dvc_stages() -> dict[str, tuple[list[str], list[str], list[str]]]:
-    """The commands, dependencies and outputs of every stage of the repository, by DVC's names.
+    """Return the commands, dependencies and outputs of every stage of the repository, by DVC's names.
 
-    Guarantee: sensitive, hold-out or latent bytes, or numbers measured on them, are neither dependencies nor outputs,
-    whose hashes DVC would write into git.
+    Guarantee: no dependency or output contains sensitive, hold-out or latent bytes, or numbers measured on them. DVC
+    writes the hashes of dependencies and outputs into git.
     """
     params = Path("params.yaml")
     cards = [PUBLIC / "card.json", PUBLIC / "privacy.json"]
