@@ -1,4 +1,4 @@
-"""`stage auxiliary`: the one-step generator that a release of features teaches."""
+"""`stage auxiliary`: fit a one-step generator to a release of features."""
 
 from sfumato.data.store import load_public
 from sfumato.generators.gaussian import fit_gaussians

@@ -1,4 +1,4 @@
-"""`stage count`: noisy class counts, for denominators and label priors."""
+"""`stage count`: release noisy class counts, for denominators and label priors."""
 
 from sfumato.queries.count import public_counts, public_several, query_count, query_several, save_counts, several_bound
 from sfumato.settings.queries import Count

@@ -1,4 +1,4 @@
-"""What the four stages that release means of features share: the release."""
+"""Release means of features, for the four stages that do so."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,7 +24,11 @@ def release_means(
     cache: Mapping[str, Any] | None = None,
     network: PublicNetwork | ProjectedFeatures | None = None,
 ) -> None:
-    """Release the class means of `features`, which `about` and `network` rebuild. cache: what decides kept rows."""
+    """Release the class means of `features`.
+
+    about, network: arguments and network from which the features can be rebuilt;
+    cache: values that identify the stored rows of the images.
+    """
     features = features.to(device())
     size = run.counts.total
     latents = None if cache is None else encoded(run, features.vectors, encoder_of(features, cache))
@@ -36,5 +40,5 @@ def release_means(
 
 
 def encoded(run: QueryRun, function: Callable[[Tensor], Tensor], encoder: str) -> str | None:
-    """The key of the images' rows under `function`, which a charge draws instead of images. encoder: its digest."""
+    """Return the key of the images' rows by `function`, which a charge draws instead of images. encoder: its digest."""
     return run.latents(encoder, "features", partial(encoding_alone, function, run.plan.shape, device()))

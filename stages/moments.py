@@ -1,4 +1,4 @@
-"""`stage moments`: noisy means of a public network's features and of their squares (DP-MEPF)."""
+"""`stage moments`: release noisy means of a public network's features and of their squares (DP-MEPF)."""
 
 from sfumato.features.projection import CLASSIFIER
 from sfumato.features.public_network import load_classifier

@@ -1,4 +1,4 @@
-"""`stage select`: the public images that the warm-up sees, by the noisy votes for their classes or by the teacher."""
+"""`stage select`: select public images by the noisy votes for their classes, or by the teacher."""
 
 from sfumato.data.store import load_public
 from sfumato.features.teacher_network import classify, load_teacher

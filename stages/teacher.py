@@ -1,4 +1,4 @@
-"""`stage teacher`: a linear classifier on public features, by noisy gradient steps."""
+"""`stage teacher`: train a linear classifier on public features by noisy gradient steps."""
 
 from sfumato.data.images import load_images
 from sfumato.data.lineage import refuse_private_network
