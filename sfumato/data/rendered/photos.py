@@ -1,4 +1,4 @@
-"""Random patches of the two photographs that come with scikit-learn: a Chinese palace and a flower. One class each."""
+"""Random patches of two photographs in scikit-learn, a Chinese palace and a flower. Each photograph is a class."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ PHOTOGRAPHS = ("china", "flower")
 
 
 def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """A function (random stream, label) -> one patch, (H, W, C) uint8: random place, scale (log-uniform), mirroring."""
+    """Return a function (random stream, label) -> patch, (H, W, C) uint8, with random place, scale and mirroring."""
     from sklearn.datasets import load_sample_image
 
     channels, height, width = shape
