@@ -80,8 +80,7 @@ def survey(
     groups, label: rule for finding persons' ids, and column with the labels; None to use what the layout shows;
     span: values of black and white, for pictures with more than 8 bits;
     classes: class names, or ALL for all that are found;
-    alone: whether images without an id are their persons' only ones;
-    skip: share of the pictures that may be broken;
+    alone: whether images without an id are their persons' only ones; skip: share of the pictures that may be broken;
     state: state directory that caches the results for the next call.
 
     Raises Unclear, before any picture is decoded, if the owner must decide; DataError if a picture has more than 8 bits

@@ -26,10 +26,8 @@ def merge_projects(
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Add up the noisy counts and means of owners with the same settings, and write a project to `out`.
 
-    Each owner's ε stays the same, because no person is among the images of two owners.
-
-    different_people: the owners' confirmation of this. Returns (merged queries, dataset ids). Raises ConfigError or
-    DataError if the projects cannot be merged.
+    Each owner's ε stays the same, because no person is among the images of two owners. different_people: the owners'
+    confirmation of this. Returns (merged queries, dataset ids). Raises ConfigError or DataError if merging fails.
     """
     own_folder = out.resolve() in [folder.resolve() for folder in folders] or (out / "params.yaml").exists()
     if len(folders) < 2 or own_folder:

@@ -267,10 +267,9 @@ def calibrate(
 
     At each order, the allowed RDP is `target` minus the conversion term and the RDP of `before`. A
     share is a fraction of (`target` minus the conversion term) at `reference_order`, which depends
-    only on the stage's sampling, the target and delta. The stage with neither noise nor share takes
-    the rest, at the order that needs the least noise. Multipliers are rounded up to 4 digits. With
-    `exact`, a share is a fraction of the RDP (μ² over all images) of one Gaussian that uses the
-    whole budget, and the rest is computed exactly.
+    only on the stage's sampling, the target and delta. The stage with neither takes the rest, at
+    the order that needs the least noise. Multipliers are rounded up to 4 digits. With `exact`, a
+    share is a fraction of the RDP of one Gaussian with the whole budget; the rest is exact.
 
     Args:
         asks: Request of each stage, by its name; exactly one has neither a multiplier nor a share.

@@ -200,16 +200,11 @@ def open_alone(
     """Open a charge for `work` on the images of `card`, or refuse it.
 
     The whole charge is journalled before it is returned. Work that was already released on the same
-    images is refused.
-
-    If an earlier process was killed and left a charge for the same work open, that charge has
+    images is refused. If a killed process left a charge for the same work open, that charge has
     released nothing. It resumes after its last durable use, with fresh noise and at no further
-    cost. It gets a new record id, so that two continuations of one copied state directory leave two
-    records.
-
-    An open charge of the same plan on different inputs never resumes, and no second charge is
-    opened beside it. Otherwise two clones whose free stages produced different bytes would both
-    pay. noise: only for tests.
+    cost, under a new record id, so that resuming from two copies of a state directory leaves two
+    records. An open charge of the same plan on different inputs never resumes, and no second one is
+    opened, so that two clones with different free results do not pay twice. noise: only for tests.
 
     Raises BudgetError if the work was already released, the lifetime budget would be exceeded,
     another process uses the run, or the journal is invalid or lacks entries of `work.seen`;

@@ -79,20 +79,11 @@ def verify(
 ) -> Verified:
     """Verify a ledger and, on request, the artifacts of its project. Needs no images.
 
-    Args:
-        path: Path of `ledger.json`, beside the project's `dvc.lock`.
-        limit: Largest ε allowed, besides the ledger's own target.
-        delta: δ at which ε is computed, by default the ledger's.
-        unit: "image" or "group", to require that privacy unit.
-        artifacts: Check the files of all artifacts too.
-        ledger_only: Compare the ledger with no run. For a ledger without its project.
-        all_opinions: Compute ε with Opacus' two accountants too, which takes seconds.
-        state: State directory that caches their results, if any.
+    limit, delta, unit: see `check_ledger`; artifacts: check the files of all artifacts too;
+    ledger_only: compare the ledger with no run, because its project is missing; all_opinions: also
+    use Opacus' two accountants, which takes seconds; state: state directory with their cache.
 
-    Raises:
-        LedgerError: The ledger is not valid. The error lists every reason.
-        ConfigError: `ledger_only` is used inside a project, or `all_opinions` without Opacus, or a
-            bound is invalid.
+    Raises LedgerError with every reason, and ConfigError if an argument cannot be used.
     """
     check_bounds(limit, delta, unit)
     beside = [path.parent / name for name in PROJECT_FILES if os.path.lexists(path.parent / name)]

@@ -131,8 +131,7 @@ def open_charge(
 
     Raises:
         BudgetError: The lifetime budget would be exceeded, or a number gives no guarantee.
-        ConfigError: The name is reserved for a stage, or the size or δ is outside the limits of a
-            plan.
+        ConfigError: The name is reserved, or the size or δ is outside the limits of a plan.
 
     Guarantee:
         The charge covers sums of rows that each depend on one image only. A function with memory
