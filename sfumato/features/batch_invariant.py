@@ -19,9 +19,9 @@ def rows_alone(function: Callable[[Tensor], Tensor], images: Tensor, place_matte
     Images may have any memory format. An image with any non-finite pixel gives a row of NaN.
 
     Guarantee: row i is a function of image i only, to the last bit. Matrix kernels round
-    differently for another batch size, layout, alignment or number of threads: removing one image
-    could then change the rows of others. So all go through the same memory, in batches of one size,
-    on one thread; one image at a time if its place in the batch matters.
+    differently for another batch size, layout, alignment or number of threads, so removing one
+    image could change the rows of others. Therefore all images use the same memory, in batches of
+    one size, on one thread; one image at a time if its place in the batch matters.
     """
     size = 1 if place_matters else BATCH_SIZE
     seats = torch.zeros(size, *images.shape[1:], device=images.device)
@@ -57,8 +57,8 @@ def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: to
 def one_thread() -> Iterator[None]:
     """Run PyTorch on one thread, from one Python thread at a time.
 
-    The number of threads applies to the process. For a batch of one, several threads cost more than
-    they gain, and they may split a sum in different ways.
+    The number of threads applies to the whole process. For a batch of one image, several threads
+    are slower, and they may split a sum in different ways.
     """
     with ONE_AT_A_TIME:
         before = torch.get_num_threads()
