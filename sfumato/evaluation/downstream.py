@@ -1,6 +1,6 @@
 """Downstream accuracy: train a classifier on one set, score it on another.
 
-Scored images decide nothing.
+No choice depends on the images that are scored.
 """
 
 import math
@@ -17,7 +17,7 @@ from sfumato.evaluation.classifiers import CLASSIFIERS, Classifier, build_classi
 from sfumato.runtime import compute
 from sfumato.training.supervised import Schedule, logits, to_tensor, train_supervised
 
-MIN_STEPS = 600  # Least number of gradient steps: a small set gets more passes
+MIN_STEPS = 600  # Minimum number of gradient steps, so that a small set gets more passes
 Cells = np.ndarray | None  # A value of each image, or none
 FEWEST_OF_A_GROUP = 10  # Smaller groups are merged with others
 BINS = 15  # Bins of confidence, for calibration

@@ -199,7 +199,7 @@ def test_a_release_that_lacks_a_class_is_judged_as_it_is(evaluate, digits, termi
     [
         ("blank", "0 that differ and are not blank"),
         ("one picture", "the hold-out holds 1 images"),
-        ("one class", "all images of the hold-out are of one class"),
+        ("one class", "all images of the hold-out have one class"),
         ("the training images", "the hold-out holds 0 images"),
     ],
 )
