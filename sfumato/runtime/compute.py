@@ -12,7 +12,7 @@ from torch import nn
 
 from sfumato.errors import ConfigError
 
-# Number of weights; a smaller network loses more by conversion to bfloat16 than it gains
+# Number of weights below which conversion to bfloat16 costs more than it saves
 LARGE_NETWORK = 300_000
 THREADS = torch.get_num_threads()  # As many as there are cores, or OMP_NUM_THREADS
 
@@ -61,7 +61,7 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, in bytes, at its largest
-        mallopt(-4, 0)  # M_MMAP_MAX: the kernel zeroes a block mapped by itself
+        mallopt(-4, 0)  # M_MMAP_MAX: no separate mappings, which the kernel would fill with zeros
 
 
 def fast_bfloat16(device: str) -> bool:
