@@ -159,7 +159,7 @@ def history(
             when = when[:10]  # the date only: exact times reveal how long a query took, and so how many images it read
         charged: list[tuple[dict, str]] = []
         if entry["kind"] == OPEN:
-            run = runs[entry["record"]["id"]]  # with the newest record if it was resumed, as in ledgers
+            run = runs[entry["record"]["id"]]  # has the newest record if it was resumed, like ledgers
             charged = [(run.record, ends.get(run.end or "", f"open, {run.uses} uses journalled"))]
         elif entry["kind"] == LOCAL_USE and sys.stdout.isatty():  # private, because it reveals when the images changed
             table.add_row(when, "local", "", entry["purpose"], "outside the guarantee")

@@ -119,7 +119,7 @@ def show_standing(name: str, enabled: bool = True) -> None:
         return
     lines = 2  # DVC's lines for the stage and its command
     if time.time() - lock.stat().st_mtime < 10:
-        lines = 4  # and two lines about the lock file before them
+        lines = 4  # plus two lines about the lock file before them
     print(f"\x1b[{lines}A\x1b[J", end="", flush=True)
     if enabled:
         say(standing(name))
@@ -297,7 +297,7 @@ class QueryRun(StageRun):
             present = holds_release(self.out, plan.stage, refusal.record_id, refusal.digest)
             present = present and "DVC_STAGE" not in os.environ
             if present:
-                drop_checkpoints(kept.parent)  # if a kill prevented it before
+                drop_checkpoints(kept.parent)  # still there if the last process was killed
             if refusal.problem or present:
                 raise
             read_kept(kept, plan.stage, refusal.digest, refusal.pay)

@@ -54,7 +54,7 @@ def without(words: re.Pattern[str], own: Words) -> Words:
 
 
 def keys_of(own: Words) -> Iterator[Words]:
-    """If a word is one of COMPANION, yield the words that the other picture may have: all others, or all before it.
+    """Yield the words that the other picture may have if a word is one of COMPANION: all others, or all before it.
 
     A number after such a word counts masks.
     """

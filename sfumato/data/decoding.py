@@ -21,7 +21,7 @@ from sfumato.errors import DataError
 from sfumato.storage.files import reading
 from sfumato.storage.limits import check_picture, check_picture_file, room_for_picture
 
-Request = Any  # of `sfumato.data.sources.source`, which imports this module
+Request = Any  # the class in `sfumato.data.sources.source`, which imports this module
 # Pillow and NumPy release the GIL while they decode and resize. One writing thread cannot use more threads than this.
 DECODERS = min(16, os.cpu_count() or 1)
 

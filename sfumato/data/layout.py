@@ -136,7 +136,7 @@ def check_forms(path: Path) -> None:
 
 
 def cells_in(table: Path, column: str) -> list[str]:
-    with suppress(DataError):  # of a column that is of no use here, such as an age
+    with suppress(DataError):  # raised for an unsuitable column, such as an age
         return [cell for _, (cell,) in tables.read_table(table, [column])]
     return []
 

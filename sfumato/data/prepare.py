@@ -84,7 +84,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
         key = secret_key(state, data.name)
         listing = listing_of(data, key)
         if listing is not None and (same := prepared_from(home, listing, data, state)) is not None:
-            kept_fingerprint(state, read_card(home / CARD))  # if a kill prevented it before
+            kept_fingerprint(state, read_card(home / CARD))  # missing if the last process was killed
             replace_file(card, same)
             return json.loads(same)  # type: ignore[no-any-return]
         unnamed = unnamed_version(home)

@@ -74,12 +74,12 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     rings = p <= FALSE_ALARMS
     unseen = math.ceil(math.log(FALSE_ALARMS / len(ranks)) / math.log(n / (n + m))) - 1
     told = tests[-1]
-    outcome = f"no sign of copying. Of these, {grouped(unseen)} copies may pass unseen, fewer with a larger hold-out"
+    outcome = f"no sign of copying. Up to {grouped(unseen)} copies could go undetected; a larger hold-out detects more"
     if rings:
         told = min(tests, key=lambda test: test["p"])
         outcome = "A SIGN OF COPYING. Look at neighbours.png, and do not share the release before you know why"
-    share = "one in a hundred strangers does" if told["rank"] > 1 else f"any of {grouped(m)} strangers does"
-    seen = f"{grouped(told['near'])} of {grouped(n)} {unit} came nearer than {share}"
-    sentence = f"{seen}, where chance gives {told['chance']:.0f} (p = {p:.2g}, ε ≥ {epsilon:.2g}): {outcome}."
+    share = "the nearest 1 % of strangers" if told["rank"] > 1 else f"all of {grouped(m)} strangers"
+    seen = f"{grouped(told['near'])} of {grouped(n)} {unit} are nearer than {share}"
+    sentence = f"{seen}; {told['chance']:.0f} are expected by chance (p = {p:.2g}, ε ≥ {epsilon:.2g}): {outcome}."
     about = {"units": n, "strangers": m, "rings": rings, "p": p, "epsilon": epsilon, "unseen": unseen}
     return told | about | {"sentence": sentence}

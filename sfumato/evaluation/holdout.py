@@ -60,6 +60,6 @@ def unusable(holdout: ImageSet) -> str | None:
     seen = zip(digests(holdout.images), holdout.images, strict=True)
     different = {value for value, image in seen if (image != image[0, 0]).any()}
     if len(different) < 2:
-        return f"the hold-out has {len(holdout)} images, of which only {len(different)} are distinct and not blank"
+        return f"the hold-out has {len(holdout)} images, but only {len(different)} are distinct and not blank"
     one_class = holdout.labels.ndim == 1 and len(np.unique(holdout.labels)) < 2
     return "all images of the hold-out have one class" if one_class else None

@@ -109,6 +109,6 @@ def usefulness(made: ProjectPlan) -> str:
         return "Unknown: no public set with several labels per image was measured."
     expected = forecast(kind, params.privacy.size * params.privacy.epsilon, 1.0)
     return (
-        f"{expected.capitalize()}, of what the real images teach a classifier, if the models train for as long as "
-        "those of the public sets that this forecast is fitted to. Two of three such sets lay within the range."
+        f"{expected.capitalize()} of what a classifier learns from the real images, if the models are trained for as "
+        "long as on the public sets of this forecast. Two of three such sets lay within the range."
     )

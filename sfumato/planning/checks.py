@@ -73,7 +73,7 @@ SEVERAL_LABELS = (
 
 
 def label_problems(params: Params, card: Card) -> Iterator[str]:
-    """If images have several labels, yield the stages and options that require one, and what is missing."""
+    """Yield what images with several labels exclude (stages and options with one label), and what they require."""
     if card.labels != SEVERAL:
         return
     made = params.synthesize

@@ -48,7 +48,7 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
 from sfumato.training.supervised import Schedule
 
-DURATIONS = Path("cache") / "durations.json"  # below the state directory
+DURATIONS = Path("cache") / "durations.json"  # path in the state directory
 FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # commands without a resolved file
 START = 8.0  # seconds that DVC, imports and the files of an artifact add to a stage
 WRITTEN = 80  # cost of writing one number, in operations

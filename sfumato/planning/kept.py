@@ -108,7 +108,7 @@ def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[
 
     out: folder of the plan so far. Released queries are restored at once, and do not count as run.
     """
-    changed: dict[str, str] = {}  # by stage, the stage whose change makes it run
+    changed: dict[str, str] = {}  # stage -> the stage whose change makes it run
     coming = set[str]()
     spending = []
     for name, stage in STAGES.items():

@@ -42,7 +42,7 @@ def merge_projects(
     queries = same_settings(folders, plans)
     releases_of = {name: [read_artifact(folder / ARTIFACTS / name, name) for folder in folders] for name in queries}
     budgets = [read_budget(folder / PLAN / "budget.json") for folder in folders]
-    releases = zip(*releases_of.values(), strict=True)  # by query, the releases of all owners
+    releases = zip(*releases_of.values(), strict=True)  # one tuple per query, with the releases of all owners
     owners = [check_owner(*each) for each in zip(folders, plans, budgets, releases, strict=True)]
     apart = sorted(name for names in owners for name in names)
     if len({*apart}) < len(apart):

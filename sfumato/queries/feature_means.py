@@ -146,7 +146,7 @@ Part = Annotated[float, Field(gt=0, lt=1)]
 
 
 class About(Strict):
-    """Form of `features.json`, of which each stage has a subclass."""
+    """Form of `features.json`. Each stage has a subclass."""
 
     kind: ClassVar[Any]  # class of the features, if these fields are its arguments
     tensor: ClassVar[str] = "embedding"  # name of the release, in `<tensor>.safetensors`

@@ -144,7 +144,7 @@ def prepared(card: dict[str, Any], picture: str | Path | np.ndarray) -> np.ndarr
     """Prepare a picture as described in `card`, (H, W, C) uint8, by the same functions."""
     from sfumato.data.decoding import decode, fit  # needs only Pillow
 
-    with explained(DataError, lambda _: "card.json is from an older version: it lacks how pictures were prepared"):
+    with explained(DataError, lambda _: "card.json lacks how pictures were prepared: an older version wrote it"):
         made = card["prepared"]
     channels, height, width = card["shape"]
     pad = made["fit"] == "pad"

@@ -62,7 +62,7 @@ def chosen_images(
         of_class = (labels == label).nonzero().flatten()
         if len(of_class) < number:
             raise DataError(
-                f"the release asks for {number} images of class {label}, and {paths['select']} contains {len(of_class)}: "
+                f"the release asks for {number} images of class {label}, and {paths['select']} has {len(of_class)}: "
                 "lower synthesize.count, or raise select.images"
             )
         rows.append(of_class[:number])

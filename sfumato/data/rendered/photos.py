@@ -19,7 +19,7 @@ def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
 
     def draw(random: np.random.Generator, label: int) -> np.ndarray:
         picture = pictures[label]
-        largest = min(picture.width / width, picture.height / height)  # of a patch, in units of the image
+        largest = min(picture.width / width, picture.height / height)  # largest scale of a patch, relative to the image
         smallest = min(max(1.0, 16 / min(height, width)), largest)  # pixels of its shorter side
         scale = math.exp(random.uniform(math.log(smallest), math.log(largest)))
         left = random.uniform(0, picture.width - scale * width)

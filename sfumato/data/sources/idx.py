@@ -109,7 +109,7 @@ def read_idx(path: Path) -> np.ndarray:
         size = math.prod(shape)
         if min(shape, default=0) < 0 or size > largest:
             fix = "Fetch it again, or give an .npz."
-            raise DataError(f"{broken}: its header says {shape}, expected at most {largest:,} values. {fix}")
+            raise DataError(f"{broken}: its header states {shape}, expected at most {largest:,} values. {fix}")
         content = file.read(size + 1)  # not more: a few bytes of gzip can expand to any number
     if len(content) != size:
         held = len(content) if len(content) < size else f"more than {size}"

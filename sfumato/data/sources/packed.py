@@ -31,7 +31,7 @@ from sfumato.storage.state_directory import state_dir
 
 UNPACKED = "unpacked"  # folder in the state directory for unpacked archives
 MADE_HERE: dict[tuple[Path, int, int], Path] = {}  # folders that each thread of this process has unpacked
-HELD: dict[tuple[int, Path], ExitStack] = {}  # by thread and folder: the lock that shows that the process lives
+HELD: dict[tuple[int, Path], ExitStack] = {}  # locks by (thread, folder), which show that the process runs
 
 
 def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> Path:
