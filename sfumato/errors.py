@@ -163,7 +163,7 @@ def explained(
         raise kind(missing if absent else why(error)) from error
 
 
-PACKAGES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}  # by their modules' names
+PACKAGES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}  # module -> package
 
 
 @contextmanager

@@ -27,7 +27,7 @@ WHY_THIS_SIZE = (
     "The proposal is the largest size that fits into the minutes and is at least 90 % as useful as the best one. "
     "Minutes beyond the longest useful run change nothing."
 )
-HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # by option
+HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # option -> text
 
 
 @with_flags(HELP)

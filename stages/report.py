@@ -17,7 +17,7 @@ from stages.state import EVALUATION, check_local, state_dir
 AUDIENCE_HELP = "public: from the release and the ledger only; owner: with numbers from real images too."
 OUT_HELP = "HTML file. Default: artifacts/report/index.html; evaluation/report.html for the owner."
 METRICS_FILE = Path("metrics.json")  # numbers of `stage evaluate`
-PAGES = {"public": ARTIFACTS / "report" / "index.html", "owner": Path("evaluation/report.html")}  # by audience
+PAGES = {"public": ARTIFACTS / "report" / "index.html", "owner": Path("evaluation/report.html")}  # audience -> page
 
 
 def report(

@@ -128,7 +128,7 @@ def progress(name: str, *, clock: bool = True, log: bool = True) -> Iterator[Rep
         columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
         columns += [TimeRemainingColumn()] if clock else []
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(name, total=None, visible=False)  # until the total is known
+            task = bar.add_task(name, total=None, visible=False)  # shown once the total is known
             yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
         return
 

@@ -153,7 +153,7 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     with installed("depth", name):
         from tifffile import TiffFile
 
-    channels = {0: (1, 2), 1: (1, 2), 2: (3, 4)}  # by photometry (0 and 1: grey, 2: colour), without and with alpha
+    channels = {0: (1, 2), 1: (1, 2), 2: (3, 4)}  # photometry (0 and 1: grey, 2: colour) -> without and with alpha
     file.seek(0)
     with TiffFile(BytesIO(file.read())) as tiff:
         page: Any = tiff.pages[0]

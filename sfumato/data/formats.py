@@ -76,7 +76,7 @@ SIGNATURES: Sequence[tuple[int, bytes, Format]] = (
     (0, b"7z\xbc\xaf\x27\x1c", Format("a 7z archive", UNPACK)),
     (257, b"ustar", TAR),
 )
-BRANDS = {  # by brand, for files that begin like MP4; any other brand is a video
+BRANDS = {  # brands of files that begin like MP4; any other brand is a video
     **dict.fromkeys((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"), HEIC),
     **dict.fromkeys((b"avif", b"avis"), AVIF),
     b"crx ": CAMERA,

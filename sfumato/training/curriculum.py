@@ -123,7 +123,7 @@ def ahead(batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]
 def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool, size: int) -> Tensor:
     """Compute the training loss of a batch: images, labels, sigma, noise, as in `per_image_loss`.
 
-    size: images in the full batch, of which this may be one process's part.
+    size: number of images in the full batch, if this is one process's part of it.
     """
     images, labels, sigma, noise = batch
     with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast):
