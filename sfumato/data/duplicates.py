@@ -22,7 +22,7 @@ LOOKS_AT_ONCE = 4096  # number of small versions of images that are compared at 
 
 
 def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
-    """Raise ConfigError if `fresh`, which will replace `home`, has images or the source of another dataset id.
+    """Raise ConfigError if images or the source in `fresh`, which will replace `home`, are counted under another id.
 
     Otherwise each odometer would count only a part of the cost. Images of the same stored shape, (C, H, W), are
     compared byte by byte, and all images by small grey versions, because resized copies may have the same shape.

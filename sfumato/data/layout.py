@@ -39,7 +39,8 @@ PERSONS = re.compile(
 LABELLED = re.compile(r"(label|class|classname|category|target|diagnosis|dx|disease|pathology|finding|findinglabel)s?")
 # Matches ids (long, zero-padded, hexadecimal), dates, names of persons ("Smith, John", DICOM's Smith^John) and e-mails
 PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re.IGNORECASE)
-MANY = 20  # With more classes than this, fewer than FEW pictures per class are suspicious, otherwise fewer than LEAST
+# Classes with few pictures are suspicious: fewer than FEW if there are over MANY classes, otherwise fewer than LEAST
+MANY = 20
 FEW = 50
 LEAST = 10
 FIRST = 50  # number of files of a folder whose format is checked

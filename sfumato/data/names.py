@@ -197,7 +197,7 @@ def repeats_in(
 def rivalled(best: Column, others: Sequence[Column]) -> bool:
     """Return whether another part of the names may be the person's id too, so that only the owner can decide.
 
-    For example, a year or the number of a frame comes first, or a counter beside an id that occurs with other numbers.
+    Examples are a year or a frame number before it, and a counter beside an id that occurs with several numbers.
     """
     if best.personal:
         return False

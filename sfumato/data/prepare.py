@@ -146,8 +146,9 @@ def make_private(directory: Path) -> None:
 def listing_of(data: Data, key: bytes) -> str | None:
     """Compute a keyed digest of everything that determines a prepared set: settings, PREPARE_REVISION and all files.
 
-    A file is identified by its name, size, inode and the times of its last change of content and of status. A program
-    cannot reset the latter. Returns None without a path, if a file changed just now, or if there is a link.
+    A file is identified by its name, size, inode and the times of its last change of content and of status. Programs
+    cannot reset the time of a status change. Returns None without a path, if a file changed just now, or if there is a
+    link.
     """
     named = [data.path, data.groups.csv] if data.groups is not None else [data.path]
     paths = [Path(name).expanduser().resolve() for name in named if name is not None]

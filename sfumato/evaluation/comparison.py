@@ -126,7 +126,7 @@ def identity(
     extractor: Extractor | None,
     release: Path,
 ) -> dict[str, str]:
-    """Identify the origin of an evaluation's numbers: equal entries are comparable.
+    """Identify the origin of an evaluation's numbers. Evaluations with equal entries can be compared.
 
     Digests of real images are keyed, so they reveal nothing.
     """

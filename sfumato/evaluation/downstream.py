@@ -56,7 +56,7 @@ def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedul
 def shuffled_batches(
     take: Callable[[Tensor], Tensor], labels: np.ndarray, size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield endless batches in a new order each pass, of two rows or more, for batch norm.
+    """Yield batches without end, in a new order each pass, with at least two rows for batch norm.
 
     The global generator decides the order. take: function from rows to inputs.
     """

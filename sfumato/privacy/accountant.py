@@ -321,7 +321,7 @@ def noise_of_share(ask: NoiseRequest, share: float, target: float, delta: float,
     """Return the noise multiplier at which a stage uses a share of the whole budget."""
     order = reference_order(ask, target, delta)
     whole = target - conversion(order, delta)
-    if accountant == EXACT:  # RDP, at this order, of the one Gaussian that meets the target
+    if accountant == EXACT:  # at this order, the RDP of a single Gaussian that exactly meets the target
         from dp_accounting.gaussian_mechanism import get_sigma_gaussian
 
         whole = order / 2 / get_sigma_gaussian(target, delta) ** 2

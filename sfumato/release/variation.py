@@ -48,7 +48,7 @@ def vary(
     seed: int,
     public: np.ndarray | bool = False,
 ) -> Varied:
-    """Change a part of the images by `settings`; under `relabel`, label all by the teacher.
+    """Distort or blend some of the images, as in `settings`; with `relabel`, let the teacher label all.
 
     The teacher keeps the requested shares of labels.
 

@@ -1,6 +1,6 @@
 """Genes, vectors in [0, 1)^n, which replace the random stream of a drawing. An image becomes a function of its genes.
 
-A small change of the genes, for example of an angle or of a texture's noise, is a small change of the image.
+A small change of a gene, such as an angle or the noise of a texture, changes the image only a little.
 Source: the primary sample space of Kelemen et al. 2002; for Private Evolution, Sim-PE (Lin et al. 2025).
 """
 
