@@ -18,7 +18,7 @@ help:
 	@echo "make demo     install, then run the whole pipeline on 8x8 digits: images, ledger, local metrics"
 	@echo "make test     install with the test extra, then run all tests"
 	@echo "make mutants  put each known mistake into a copy of the code: its tests must fail (SECONDS_LEFT=60: a sample)"
-	@echo "make lint     ruff (rules and layout) and mypy"
+	@echo "make lint     ruff (rules and layout), mypy, and the language of texts"
 	@echo "make docs     the site made of docs/, in build/site: open build/site/index.html"
 	@echo "make install  only make $(VENV) and install into it (LOCKED=1: by requirements.lock, every file checked by its hash)"
 	@echo "make dvc.yaml write the pipeline from the table sfumato/settings/stages.py"
@@ -86,6 +86,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/language/check.py
 
 dvc.yaml: $(VENV)/.installed
 	$(BIN)/python -m sfumato.planning.project_files > $@.new && mv $@.new $@

@@ -1,8 +1,8 @@
 """Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost.
 
-`sfumato.Project` makes a release of a folder of images. `sfumato.load_release(folder)` gives one as arrays and needs
-nothing but NumPy, `sfumato.load_teacher(folder)` the classifier of a recipe with a teacher. `sfumato.open_charge` is
-for a query of one's own. Each is imported when it is first named.
+`sfumato.Project` creates a release from a folder of images. `sfumato.load_release(folder)` loads a release as arrays,
+which requires only NumPy. `sfumato.load_teacher(folder)` loads the classifier of a recipe with a teacher.
+`sfumato.open_charge` charges a custom query. Each name is imported on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The mistakes a user can make, each with the exit code that `stage` answers with."""
+"""Errors that a user can fix, each with the exit code of `stage`."""
 
 import difflib
 import errno
@@ -6,33 +6,33 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-# exceptions raised when a file is missing, damaged or of the wrong kind
+# Exceptions raised when a file is missing, damaged or of the wrong kind
 UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, AttributeError)
-# what an OSError with one of these states about a path or a request; with any other, the machine failed
+# Error numbers of an OSError about a path or a request. Any other number means that the machine failed.
 ABOUT_A_PATH = {
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG),
     *(errno.EACCES, errno.EPERM, errno.EINVAL, errno.EILSEQ, errno.ENXIO, errno.ENOEXEC),
     *(errno.EADDRINUSE, errno.EADDRNOTAVAIL),
 }
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# PyTorch, Pillow and pydicom have no type of their own for a lack of memory
+# Messages for too little memory, for which PyTorch, Pillow and pydicom have no exception type
 NO_MEMORY = ("not enough memory", "can't allocate", "out of memory", "Cannot allocate", "Unable to allocate")
 
 
-Spelling = Callable[[str], str]  # how a front end writes the name of an option
+Spelling = Callable[[str], str]  # from the name of an option to its form in a front end
 
 
 class SfumatoError(Exception):
-    """A mistake that a message can explain. Its text names the thing, its value and the fix.
+    """An error that the user can fix. Its text names the thing, its value and the fix.
 
-    option: the option of a command, or the parameter of a function, that the mistake is about. The text of such an
-    error is a template of `values`, and names options as in {option.size_hint}: each front end spells them its own way.
-    proposed: a value for the option.
+    option: option of a command, or parameter of a function, that is wrong. The text is then a template, filled with
+    `values`. Options in it, such as {option.size_hint}, are spelled by each front end;
+    proposed: suggested value for the option.
     """
 
     exit_code = 1
-    public = False  # whether it follows from public facts alone: a log may show it after sensitive files were opened
-    undecided = False  # whether only the owner of the images can decide the option: a front end may ask for it
+    public = False  # whether it depends on public facts only: a log may then show it after sensitive files were opened
+    undecided = False  # whether only the owner can decide the option, so that a front end may ask for it
 
     def __init__(
         self, text: object = "", *, option: str | None = None, proposed: str | None = None, **values: object
@@ -49,7 +49,7 @@ class SfumatoError(Exception):
         """Return the text for a front end.
 
         Args:
-            spelling: Writes the name of an option, such as `--size-hint`. `str` writes it as in Python.
+            spelling: Function from the name of an option to its form, such as `--size-hint`; `str` keeps the name.
         """
         text = super().__str__()
         if self.option is None:
@@ -77,7 +77,7 @@ class BudgetError(SfumatoError):
     """Over budget, already spent, or an invalid ledger."""
 
     exit_code = 3
-    public = True  # by journal, ledgers, card and settings
+    public = True  # it depends on journal, ledgers, card and settings only
 
 
 class DataError(SfumatoError):
@@ -86,11 +86,11 @@ class DataError(SfumatoError):
     exit_code = 4
 
 
-LAST_ERROR = "SFUMATO_LAST_ERROR"  # names the file in which a stage that fails leaves its error, for who started it
+LAST_ERROR = "SFUMATO_LAST_ERROR"  # variable with the path to which a failing stage writes its error, for the caller
 
 
 def error_from(content: Mapping[str, Any]) -> SfumatoError:
-    """The error that a stage left. content: its `exit_code` and `message`."""
+    """Rebuild the error that a stage wrote. content: its `exit_code` and `message`."""
     kinds = {kind.exit_code: kind for kind in (ConfigError, BudgetError, DataError)}
     return kinds.get(content["exit_code"], SfumatoError)(content["message"])
 
@@ -100,11 +100,11 @@ def public(error: SfumatoError) -> SfumatoError:
     return error
 
 
-watchers: list[Callable[[], None]] = []  # what a program does then: `stage` logs only what is public by name
+watchers: list[Callable[[], None]] = []  # called by `reading_sensitive`, so that `stage` withholds output from then on
 
 
 def reading_sensitive() -> None:
-    """Whoever opens files of sensitive images, the owner's or the private copy, calls this first."""
+    """Call this before opening files of sensitive images, whether the owner's or the private copy."""
     for watch in watchers:
         watch()
 
@@ -114,9 +114,9 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether the machine failed (a disk, a mount, memory, the limit of open files): no file is damaged or missing.
+    """Return whether the machine failed (disk, mount, memory, limit of open files), instead of a file being damaged.
 
-    An OSError without a number comes from a library, about what it has read.
+    An OSError without a number comes from a library, and is about the content of a file.
     """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno not in ABOUT_A_PATH
@@ -124,7 +124,7 @@ def is_failure(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """The text of an error on one line, or the name of its kind where it has none."""
+    """Return the text of an error on one line, or the name of its type if it has no text."""
     if not str(error) and isinstance(error, EOFError):
         return "it ends too early"
     return " ".join(str(error).split()) or type(error).__name__
@@ -132,7 +132,7 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def passing_over(*causes: type[Exception]) -> Iterator[None]:
-    """Suppress any of `causes`, but not a failure of the machine, which must not become an answer."""
+    """Suppress any of `causes`, except a failure of the machine, which must not be taken for a damaged file."""
     try:
         yield
     except causes as error:
@@ -148,9 +148,9 @@ def explained(
     missing: str | None = None,
     causes: tuple[type[Exception], ...] = UNREADABLE,
 ) -> Iterator[None]:
-    """Raise `kind` in place of any of `causes`. why: the text, by what was raised; missing: where there is no file.
+    """Raise `kind` in place of any of `causes`. A failure of the machine is raised unchanged.
 
-    A failure of the machine is raised as it is.
+    why: function from the exception to the text; missing: text to use if a file does not exist.
     """
     try:
         yield
@@ -163,12 +163,12 @@ def explained(
         raise kind(missing if absent else why(error)) from error
 
 
-PACKAGES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}  # whose modules have other names
+PACKAGES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}  # module -> package
 
 
 @contextmanager
 def requiring(what: str) -> Iterator[None]:
-    """Raise ConfigError, which names the package to install, if one that `what` imports is missing."""
+    """Raise ConfigError if a package that `what` imports is missing, with the command to install it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -178,7 +178,7 @@ def requiring(what: str) -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
-    """Suggest a known name for an unknown one: the closest match, else `otherwise`, else all known names."""
+    """Suggest a known name for an unknown one: the closest match or, without one, `otherwise` or all known names."""
     known = list(known)
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]!r}?" if near else otherwise or f"known are {', '.join(known)}"

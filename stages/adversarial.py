@@ -1,4 +1,4 @@
-"""`stage adversarial`: a discriminator by DP-SGD, and the generator that it teaches (DP-GAN)."""
+"""`stage adversarial`: train a discriminator by DP-SGD, and a generator against it (DP-GAN)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stage auxiliary`: the one-step generator that a release of features teaches."""
+"""`stage auxiliary`: fit a one-step generator to a release of features."""
 
 from __future__ import annotations
 

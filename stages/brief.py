@@ -1,4 +1,4 @@
-"""`stage brief`: the request for permission, before ε is spent."""
+"""`stage brief`: write the request for permission to spend ε."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +12,11 @@ OutOption = Annotated[Path, typer.Option(help="Folder for `brief.html` and `brie
 
 
 def brief(out: OutOption = Path("brief")) -> None:
-    """Free: one page for those who permit the release: what is asked, what it costs, what stays unprotected."""
+    """Free: write one page for those who permit the release: the request, its cost, and what is not protected."""
     from sfumato.planning.brief import PAGE, write_brief
     from sfumato.planning.folder import resolve_project
 
     unanswered = write_brief(resolve_project(Path(), state_dir(), Path("params.yaml"), dry_run=True, say=say), out)
     if unanswered:
         say(f"not answered yet, in params.yaml: {', '.join(unanswered)}")
-    tell(f"{out / PAGE}: for those who permit the release; to be signed before `dvc repro`")
+    tell(f"{out / PAGE}: send it to those who permit the release. They sign it before `dvc repro`")

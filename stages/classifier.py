@@ -1,4 +1,4 @@
-"""`stage classifier`: a network that names images, trained on the public set only."""
+"""`stage classifier`: train a classifier on the public set only."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def classifier(run: StageRun, settings: Classifier) -> None:
     images = load_public(public, run.plan.shape)
     with progress("classifier") as report:
         model, accuracy = train_public_classifier(images, settings, run.plan.seed, report)
-    named = f"{100 * accuracy:.1f} % of the public images kept for validation are named right"
-    say(f"classifier: {named}, of {len(images.classes)} classes")
+    named = f"{100 * accuracy:.1f} % accuracy on the public images kept for validation"
+    say(f"classifier: {named}, in {len(images.classes)} classes")
     with run.writing() as directory:
         save_network(model, arguments_of(model), directory)
         content = {

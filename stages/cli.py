@@ -1,4 +1,4 @@
-"""The `stage` program: one command per stage of the pipeline, and those around it."""
+"""The `stage` program: one command per stage of the pipeline, and commands for projects."""
 
 import errno
 import io
@@ -45,8 +45,8 @@ app = typer.Typer(
     name="stage",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # plain help, without a quarter of a second of imports
-    pretty_exceptions_show_locals=False,  # locals may hold sensitive pixels
+    rich_markup_mode=None,  # plain help, which saves imports of a quarter of a second
+    pretty_exceptions_show_locals=False,  # locals may contain sensitive pixels
     help="Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost. "
     "After `stage plan`, each stage can be run on its own.",
 )
@@ -60,26 +60,27 @@ for name, group in {"prepare": prepare, "ledger": ledger, "recipe": recipe, "rel
 
 
 def main() -> None:
-    """Run the program. A user's mistake is one sentence and its exit code: 2 configuration, 3 budget, 4 data."""
+    """Run the program. A user's mistake prints one sentence; exit code 2: configuration, 3: budget, 4: data."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a console without ε; standard error is like that
-    if EXIT_CODE not in os.environ:  # `torchrun` waits for its processes to end at once
-        # as Ctrl-C: a container's first process would ignore it, and any other would leave private files behind
+        sys.stdout.reconfigure(errors="backslashreplace")  # for a console without ε, as on standard error
+    if EXIT_CODE not in os.environ:  # under `torchrun`, processes must end at once
+        # Handle SIGTERM like Ctrl-C. The first process of a container would ignore it, and any other would leave
+        # private files behind.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # threads that wait for each other sleep: where other programs run, spinning made two 4 to 8 times as slow as one
+    # Let waiting threads sleep. While other programs run, two spinning threads were 4 to 8 times slower than one.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when PyTorch is imported
     watchers.extend((hold_back, keep_memory_off_disk))
     try:
         app(prog_name="stage")
     except (SystemExit, KeyboardInterrupt) as ended:
-        code = getattr(ended, "code", 130)  # Typer's after Ctrl-C, too
+        code = getattr(ended, "code", 130)  # Typer also uses 130 after Ctrl-C
         if code == 130:
             say(
                 "interrupted. Run the same command again: a query resumes without a second charge, other stages restart"
             )
         leave(code)
-    except BrokenPipeError:  # `stage … | head`: whoever read has seen enough
-        sys.stdout = None  # type: ignore[assignment]  # nothing is left to flush at the end
+    except BrokenPipeError:  # the reader has closed the pipe, as in `stage … | head`
+        sys.stdout = None  # type: ignore[assignment]  # avoids a second error when Python flushes it
         sys.exit(1)
     except Exception as error:
         reason = error.spelled(flag) if isinstance(error, SfumatoError) else beyond_the_machine(error)
@@ -102,15 +103,15 @@ def main() -> None:
 
 
 def withheld(reason: str) -> str:
-    """Write the reason of an error to a private file; return the constant message for a log."""
+    """Write the reason of an error to a private file, and return a message for logs that reveals nothing."""
     file = state_dir() / "refused.txt"
-    with suppress(OSError):  # no room for it, say
+    with suppress(OSError):  # for example, if the disk is full
         replace_private(file, f"{reason}\n".encode(errors="backslashreplace"))
     return f"failed after opening sensitive images. The reason, which could reveal who is in the set, is in {file}"
 
 
 def shown(text: str) -> str:
-    """Escape control characters, which file names may contain and a terminal would obey."""
+    """Escape control characters in file names, which a terminal would execute."""
     return "\n".join(HIDDEN.sub(lambda found: repr(found[0])[1:-1], line) for line in text.split("\n"))
 
 
@@ -130,7 +131,7 @@ def beyond_the_machine(error: BaseException) -> str | None:
         return f"{error.filename}: {message}"
     if isinstance(error, RecursionError):
         return "an input is nested too deeply to be read"
-    if "home directory" in str(error):  # Path.expanduser, which has no type of its own either
+    if "home directory" in str(error):  # from Path.expanduser, which raises a plain RuntimeError
         return "a path begins with ~ and the name of an unknown user: write the full path"
     if lacks_memory(error):
         about = ""

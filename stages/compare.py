@@ -1,4 +1,4 @@
-"""`stage compare`: many runs as one table and one plot of accuracy by ε. Local: the numbers are from real images."""
+"""`stage compare`: show many runs in one table and one plot of accuracy by ε. Local: measured on real images."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def compare(
     from sfumato.evaluation.tables import comparison_table, csv_of
 
     check_local("--out", out / "comparison.csv")
-    use_until_the_end(state_dir())  # before it reads numbers of real images
+    use_until_the_end(state_dir())  # before numbers from real images are read
     rows = [read_run(folder) for folder in runs or ()]
     if dvc:
         rows += experiments()
@@ -51,11 +51,11 @@ def compare(
 
 
 def experiments() -> list[dict]:
-    """The experiments that `dvc exp show` lists, as rows, joined with the local numbers of the state directory."""
+    """Return the experiments that `dvc exp show` lists, as rows, with local numbers from the state directory."""
     from sfumato.evaluation.comparison import rows_of_experiments
 
     listing = "dvc exp show --json"
-    # the dvc of this installation, whatever modules lie in the current folder
+    # -P: no module in the current folder can replace DVC
     done = subprocess.run([sys.executable, "-P", "-m", *listing.split()], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("ERROR: ")

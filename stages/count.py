@@ -1,4 +1,4 @@
-"""`stage count`: noisy class counts, for denominators and label priors."""
+"""`stage count`: release noisy class counts, for denominators and label priors."""
 
 from __future__ import annotations
 

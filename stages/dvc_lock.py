@@ -1,4 +1,4 @@
-"""DVC's files that a kill can damage: `dvc.lock`, of which a copy is kept, and its lock on running commands."""
+"""Check DVC's files that a kill can damage: `dvc.lock`, which is copied, and the lock on running commands."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ def keep_copy() -> None:
 
 
 def damage() -> str | None:
-    """Return the fault of `dvc.lock`, or None: it ends within a line, or lacks a stage or a part of one."""
+    """Return what is wrong with `dvc.lock`: it ends within a line, or a stage or a part of it is missing; or None."""
     try:
         stages = read_yaml(LOCK)["stages"]
         content = LOCK.read_bytes()
@@ -49,7 +49,7 @@ def lock_in_words() -> str:
 
 
 def rwlock_in_words() -> str:
-    """Describe DVC's lock on running commands. A kill may leave it unreadable, or with a program that ended."""
+    """Describe DVC's lock on running commands. After a kill, it may be damaged or name a program that has ended."""
     try:
         ended = [holder for holder in holders() if not holder.runs]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""`stage egress`: the package for the output checker of a secure environment."""
+"""`stage egress`: write the package for the output checker of a secure environment."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,4 +14,4 @@ def egress(folder: FolderArgument) -> None:
 
     sha256 = write_package(folder)
     typer.echo(f"{folder}: may leave once the output checker has signed {folder / 'risk-form.md'}")
-    typer.echo(f"SHA-256 of {folder / 'manifest.json'}, to be sent separately: {sha256}")
+    typer.echo(f"SHA-256 of {folder / 'manifest.json'}: {sha256} (send it separately)")

@@ -1,4 +1,4 @@
-"""`stage embedding`: noisy joint Fourier embedding under features learned on what was released."""
+"""`stage embedding`: release a noisy joint Fourier embedding of features learned from earlier releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stage evaluate`: how useful and how faithful the release is, measured on real images: local, not to be shared."""
+"""`stage evaluate`: measure on real images how useful and faithful the release is. The results are local."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def evaluate(
     numbers = evaluate_folder(
         plan, synthesize, teacher, state_dir(), card, out, progress=lambda what: say(f"evaluate: {what}")
     )
-    if numbers is None:  # another process has it
+    if numbers is None:  # another process has the numbers
         return
     write_local(metrics, (json.dumps(numbers, indent=1) + "\n").encode())
-    with suppress(BudgetError):  # without a ledger; other runs replace metrics.json
+    with suppress(BudgetError):  # if there is no ledger
         keep_evaluation(state_dir(), numbers | {"ledger": read_ledger(LEDGER)})
     for warning in numbers["warnings"]:
-        print(f"warning: {warning}", file=sys.stderr)  # not by `say`: they hold numbers of real images
+        print(f"warning: {warning}", file=sys.stderr)  # not by `say`, because it contains numbers from real images
     show_local(tables_of(numbers), metrics, f"Verdict: {numbers['verdict']['sentence']}")
 
 

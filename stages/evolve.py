@@ -1,4 +1,4 @@
-"""`stage evolve`: votes of the sensitive images for the candidates of a public renderer, round by round."""
+"""`stage evolve`: let sensitive images vote for the candidates of a public renderer, in several rounds."""
 
 from __future__ import annotations
 

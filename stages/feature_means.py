@@ -1,4 +1,4 @@
-"""What the four stages that release means of features share: the release."""
+"""Release means of features, for the four stages that do so."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ def release_means(
     cache: Mapping[str, Any] | None = None,
     network: PublicNetwork | ProjectedFeatures | None = None,
 ) -> None:
-    """Release the class means of `features`, which `about` and `network` rebuild. cache: what decides kept rows."""
+    """Release the class means of `features`.
+
+    about, network: arguments and network from which the features can be rebuilt;
+    cache: values that identify the stored rows of the images.
+    """
     from sfumato.features import FeatureMeans
     from sfumato.queries.feature_means import encoder_of, query_feature_means, save_means
     from sfumato.runtime.compute import device
@@ -42,7 +46,7 @@ def release_means(
 
 
 def encoded(run: QueryRun, function: Callable[[Tensor], Tensor], encoder: str) -> str | None:
-    """The key of the images' rows under `function`, which a charge draws instead of images. encoder: its digest."""
+    """Return the key of the images' rows by `function`, which a charge draws instead of images. encoder: its digest."""
     from sfumato.queries.feature_means import encoding_alone
     from sfumato.runtime.compute import device
 

@@ -1,4 +1,4 @@
-"""`stage finetune`: DP-SGD on the sensitive images, resumable after a kill at no further cost."""
+"""`stage finetune`: run DP-SGD on the sensitive images. After a kill it resumes at no further cost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def finetune(run: QueryRun, settings: Finetune) -> None:
     plan = run.plan
     pretrain = run.path("pretrain")
 
-    # the network, what of it is trained, and what it is trained on
+    # Load the network, choose the weights to train, and open the charge.
     model = load_start(pretrain)
     latents = run.latents(model.encoder, "latents", lambda: load_codec(pretrain, device()).encode)
     ranking = read_ranking(run.inputs.get("saliency"))

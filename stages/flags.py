@@ -15,14 +15,14 @@ CardPath = Annotated[Path, typer.Option("--card", help="Public card of the sensi
 
 
 def flag(name: str) -> str:
-    """Return the name of an option as the command line has it."""
+    """Return the name of an option on the command line, such as --size-hint."""
     return f"--{name.replace('_', '-')}"
 
 
 def with_flags(descriptions: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a Typer command an option for each field of a dataclass, the command's first parameter.
+    """Give a Typer command one option per field of a dataclass, which is the command's first parameter.
 
-    descriptions: for the help, by field.
+    descriptions: help texts by field.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -41,7 +41,7 @@ def with_flags(descriptions: Mapping[str, str]) -> Callable[[Callable[..., None]
 
 
 def parameters_of(kind: type, descriptions: Mapping[str, str]) -> Iterator[inspect.Parameter]:
-    """Yield a parameter for each field: true or false, or text, which the dataclass parses."""
+    """Yield one parameter per field: a flag if it is true or false, otherwise a text that the dataclass parses."""
     for field in fields(kind):
         default = field.default
         annotation: Any = Annotated[str | None, typer.Option(help=descriptions[field.name])]

@@ -20,7 +20,7 @@ def forget(
 ) -> None:
     """Local: delete a dataset's real images, and numbers from them, in $SFUMATO_STATE and in this project.
 
-    The journal of charges stays.
+    The journal of charges is kept.
     """
     from sfumato.data.sources.packed import remove_unpacked
     from sfumato.planning import forget as library
@@ -70,17 +70,17 @@ def du() -> None:
 
 
 def local_files() -> list[Path]:
-    """Return this project's files from sensitive images, also of DVC experiments. DVC's cache contains none."""
-    numbers = (str(EVALUATION), "metrics.json", ".metrics.json.*.tmp")  # the last of killed evaluations
+    """Return this project's files from sensitive images, including DVC experiments. DVC's cache contains none."""
+    numbers = (str(EVALUATION), "metrics.json", ".metrics.json.*.tmp")  # the last: left by killed evaluations
     tried = [path for name in numbers for path in Path(".dvc/tmp/exps").rglob(name)]
     found = [path for name in numbers for path in Path().glob(name)]
     return [*found, *tried, *filter(Path.exists, [CARD_PATH.parent])]
 
 
 def show(title: str, kinds: Mapping[str, Sequence[Path]]) -> None:
-    """Print a line for each kind of files.
+    """Print one line per kind of files.
 
-    Only a terminal shows sizes, from which the number of images follows, and whether pictures were left out.
+    Only a terminal shows sizes, which reveal the number of images, and whether pictures were left out.
     """
     from sfumato.data.left_out import LEFT_OUT, LEFT_OUT_FILES
 

@@ -1,4 +1,4 @@
-"""`stage frequency`: noisy joint Fourier embedding of images and labels (FETA-Pro Algorithm 1, DP-MERF)."""
+"""`stage frequency`: release a noisy joint Fourier embedding of images and labels (FETA-Pro Algorithm 1, DP-MERF)."""
 
 from __future__ import annotations
 

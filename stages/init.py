@@ -1,4 +1,4 @@
-"""`stage init`: from a folder of images to a project that `dvc repro` runs."""
+"""`stage init`: create a project from a folder of images, for `dvc repro`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from sfumato.planning.create import Owner, Proposed
 
 WHY_THIS_SIZE = (
-    "Proposed is the largest size that fits into the minutes and is at least nine tenths as useful as the best one. "
+    "The proposal is the largest size that fits into the minutes and is at least 90 % as useful as the best one. "
     "Minutes beyond the longest useful run change nothing."
 )
-HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # by option
+HELP: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # option -> text
 
 
 @with_flags(HELP)
@@ -39,14 +39,14 @@ def init(
     from sfumato.planning.create import Owner, propose_project, summary, warnings
     from sfumato.planning.project_files import unsaid
 
-    use_until_the_end(state_dir())  # which dataset it looks at is not known yet
+    use_until_the_end(state_dir())  # for all datasets, because the name is not known yet
 
     decided = [name for name in ("epsilon", "dataset_id", "minutes", "size_hint") if getattr(options, name) is None]
     lacking = ", ".join([*map(flag, decided), "--groups or --one-image-each"])
     asking = None if yes else partial(ask, lacking)
     owner = Owner(asking, say if sys.stderr.isatty() else unsaid, flag)
     made = propose_project(options, owner, state_dir())
-    from sfumato.planning.make import risk_line  # slow to import: pictures that cannot be used are named first
+    from sfumato.planning.make import risk_line  # imported late because it is slow
 
     say(*summary(made))
     show_budget(made.plan)
@@ -65,7 +65,7 @@ def init(
 
 
 def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
-    """What somebody answers. lacking: options. Raises ConfigError where nobody can, as without a terminal."""
+    """Ask a question at the prompt. lacking: options that are missing. Raises ConfigError without a terminal."""
     question = wrapped(question, sys.stderr)
     try:
         if kind is None:
@@ -79,7 +79,7 @@ def ask(lacking: str, question: str, default: Any, kind: type | None) -> Any:
 
 
 def officers_words(owner: Owner) -> dict[str, Any]:
-    """The section `release` in the words of a data protection officer: on a terminal only, and one Enter skips it."""
+    """Ask for the section `release`, on a terminal only. Pressing Enter skips it."""
     from sfumato.release.card import WORDS
 
     keys = ("controller", "purpose", "legal_basis", "recipients", "retention")
@@ -93,7 +93,7 @@ def officers_words(owner: Owner) -> dict[str, Any]:
 
 
 def show_sizes(made: Proposed) -> None:
-    """A row a size: its minutes, and how useful the release will probably be; and what would make it better."""
+    """Show one row per size, with its minutes and expected usefulness, and how to improve the forecast."""
     from sfumato.planning.create import size_rows
     from sfumato.planning.forecast import advice
 

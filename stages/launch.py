@@ -1,4 +1,4 @@
-"""One stage in many processes: a command starts itself again under what `SFUMATO_LAUNCH` names, such as `torchrun`."""
+"""Run a stage in many processes: restart the command under the launcher in `SFUMATO_LAUNCH`, such as `torchrun`."""
 
 import os
 import secrets
@@ -11,7 +11,7 @@ from sfumato.errors import ConfigError, SfumatoError, explained
 from sfumato.storage.state_directory import state_dir
 
 LAUNCH = "SFUMATO_LAUNCH"
-EXIT_CODE = "SFUMATO_EXIT_CODE"  # names the file in which the first process leaves its exit code
+EXIT_CODE = "SFUMATO_EXIT_CODE"  # variable with the path of the file for the first process's exit code
 
 
 def asked() -> bool:
@@ -19,7 +19,7 @@ def asked() -> bool:
 
 
 def again() -> int:
-    """Rerun this command in many processes. Returns the exit code of the first: `torchrun` turns every one into 1."""
+    """Rerun this command in many processes. Returns the first one's exit code, which `torchrun` would turn into 1."""
     launcher = f"{LAUNCH}={os.environ[LAUNCH]!r}"
     if EXIT_CODE in os.environ:
         raise ConfigError(f"{launcher} does not start a group of processes: set it to `torchrun` and its options")
@@ -28,7 +28,7 @@ def again() -> int:
     try:
         with explained(ConfigError, lambda error: f"{launcher} cannot be started: {error}"):
             words = [*shlex.split(os.environ[LAUNCH]), "-m", "stages.cli", *sys.argv[1:]]
-            # nothing in the current folder takes the place of a package
+            # PYTHONSAFEPATH: no module in the current folder can replace a package.
             given = {**os.environ, EXIT_CODE: str(said), "PYTHONSAFEPATH": "1"}
             done = subprocess.run(words, env=given, check=False)
         if not said.is_file():
@@ -39,12 +39,12 @@ def again() -> int:
 
 
 def speaks() -> bool:
-    """Whether this process prints progress: the only one, or the first of many."""
+    """Return whether this process prints progress: it is the only one, or the first of many."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def leave(code: int) -> None:
-    """Exit. The first of many processes leaves its code in a file, and `torchrun` then has no failure to report."""
+    """Exit. The first of many processes writes its code to a file, so that `torchrun` reports no failure of its own."""
     said = os.environ.get(EXIT_CODE)
     if said and speaks():
         Path(said).write_text(str(code), encoding="utf-8")

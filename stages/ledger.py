@@ -16,7 +16,7 @@ from stages.state import dataset_of_project, read_policy, state_dir
 
 app = typer.Typer(no_args_is_help=True, help="Write, check and show the privacy ledger and the history of all charges.")
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="Ledger file.")]
-OPINIONS_HELP = "own: by this package's accountants. all: also by Opacus' two, which must be installed."
+OPINIONS_HELP = "own: use this package's accountants. all: use Opacus' two as well (Opacus must be installed)."
 LEDGER_ONLY_HELP = "Do not compare with a run: for a ledger received without its project. Refused inside a project."
 
 
@@ -41,14 +41,14 @@ def check(
     ledger_only: Annotated[bool, typer.Option("--ledger-only", help=LEDGER_ONLY_HELP)] = False,
     opinions: Annotated[str, typer.Option(help=OPINIONS_HELP, metavar="own|all")] = "own",
 ) -> None:
-    """Recompute epsilon from the records; exit with 3 if a check fails. Needs no data and no GPU."""
+    """Recompute epsilon from the records. Exits with code 3 if a check fails. Needs no data and no GPU."""
     from sfumato.privacy.check import verify
     from sfumato.privacy.events import PROTECTED
 
     if opinions not in ("own", "all"):
         raise ConfigError(f"--opinions {opinions} is unknown: give own or all")
     state = None
-    with suppress(ConfigError):  # a stranger has none, and needs none
+    with suppress(ConfigError):  # a reviewer without a state directory does not need one
         state = state_dir()
     options = {"artifacts": artifacts, "ledger_only": ledger_only, "all_opinions": opinions == "all"}
     checked = verify(ledger, limit=epsilon, delta=delta, unit=unit, state=state, **options)
@@ -108,7 +108,7 @@ def show(ledger: LedgerPath = LEDGER) -> None:
 
 @app.command()
 def adopt() -> None:
-    """Replace a lost journal by one that counts the charges found in its remains, in ledgers and in artifacts."""
+    """Replace a lost journal with the charges found in its remains, in ledgers and in artifacts."""
     from sfumato.privacy.project_ledger import adopt_charges
 
     odometer, new, lost = adopt_charges(Path(), state_dir(), say)
@@ -156,12 +156,12 @@ def history(
     for entry in entries:
         when = utc(entry["time"])
         if not sys.stdout.isatty():
-            when = when[:10]  # the date: exact times tell how long a query took, and so how many images it saw
+            when = when[:10]  # the date only: exact times reveal how long a query took, and so how many images it read
         charged: list[tuple[dict, str]] = []
         if entry["kind"] == OPEN:
-            run = runs[entry["record"]["id"]]  # its record is the newest if it was resumed, which ledgers hold
+            run = runs[entry["record"]["id"]]  # has the newest record if it was resumed, like ledgers
             charged = [(run.record, ends.get(run.end or "", f"open, {run.uses} uses journalled"))]
-        elif entry["kind"] == LOCAL_USE and sys.stdout.isatty():  # it follows from when the images changed
+        elif entry["kind"] == LOCAL_USE and sys.stdout.isatty():  # private, because it reveals when the images changed
             table.add_row(when, "local", "", entry["purpose"], "outside the guarantee")
         elif entry["kind"] == ADOPT:
             charged = [(record, "adopted") for record in entry["records"]]
@@ -179,5 +179,5 @@ def history(
 def utc(seconds: int) -> str:
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
-    except (ValueError, OverflowError, OSError):  # of a clock that was far off
+    except (ValueError, OverflowError, OSError):  # a wrong clock wrote it
         return f"{seconds} s after 1970"

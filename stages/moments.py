@@ -1,4 +1,4 @@
-"""`stage moments`: noisy means of a public network's features and of their squares (DP-MEPF)."""
+"""`stage moments`: release noisy means of a public network's features and of their squares (DP-MEPF)."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def show_run(made: ProjectPlan, spending: Sequence[Decision], coming: set[str]) 
 
 
 def show_budget(made: Plan) -> None:
-    """Show mechanism, epsilon alone and share of each stage, then the total against the target."""
+    """Show the mechanism of each stage, its epsilon and its share, then the total against the target."""
     budget = made.budget
     title = f"{budget['recipe']}: privacy budget at δ = {delta_text(budget['delta'])}"
     headings = ("stage", "σ", "sample rate", "releases", "ε alone", "share of budget")

@@ -1,4 +1,4 @@
-"""`stage prepare`: take images from their source into the private state directory."""
+"""`stage prepare`: copy images from their source into the private state directory."""
 
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ def sensitive(params: ParamsPath = Path("params.yaml"), card: CardPath = CARD_PA
     from sfumato.settings.recipes import load_params
 
     data = load_params(params, RECIPES).data
-    use_until_the_end(state_dir(), data.name)  # even where it fails and keeps the reason
+    use_until_the_end(state_dir(), data.name)  # also if it fails and writes the reason to a private file
     content = prepare_sensitive(data, state_dir(), card, RAW)
     shape = f"shape {list(content['shape'])}, {len(content['classes'])} classes, {content['split']} hold-out"
     tell(f"{card}: dataset {content['dataset_id']!r}, {shape}")
@@ -47,7 +47,7 @@ def public(
     sensitive_card = read_card(card)
     if not loaded.reads_public:
         write_no_public(out)
-        return tell(f"no stage reads public images: {out} holds none")
+        return tell(f"no stage reads public images, so {out} contains none")
     from sfumato.data.prepare import prepare_public, refuse_sensitive_as_public
     from sfumato.privacy.authorize import open_local
 

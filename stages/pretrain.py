@@ -1,4 +1,4 @@
-"""`stage pretrain`: warm the synthesizer up on what was released and on public images, phase by phase."""
+"""`stage pretrain`: train the diffusion model on released and public images, in phases, before DP-SGD."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pretrain(run: StageRun, settings: Pretrain) -> None:
         drop_extra_classes(model).save(directory)
         if "central" in sources:
             images, _ = sources["central"]
-            assert isinstance(images, torch.Tensor)  # as `load_central` gives them
+            assert isinstance(images, torch.Tensor)  # `load_central` returns tensors
             save_png(directory / "central.png", to_grid(images, len(classes)))
 
 

@@ -1,4 +1,4 @@
-"""`stage recipe list|show`: the available methods."""
+"""`stage recipe list|show`: list and show the available methods."""
 
 from pathlib import Path
 from typing import Annotated

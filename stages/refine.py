@@ -1,4 +1,4 @@
-"""`stage refine`: the generator, fitted further to the embeddings and to what the teacher sees, which labels it."""
+"""`stage refine`: fit the generator further, to the embeddings and to the teacher's labels."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def refine(run: StageRun, settings: Refine) -> None:
     releases = [load_means("frequency", run.path("frequency"), plan=plan)]
     if run.inputs["embedding"].enabled:
         learned = load_means("embedding", run.path("embedding"), teacher.features, plan=plan)
-        releases.append(replace(learned, weight=2.0))  # against 1 for `frequency`
+        releases.append(replace(learned, weight=2.0))  # `frequency` has weight 1
     priors = run.counts.priors
     generator = load_generator(run.path("auxiliary"))
     with progress("refine") as report:
-        # agreement: the weight of the teacher's cross-entropy
+        # agreement: weight of the teacher's cross-entropy
         fit_generator(generator, releases, settings, priors, plan.seed + 2, report, teacher=teacher, agreement=0.01)
     with run.writing() as directory:
         label = partial(relabelled, teacher)

@@ -1,4 +1,4 @@
-"""`stage release check-mark`: look for the pattern of a release in pictures."""
+"""`stage release check-mark`: search pictures for the pattern of a release."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ def check_mark(
     pictures: Annotated[Path, typer.Argument(help="Picture, or folder of pictures of one release.")],
     card: Annotated[Path, typer.Option(help="card.json of the release.")] = ARTIFACTS / "synthesize" / "card.json",
 ) -> None:
-    """Free: look for the pattern of `synthesize.mark: pixels` in pictures together; exit with 1 if it is not found."""
+    """Free: search pictures for the pattern of `synthesize.mark: pixels`. Exits with code 1 if it is not found."""
     import numpy as np
 
     from sfumato.data.sources.imagefolder import decode

@@ -1,4 +1,4 @@
-"""`stage report`: one self-contained page; the public edition may be shared, the owner's may not."""
+"""`stage report`: write one self-contained page. The public edition may be shared, the owner's may not."""
 
 import sys
 from pathlib import Path
@@ -16,15 +16,15 @@ from stages.state import EVALUATION, check_local, state_dir
 
 AUDIENCE_HELP = "public: from the release and the ledger only; owner: with numbers from real images too."
 OUT_HELP = "HTML file. Default: artifacts/report/index.html; evaluation/report.html for the owner."
-METRICS_FILE = Path("metrics.json")  # of `stage evaluate`
-PAGES = {"public": ARTIFACTS / "report" / "index.html", "owner": Path("evaluation/report.html")}  # by audience
+METRICS_FILE = Path("metrics.json")  # numbers of `stage evaluate`
+PAGES = {"public": ARTIFACTS / "report" / "index.html", "owner": Path("evaluation/report.html")}  # audience -> page
 
 
 def report(
     audience: Annotated[str, typer.Option(help=AUDIENCE_HELP, metavar="public|owner")] = "public",
     out: Annotated[Path | None, typer.Option(help=OUT_HELP)] = None,
 ) -> None:
-    """Free: report what was released, what it cost and what that means, as one HTML page.
+    """Free: report what was released, what it cost and what the cost means, as one HTML page.
 
     The owner's edition is local.
     """
@@ -50,12 +50,12 @@ def report(
             say(f"deployment.yaml was not written: set {', '.join(unsaid)} in params.yaml")
         return typer.echo(f"{page}: may be shared with the release")
     check_local("--out", page)
-    use_until_the_end(state_dir())  # before it reads numbers of real images
+    use_until_the_end(state_dir())  # before numbers from real images are read
     local = read_local(METRICS_FILE, EVALUATION, ARTIFACTS)._replace(curve=curve)
     write_local(page, report_page(release, LEDGER, local).encode())
-    typer.echo(f"{page}: local: not to be shared")
+    typer.echo(f"{page}: local, do not share it")
     verdict = local.verdict or "none: run `stage evaluate`"
     if local.verdict and not sys.stdout.isatty():
         verdict = f"local, and shown only on a terminal: see {METRICS_FILE} or {page}"
-    tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())  # git adds nothing if one is not
-    tell(*summary_lines(release, LEDGER, PAGES["public"].parent, verdict, tracked))  # the end of `dvc repro`
+    tracked = " ".join(name for name in TRACKED.split() if Path(name).exists())  # git adds nothing if one is missing
+    tell(*summary_lines(release, LEDGER, PAGES["public"].parent, verdict, tracked))  # the last lines of `dvc repro`

@@ -1,4 +1,4 @@
-"""Run a stage. Its function takes a `StageRun`, or a `QueryRun` if it spends, and its settings."""
+"""Run a stage. Its function takes its settings and a `StageRun`, or a `QueryRun` if it spends."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
     distributed.join()
     check_out(out, stage.name)
     if distributed.is_main():
-        check_writable(out)  # found before a charge is opened, not after
+        check_writable(out)  # before a charge is opened
         keep_copy()
     inputs = {name: read_artifact(path, name) for name, path in used.items()}
     for name, artifact in inputs.items():
@@ -87,7 +87,7 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
         raise SystemExit(launch.again())
     ready_processor()
     remembered: AbstractContextManager[None] = nullcontext()
-    if stage.kind is Kind.QUERY:  # its duration depends on how many images were drawn: it is not kept
+    if stage.kind is Kind.QUERY:  # its duration reveals how many images were drawn, so it is not stored
         keep_memory_off_disk()
     elif stage.kind is Kind.FREE:
         from sfumato.planning.estimate import timed
@@ -110,20 +110,20 @@ def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -
 
 
 def show_standing(name: str, enabled: bool = True) -> None:
-    """Replace what DVC says on a terminal: by nothing for a stage that is off, else by how far the run has come."""
+    """Replace DVC's lines on a terminal with the progress of the run, or with nothing for a stage that is off."""
     lock = Path("dvc.lock")
     if "DVC_STAGE" not in os.environ or not sys.stdout.isatty() or not launch.speaks() or not lock.exists():
         return
-    lines = 2  # DVC's, of stage and command
+    lines = 2  # DVC's lines for the stage and its command
     if time.time() - lock.stat().st_mtime < 10:
-        lines = 4  # before them it has just said that it wrote the lock
+        lines = 4  # plus two lines about the lock file before them
     print(f"\x1b[{lines}A\x1b[J", end="", flush=True)
     if enabled:
         say(standing(name))
 
 
 def standing(name: str) -> str:
-    """How far the pipeline has come when a stage begins: expected minutes, ε of the queries before it; all public."""
+    """Describe the progress when a stage begins: the expected minutes and the ε spent so far. All of it is public."""
     from sfumato.data.cards import read_card
     from sfumato.planning.estimate import expected_seconds
     from sfumato.privacy.accountant import epsilon
@@ -149,7 +149,7 @@ def standing(name: str) -> str:
 
 
 def ready_processor() -> None:
-    """Check the device that was asked for, and keep freed memory."""
+    """Check the requested device, and let the process keep freed memory."""
     from sfumato.runtime.compute import device, keep_freed_memory
 
     device()
@@ -157,8 +157,8 @@ def ready_processor() -> None:
 
 
 def keep_memory_off_disk() -> None:
-    """No core dump of a process that holds sensitive images: a crash would write them where others may read."""
-    with suppress(ImportError):  # of Windows, which writes none
+    """Disable core dumps: after a crash, they would contain sensitive images that others may read."""
+    with suppress(ImportError):  # Windows writes no core dumps
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -171,7 +171,7 @@ def load_plan(stage: str) -> StagePlan[Any]:
 
 
 def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None:
-    """The answer to --dry-run."""
+    """Print the files that a stage reads and writes, and its charge, for --dry-run."""
     from sfumato.privacy.resolved import QueryPlan
 
     if not plan.enabled:
@@ -187,7 +187,7 @@ def describe(plan: StagePlan[Any], reads: Mapping[str, Path], out: Path) -> None
 
 
 def memory_line(network: Any, shape: tuple[int, int, int], classes: int, settings: Any, size_hint: int) -> str:
-    """Memory for per-image gradients of the network, or why it is unknown here."""
+    """Describe the memory for per-image gradients of the network, or why it is unknown."""
     from sfumato.dpsgd.microbatch import needed
     from sfumato.dpsgd.trainable import trained_parameters
     from sfumato.release.synthesizer import outline
@@ -218,13 +218,13 @@ class StageRun:
 
     @property
     def counts(self) -> PublicCounts:
-        """The noisy class counts; uniform ones of the public size if `count` is switched off."""
+        """Return the noisy class counts, or equal counts that add up to the public size if `count` is off."""
         from sfumato.queries.count import read_counts
 
         return read_counts(self.inputs["count"], self.plan.size_hint, len(self.plan.classes))
 
     def first_alone(self) -> None:
-        """Raise NothingToDo in all processes but the first, which writes."""
+        """Raise NothingToDo in all processes except the first, which writes."""
         from sfumato.runtime import distributed
 
         if not distributed.is_main():
@@ -232,7 +232,10 @@ class StageRun:
 
     @contextmanager
     def writing(self, also: Iterable[Artifact] = ()) -> Iterator[Path]:
-        """A directory that becomes the artifact, with the records of inputs and `also`. The first process writes."""
+        """Yield a directory that becomes the artifact, with the records of all inputs and of `also`.
+
+        Only the first process writes.
+        """
         self.first_alone()
         with writing(self.out, self.plan.stage, [*self.inputs.values(), *also]) as directory:
             yield directory
@@ -245,10 +248,10 @@ class QueryRun(StageRun):
     plan: QueryPlan[Any]
 
     def open_charge(self, released: str, sensitivity: str, max_norm: float, *, latents: str | None = None) -> Charge:
-        """The charge that the plan asks for. max_norm: the largest contribution of one image, or group, in L2.
+        """Open the charge of the plan. max_norm: L2 bound on the contribution of one image, or group.
 
-        Raises NothingToDo if this very work was released and its artifact is gone or does not hold, or if only free
-        work before it was repeated: the copy of its run is restored, at no cost.
+        Raises NothingToDo if the same work was already released. If its artifact is missing or damaged, or only
+        earlier free stages were rerun, the kept copy is restored at no cost.
         """
         from sfumato.data.cards import read_card
         from sfumato.privacy import authorize
@@ -285,13 +288,13 @@ class QueryRun(StageRun):
             raise NothingToDo(str(refusal)) from None
         except authorize.AlreadyReleasedError as refusal:
             if refusal.note:
-                print(refusal.note, file=sys.stderr)  # and not by `say`: a log must not tell
+                print(refusal.note, file=sys.stderr)  # not by `say`, because logs must not contain it
             kept = state_dir() / "runs" / refusal.run_id / RELEASED
-            # DVC has removed the artifact: what lies there again, a process put there that a kill of DVC left behind
+            # DVC removes the artifact first. If it exists now, a process that outlived a kill of DVC has written it.
             present = holds_release(self.out, plan.stage, refusal.record_id, refusal.digest)
             present = present and "DVC_STAGE" not in os.environ
             if present:
-                drop_checkpoints(kept.parent)  # a kill may have come before
+                drop_checkpoints(kept.parent)  # still there if the last process was killed
             if refusal.problem or present:
                 raise
             read_kept(kept, plan.stage, refusal.digest, refusal.pay)
@@ -302,7 +305,7 @@ class QueryRun(StageRun):
             raise NothingToDo(done) from None
 
     def latents(self, encoder: str | None, purpose: str, load: Callable[[], Encode]) -> str | None:
-        """The key of what a charge draws instead of pixels, made once (`ensure_latents`); None without an encoder."""
+        """Return the key of the latents that a charge draws instead of pixels; None without an encoder."""
         if encoder is None:
             return None
         from sfumato.data.cards import read_card
@@ -312,7 +315,7 @@ class QueryRun(StageRun):
         return ensure_latents(state_dir(), read_card(CARD_PATH), encoder, purpose, load, bar)
 
     def seen(self) -> set[str]:
-        """The charges and heads that the project and the artifact to be replaced name: the journal must hold them."""
+        """Return the charges and heads named in the project and in the old artifact. The journal must contain them."""
         from sfumato.privacy.ledger import records_in
         from sfumato.privacy.project_ledger import seen_in_project
 
@@ -322,20 +325,20 @@ class QueryRun(StageRun):
 
     @contextmanager
     def releasing(self, charge: Charge) -> Iterator[Path]:
-        """A directory that becomes the artifact, with the record of the charge, which is closed at the end.
+        """Yield a directory that becomes the artifact, with the record of the charge; then close the charge.
 
-        The release is written into the private directory of the run, journalled, and only then copied to `out`: an open
-        charge has released nothing. The copy stays until a ledger without it is written.
+        The release is written to the private directory of the run and journalled before it is copied to `out`, so an
+        open charge has released nothing. The private copy is kept until a ledger without it is written.
         """
         from sfumato.privacy.checkpoint import drop_checkpoints
         from sfumato.privacy.decision import RELEASED
 
         self.first_alone()
         kept = charge.run / RELEASED
-        check_writable(kept)  # removes what a killed process left
+        check_writable(kept)  # also removes files of a killed process
         with writing(kept, self.plan.stage, list(self.inputs.values()), [charge.record]) as directory:
             yield directory
-        with holding(file_lock(kept.with_name(COPYING))):  # whoever finds it closed waits for the copy
+        with holding(file_lock(kept.with_name(COPYING))):  # a process that finds the charge closed waits for the copy
             charge.close(digest_of_file(kept / PRIVACY))
             copy_directory(kept, self.out)
         drop_checkpoints(charge.run)

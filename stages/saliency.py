@@ -1,4 +1,4 @@
-"""`stage saliency`: noisy gradient norms of the weight matrices, and the matrices to train."""
+"""`stage saliency`: release noisy gradient norms of weight matrices, and rank the matrices to train."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def saliency(run: QueryRun, settings: Saliency) -> None:
     sensitivity = "max_norm: the jointly clipped gradient of one image"
     charge = run.open_charge(released, sensitivity, settings.max_norm, latents=latents)
     vectors = query_saliency(charge, gradients)
-    # public, as the multiplier is; the charge has added the noise itself
+    # Public, like the multiplier. The charge has already added the noise.
     noise_std = charge.noise_multiplier * settings.max_norm / gradients.public_batch
     rows = rank_candidates(vectors, noise_std)
     with run.releasing(charge) as directory:

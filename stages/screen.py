@@ -1,6 +1,7 @@
-"""What a stage shows: lines, tables, progress bars; on a terminal also what anything else prints, a library say.
+"""Show lines, tables and progress bars.
 
-A log gets no more of the latter once sensitive files were opened: only what `say`, `tell` and tables show, by name.
+A terminal shows the output of libraries too. A log does not after sensitive files are opened: from then on, it contains
+only the output of `say`, `tell` and tables.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ from stages.state import state_dir
 if TYPE_CHECKING:
     from rich.console import Console
 
-Report = Callable[[int, int], None]  # done, of how many
+Report = Callable[[int, int], None]  # called with (done, total)
 LocalTable = tuple[str, Sequence[str], Iterable[Sequence[str]], str]  # as `sfumato.release.report.Table`
-named: dict[str, IO[str]] = {}  # the streams of what is shown by name, once all else is held back
+named: dict[str, IO[str]] = {}  # streams for `say`, `tell` and tables, once all other output is withheld
 
 
 def say(*lines: str) -> None:
-    """Lines on standard error, of the first process only."""
+    """Print lines on standard error, in the first process only."""
     for line in lines:
         if launch.speaks():
             typer.echo(wrapped(line, sys.stderr), named.get("stderr"), err=True)
 
 
 def tell(*lines: str) -> None:
-    """Lines on standard output."""
+    """Print lines on standard output."""
     for line in lines:
         typer.echo(wrapped(line, sys.stdout), named.get("stdout"))
 
 
 def wrapped(text: str, stream: IO[str]) -> str:
-    """Text that a terminal need not cut within words; a line goes on below where its words began."""
-    if not stream.isatty() or "git add " in text:  # a command is copied as it is
+    """Wrap text between words for a terminal. Continuation lines are indented to where the words began."""
+    if not stream.isatty() or "git add " in text:  # a command to copy stays on one line
         return text
     form = TextWrapper(get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
     lines = []
@@ -56,14 +57,14 @@ def wrapped(text: str, stream: IO[str]) -> str:
 
 
 def table_console() -> Console:
-    """Return the console for tables. It prints square brackets in names as they are, not as markup."""
+    """Return the console for tables. It does not interpret square brackets in names as markup."""
     from rich.console import Console
 
     return Console(markup=False, file=named.get("stdout"))
 
 
 def hold_back() -> None:
-    """From now on keep what is printed in a private file, unless on a terminal or by name."""
+    """From now on, redirect all output to a private file, except on a terminal and from `say`, `tell` and tables."""
     if named:
         return
     file = state_dir() / "printed.txt"
@@ -75,7 +76,7 @@ def hold_back() -> None:
             stream.flush()
             if stream is getattr(sys, f"__{name}__"):
                 named[name] = os.fdopen(os.dup(number), "w", 1, errors="backslashreplace")
-                os.dup2(held.fileno(), number)  # libraries in C write there
+                os.dup2(held.fileno(), number)  # C libraries write to these numbers
             setattr(sys, name, held)
 
 
@@ -88,7 +89,7 @@ def show_numbers(
     words: Container[str] = ("stage",),
     note: str | None = None,
 ) -> None:
-    """Print a table of numbers. total: the last row, apart; words: the columns that hold text; note: below it."""
+    """Print a table of numbers. total: a separate last row; words: columns with text; note: text below the table."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", min_width=len(title), caption=note)
@@ -104,7 +105,7 @@ def show_numbers(
 
 
 def delta_text(delta: float) -> str:
-    """A delta as pages and commands show it: rounded up to three digits."""
+    """Format a delta, rounded up to three digits."""
     from sfumato.privacy.profile import bound_text
 
     return bound_text(delta, 3)
@@ -116,9 +117,9 @@ def charges(number: int) -> str:
 
 @contextmanager
 def progress(name: str, *, clock: bool = True, log: bool = True) -> Iterator[Report]:
-    """A progress bar on a terminal, a plain line every tenth elsewhere, or with `log=False` nothing.
+    """Show a progress bar on a terminal. Elsewhere, print a line every 10 %, or nothing with `log=False`.
 
-    With `clock=False` no time is shown: the time of a step on sensitive images tells how many were drawn.
+    With `clock=False` no time is shown, because the duration of a step reveals how many sensitive images were drawn.
     """
     if sys.stderr.isatty() and launch.speaks():
         from rich.console import Console
@@ -127,7 +128,7 @@ def progress(name: str, *, clock: bool = True, log: bool = True) -> Iterator[Rep
         columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
         columns += [TimeRemainingColumn()] if clock else []
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(name, total=None, visible=False)  # until the total is known
+            task = bar.add_task(name, total=None, visible=False)  # shown once the total is known
             yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
         return
 
@@ -144,7 +145,7 @@ def progress(name: str, *, clock: bool = True, log: bool = True) -> Iterator[Rep
 
 
 def show_local(tables: Iterable[LocalTable], file: Path, last: str = "") -> None:
-    """Print tables of numbers from real images on a terminal. Elsewhere, as in a log of CI, name their file instead."""
+    """Print tables of numbers from real images on a terminal. Elsewhere, as in a CI log, print their file's path."""
     if sys.stdout.isatty():
         for title, columns, rows, note in tables:
             show_numbers(title, columns, rows, words=(columns[0], "recipe", "differs in", ""), note=note or None)

@@ -1,4 +1,4 @@
-"""`stage select`: the public images that the warm-up sees, by the noisy votes for their classes or by the teacher."""
+"""`stage select`: select public images by the noisy votes for their classes, or by the teacher."""
 
 from __future__ import annotations
 

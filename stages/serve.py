@@ -1,4 +1,4 @@
-"""`stage serve`: the project as a page in a browser of this machine, which shows it and can start `dvc repro`."""
+"""`stage serve`: show the project in a browser on this machine, with a button that starts `dvc repro`."""
 
 import hmac
 import secrets
@@ -25,7 +25,7 @@ HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
-    "Referrer-Policy": "same-origin",  # with no-referrer, a browser names no origin when the button is pressed
+    "Referrer-Policy": "same-origin",  # with no-referrer, a browser sends no origin when the button is pressed
     "X-Content-Type-Options": "nosniff",
 }
 CLOSED = b"Open the address that `stage serve` printed, with its token, in a browser on the same machine."
@@ -47,7 +47,7 @@ def serve(port: Annotated[int, typer.Option(max=65535, help="Port. Default: a fr
 
 
 class Server(ThreadingHTTPServer):
-    """Answers this machine, and runs `dvc repro` once at a time. base: of all addresses, with the token."""
+    """Serve this machine only, and run one `dvc repro` at a time. base: prefix of all paths, with the token."""
 
     def __init__(self, port: int, project: Any) -> None:
         super().__init__(("127.0.0.1", port), Handler)
@@ -59,7 +59,7 @@ class Server(ThreadingHTTPServer):
         self.starting = Lock()
 
     def stage(self) -> str | None:
-        """The stage at work, also of a run from elsewhere; "" before or after the stages; None if nothing runs."""
+        """Return the running stage, even of another program; "" before or after all stages; None if none runs."""
         with suppress(*UNREADABLE):
             for holder in holders():
                 if holder.path.parent == PLAN.absolute() and holder.runs:
@@ -108,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(403, CLOSED)
 
     def name(self) -> str | None:
-        """What is asked for below the token; None without it, or under a name that a page elsewhere gave this host."""
+        """Return the requested path below the token; None without the token, or for a foreign name of this host."""
         base = self.server.base.encode()
         if self.headers["Host"] in self.server.hosts and hmac.compare_digest(self.path.encode()[: len(base)], base):
             return self.path[len(base) :]
@@ -118,16 +118,16 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for key, value in {"Content-Type": f"{kind}; charset=utf-8", **HEADERS, **more}.items():
             self.send_header(key, value)
-        with suppress(ConnectionError):  # whoever asked is gone
+        with suppress(ConnectionError):  # the browser has closed the connection
             self.end_headers()
             self.wfile.write(content)
 
     def log_message(self, *_: Any) -> None:
-        """Print nothing: an address holds the token."""
+        """Print nothing, because addresses contain the token."""
 
 
 def files() -> dict[str, Path]:
-    """The files that there are, by their names in an address. No other file is opened, whatever is asked for."""
+    """Return the existing files by their names in an address. No request can open any other file."""
     grids = [ARTIFACTS / "synthesize" / "grid.png", PREVIEW]
     listed = {f"{audience}.html": path for audience, path in PAGES.items()}
     listed["grid.png"] = next(filter(Path.is_file, grids), grids[0])
@@ -141,7 +141,7 @@ def content_of(path: Path, otherwise: Any = None) -> Any:
 
 
 def page(server: Server) -> str:
-    """The page as HTML. Raises SfumatoError, or one of UNREADABLE, if the project cannot be read."""
+    """Return the page as HTML. Raises SfumatoError, or one of UNREADABLE, if the project cannot be read."""
     from sfumato.planning.estimate import expected_seconds
     from sfumato.privacy.profile import bound_text
     from sfumato.release import card

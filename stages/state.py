@@ -1,4 +1,4 @@
-"""What lies where: the paths of the pipeline, the state directory, and what git would take."""
+"""Paths of the pipeline and the state directory, and checks of what git would track."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -8,9 +8,9 @@ from sfumato.errors import ConfigError, DataError, explained
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH, PLAN, PUBLIC, RECIPES
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.state_directory import in_git
-from sfumato.storage.state_directory import state_dir as state_dir  # for the commands
+from sfumato.storage.state_directory import state_dir as state_dir  # re-exported for the commands
 
-PREVIEW = ARTIFACTS / "preview.png"  # no stage's output: nothing depends on it
+PREVIEW = ARTIFACTS / "preview.png"  # not an output in dvc.yaml, because no stage depends on it
 EVALUATION = Path("evaluation")  # numbers from real images, which neither DVC nor git tracks
 
 
@@ -23,7 +23,7 @@ def read_policy() -> Any:
 
 
 def dataset_of_project() -> str | None:
-    """Return the dataset of the data card, else of params.yaml; None outside a project."""
+    """Return the dataset id from the data card or, without one, from params.yaml; None outside a project."""
     from sfumato.data.cards import read_card
     from sfumato.settings.recipes import load_params
 
@@ -36,7 +36,7 @@ def dataset_of_project() -> str | None:
 
 
 def check_local(option: str, file: Path) -> None:
-    """Raise ConfigError if a file of numbers from real images would land in an artifact, or in git."""
+    """Raise ConfigError if numbers from real images would be written to an artifact, or to a file in git."""
     for folder in file.absolute().parents:
         if (folder / "privacy.json").is_file() or folder.resolve() in (ARTIFACTS.resolve(), PUBLIC.resolve()):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""`stage synthesize`: the release — images and labels drawn from the models that the privacy budget bought."""
+"""`stage synthesize`: draw the release, images with labels, from the models of earlier stages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
 
     plan = run.plan
     if "parquet" in settings.export:
-        check_parquet()  # before anything slow
+        check_parquet()  # checked before slow work
     paths = {name: artifact.path for name, artifact in run.inputs.items()}
     priors = run.counts.priors if settings.labels == "prior" else None
     teacher = load_teacher(paths["teacher"]).to(device()) if settings.reads("teacher") else None
@@ -57,7 +57,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
             images, labels, sources = drawn(settings=settings, seed=plan.seed)
             varied = vary(images, labels, settings, teacher, plan.seed, sources == PUBLIC_SOURCE)
         if settings.herding > 1:
-            varied = replace(varied, asked=None)  # its labels were the teacher's before
+            varied = replace(varied, asked=None)  # its labels were already the teacher's
     with run.writing() as directory:
         inputs = list(run.inputs.values())
         save_release(directory, varied, sources, merge_records(inputs), plan, declared_apart(inputs))
@@ -66,7 +66,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
 def choose(
     run: StageRun, settings: Synthesize, drawn: Callable[..., Drawn], teacher: TeacherNetwork
 ) -> tuple[Varied, np.ndarray]:
-    """The mixture that is released, and the source of each of its images in any order."""
+    """Choose the mixture to release. Returns it, and the source of each of its images in any order."""
     import numpy as np
     import torch
 

@@ -1,4 +1,4 @@
-"""`stage teacher`: a linear classifier on public features, by noisy gradient steps."""
+"""`stage teacher`: train a linear classifier on public features by noisy gradient steps."""
 
 from __future__ import annotations
 

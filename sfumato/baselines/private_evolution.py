@@ -1,7 +1,7 @@
 """Private Evolution: sensitive images vote for candidates of a public renderer, in rounds.
 
-Each round is one release of votes; the next candidates follow from it at no cost. So T rounds cost
-as much as one Gaussian of the noise multiplier σ/√T.
+Each round releases votes once, from which the next candidates are computed at no cost. So T rounds
+cost as much as one Gaussian with the noise multiplier σ/√T.
 
 Source: Lin et al. 2024 (PE); Lin et al. 2025 (Sim-PE, renderers).
 """
@@ -136,12 +136,12 @@ def on_grid(vectors: Tensor) -> Tensor:
 
 
 def vote_rows(candidates: Tensor, candidate_labels: Tensor, classes: int, vectors: Tensor, labels: Tensor) -> Rows:
-    """Give a one to the nearest candidate of the image's class: (B, classes) ⊗ (B, N).
+    """Give one vote to the nearest candidate of the image's class: (B, classes) ⊗ (B, N).
 
-    A row has norm 1 at most. Distances are sums of whole numbers, exact in any order: the nearest
-    candidate depends on no other image, no batch and no processor. Among equally near ones the
-    first gets the vote. An image does not vote if its vector is not finite, or if its class has no
-    candidates or is out of range.
+    A row has norm 1 at most. Distances are sums of whole numbers, exact in any order, so the
+    nearest candidate does not depend on other images, the batch or the processor. If several are
+    equally near, the first one gets the vote. An image does not vote if its vector is not finite,
+    or if its class has no candidates or is out of range.
 
     candidates, vectors: (N, d) and (B, d), in the embedding;
     candidate_labels, labels: (N,) and (B,) int64.

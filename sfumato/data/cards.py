@@ -1,4 +1,4 @@
-"""The public cards of prepared images: what is known of a set without opening it. Imports no array library."""
+"""The public cards of prepared images, which describe a set without opening it. Imports no array library."""
 
 import json
 from contextlib import AbstractContextManager
@@ -17,15 +17,15 @@ CARD = "card.json"
 TO_PREPARE = "run `stage prepare sensitive`"
 AGAIN_PUBLIC = "run `stage prepare public`"
 
-Side = Annotated[int, Field(gt=0, lt=2**16)]  # pixels, or channels
+Side = Annotated[int, Field(gt=0, lt=2**16)]  # number of pixels, or of channels
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card(Exact):
     """The public facts of a dataset.
 
-    version: the owner's name for this state of the images, or a random one. It is not computed from them: equal ones
-    before and after a withdrawal would tell that the person was not in the set.
+    version: the owner's name for this state of the images, or a random name. It does not depend on the images. If it
+    did, equal versions before and after a withdrawal would reveal that the person was not in the set.
     """
 
     dataset_id: DatasetId
@@ -39,7 +39,7 @@ class Card(Exact):
     labels: Literal["one", "several"] = "one"
 
     def content(self) -> dict:
-        """The card as it is written: the unit only if it is not "image", the labels only if there are several."""
+        """Return the card as it is written. It leaves out the unit if it is "image", and the labels if it is "one"."""
         usual = ("unit", IMAGE), ("labels", "one")
         return {key: value for key, value in asdict(self).items() if (key, value) not in usual}
 
@@ -62,13 +62,13 @@ def card_at(path: Path, what: str, fix: str) -> AbstractContextManager[None]:
 
 
 def read_card(path: Path) -> Card:
-    """Read a public card. Raises DataError if `path` does not hold one."""
+    """Read a public card. Raises DataError if `path` is not one."""
     with card_at(path, "a data card", TO_PREPARE):
         return validated(Card, read_json(path))
 
 
 def read_public_card(path: Path) -> PublicCard:
-    """Read the card of a public set. Raises DataError if `path` does not hold one."""
+    """Read the card of a public set. Raises DataError if `path` is not one."""
     with card_at(path, "the card of a public set", AGAIN_PUBLIC):
         card = validated(PublicCard, read_json(path))
         if card.enabled and (card.source is None or card.shape is None or not card.classes):
@@ -81,7 +81,7 @@ def card_text(content: dict) -> bytes:
 
 
 def write_no_public(out: Path) -> None:
-    """Write the artifact `out` of a public set that no stage reads: its card only, always the same bytes."""
+    """Write the artifact `out` for a public set that no stage reads. It contains only a card, with constant bytes."""
     with writing(out, "public", []) as directory:
         (directory / CARD).write_bytes(card_text(asdict(PublicCard(enabled=False))))
 

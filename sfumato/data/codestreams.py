@@ -1,4 +1,4 @@
-"""What compressed pixels of DICOM and of JPEG 2000 expand to, by their own headers: those around may state less."""
+"""Check the size of compressed pixels in DICOM and JPEG 2000 by their own headers, because file headers may lie."""
 
 import struct
 import zlib
@@ -7,8 +7,8 @@ from typing import Any, BinaryIO
 from sfumato.errors import DataError
 from sfumato.storage.limits import LARGEST_PICTURE, check_picture
 
-JPEG_2000 = b"\xff\x4f\xff\x51"  # start of a codestream, and of its sizes
-NO_FRAME = (0xC4, 0xC8, 0xCC)  # among the markers of JPEG that begin a frame
+JPEG_2000 = b"\xff\x4f\xff\x51"  # markers at the start of a codestream and of its sizes
+NO_FRAME = (0xC4, 0xC8, 0xCC)  # markers in the range of JPEG's frame markers that do not begin a frame
 JPEG_LS_FRAME = 0xF7
 
 
@@ -29,7 +29,7 @@ def check_codestream(frame: bytes, name: str) -> None:
 
 
 def codestream_of(content: bytes) -> bytes:
-    """The JPEG 2000 stream in a file of it, bare or in boxes. Raises ValueError or struct.error without one."""
+    """Return the JPEG 2000 stream of a file, bare or in boxes. Raises ValueError or struct.error without one."""
     place = 0
     while not content.startswith(JPEG_2000, place):
         length, kind = struct.unpack_from(">I4s", content, place)
@@ -46,7 +46,7 @@ def codestream_of(content: bytes) -> bytes:
 
 
 def depth_of(stream: bytes) -> int:
-    """The most bits of a value in a JPEG 2000 stream, and one more where values are signed."""
+    """Return the largest number of bits per value in a JPEG 2000 stream, plus one if values are signed."""
     (channels,) = struct.unpack_from(">H", stream, 40)
     return max((bits & 127) + 1 + (bits >> 7) for bits in stream[42 : 42 + 3 * channels : 3])
 
@@ -59,10 +59,10 @@ def check_run_lengths(frame: bytes, size: int, name: str) -> None:
         expanded = 0
         while start < min(end, len(frame)):
             run = frame[start]
-            if run > 128:  # one byte, repeated
+            if run > 128:  # a repeated byte
                 expanded += 257 - run
                 start += 2
-            else:  # bytes as they are; 128 stands for nothing
+            else:  # literal bytes; 128 has no effect
                 expanded += (run + 1) % 129
                 start += 1 + (run + 1) % 129
             if expanded > 2 * size + LARGEST_PICTURE // 2**10:
@@ -91,7 +91,7 @@ def check_deflated(file: BinaryIO, name: str) -> None:
 
 
 def check_compressed(data: Any, syntax: Any, size: int, name: str) -> None:
-    """Check the first frame of compressed pixels before it is decoded. size: bytes of one of its planes."""
+    """Check the first frame of compressed pixels before it is decoded. size: number of bytes in one of its planes."""
     from pydicom.encaps import get_frame
     from pydicom.uid import RLELossless
 

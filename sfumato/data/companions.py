@@ -1,4 +1,4 @@
-"""Pictures that only accompany another one, by their names: masks, annotations, thumbnails, overlays."""
+"""Find pictures that accompany others, by their names: masks, annotations, thumbnails, overlays."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,16 +17,16 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Companions:
-    """How many pictures accompany another one. Private. example: the names of such a picture and of the other."""
+    """The number of pictures that accompany others. It is private. example: names of such a picture and the other."""
 
     count: int
     example: tuple[str, str]
 
 
 def companions_in(names: Sequence[str], folders: Sequence[str]) -> Companions | None:
-    """Pictures whose names differ from another one's in the same folder by a word such as mask; None without any.
+    """Find pictures whose names differ from another name in the same folder by a word such as mask; None if none do.
 
-    folders: of each picture, in the order of `names`.
+    folders: folder of each picture, in the order of `names`.
     """
     words = [words_of(name) for name in names]
     of_others = {
@@ -44,7 +44,7 @@ def companions_in(names: Sequence[str], folders: Sequence[str]) -> Companions | 
 
 
 def words_of(name: str) -> Words:
-    """The words and numbers of a name in small letters: x, 1 and mask of x1_Mask.png."""
+    """Split a name into words and numbers in lower case: x1_Mask.png into x, 1 and mask."""
     apart = re.sub(r"(?<=[a-z\d])(?=[A-Z])", " ", SUFFIX.sub("", name))
     return tuple(re.findall(r"[^\W\d_]+|\d+", apart.lower()))
 
@@ -54,9 +54,9 @@ def without(words: re.Pattern[str], own: Words) -> Words:
 
 
 def keys_of(own: Words) -> Iterator[Words]:
-    """What the name of the other picture may have, if these words have one of COMPANION: all others, or those before.
+    """Yield the words that the other picture may have if a word is one of COMPANION: all others, or all before it.
 
-    A number behind the word counts masks.
+    A number after such a word counts masks.
     """
     places = [place for place, word in enumerate(own) if COMPANION.fullmatch(word)]
     if places:

@@ -1,4 +1,4 @@
-"""A picture file as an array, made to fit; many of them in several threads, which change nothing but the time."""
+"""Decode picture files into arrays and fit them to a request, in several threads. The results do not depend on them."""
 
 import errno
 import io
@@ -21,17 +21,17 @@ from sfumato.errors import DataError
 from sfumato.storage.files import reading
 from sfumato.storage.limits import check_picture, check_picture_file, room_for_picture
 
-Request = Any  # of `sfumato.data.sources.source`, which imports this module
-# Pillow and NumPy let others work while they decode and resize; one thread that writes keeps no more busy
+Request = Any  # the class in `sfumato.data.sources.source`, which imports this module
+# Pillow and NumPy release the GIL while they decode and resize. One writing thread cannot use more threads than this.
 DECODERS = min(16, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
 class Member:
-    """A picture within a tar file, which is read where it lies: nothing is unpacked."""
+    """A picture inside a tar file, read in place without unpacking."""
 
     shard: Path
-    start: int  # of its bytes in the file
+    start: int  # offset of its bytes in the file
     size: int
     name: str
 
@@ -40,7 +40,7 @@ class Member:
         return self.shard
 
     def opened(self) -> io.BytesIO:
-        """Its bytes. Raises OSError if they are not all there: the shard changed since it was listed."""
+        """Return its bytes. Raises OSError if some are missing because the file changed since it was listed."""
         check_picture_file(str(self), self.size)
         with reading(self.shard) as file:
             file.seek(self.start)
@@ -54,21 +54,21 @@ class Member:
 
 
 def read_whole(path: Path) -> io.BytesIO:
-    """The bytes of a file, all of them before a decoder sees any: some take a failing read for damage."""
+    """Return all bytes of a file before decoding, because some decoders report a failing read as damage."""
     with reading(path) as file:
         check_picture_file(str(path), os.fstat(file.fileno()).st_size)
         return io.BytesIO(file.read())
 
 
 def open_picture(file: Path | Member) -> io.BytesIO:
-    """The bytes of a picture file, where it lies."""
+    """Return the bytes of a picture file, or of a picture inside a tar file."""
     if isinstance(file, Path):
         return read_whole(file)
     return file.opened()
 
 
 def format_at(file: Path | Member) -> Format | None:
-    """The form of a file, or link, that is not read here, by its first bytes; None for others."""
+    """Return the unsupported format of a file or link by its first bytes, or None."""
     if isinstance(file, Path) and not file.is_file():
         return link_format(file)
     if not isinstance(file, Path):
@@ -79,7 +79,7 @@ def format_at(file: Path | Member) -> Format | None:
 
 @contextmanager
 def naming_formats(file: Path | Member) -> Iterator[None]:
-    """Raise AnotherFormat in place of a DataError if the file is whole, in a form that is not read here."""
+    """Raise AnotherFormat instead of a DataError if the file is intact but in an unsupported format."""
     try:
         yield
     except DataError as error:
@@ -89,7 +89,7 @@ def naming_formats(file: Path | Member) -> Iterator[None]:
 
 
 def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
-    """One image, (H, W, C) uint8, with the channels and the size of `request`: cropped to the middle, or padded."""
+    """Convert one image, (H, W, C) uint8, to the channels and the size of `request`, by cropping or padding."""
     height, width, channels = image.shape
     if not height or not width:
         raise DataError(f"{name} has no pixels ({height}×{width}): remove it.")
@@ -110,17 +110,17 @@ def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
 
 
 def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
-    """A picture file as (H, W, 1) or (H, W, 3) uint8: upright, transparency over black.
+    """Decode a picture file into (H, W, 1) or (H, W, 3) uint8, upright, with transparency over black.
 
-    span: shows files with more than 8 bits, as `shown` does.
+    span: values shown as black and white, for files with more than 8 bits (see `shown`).
     """
     if isinstance(path, Path) and is_dicom(path):
         return decode_dicom(path, span)
-    # Left out are formats that hold programs, such as PostScript, which other programs would run, those of which Pillow
-    # cuts the low bits in silence, and ICO, which it decodes before anyone has seen the size.
+    # Not included: formats that contain programs, such as PostScript; formats whose low bits Pillow silently drops; and
+    # ICO, which Pillow decodes before the size can be checked.
     formats = "AVIF BMP DIB GIF JPEG JPEG2000 PCX PNG PPM QOI TGA TIFF WEBP"
     Image.init()
-    known = [form for form in formats.split() if form in Image.OPEN]  # what this Pillow was built with
+    known = [form for form in formats.split() if form in Image.OPEN]  # formats that this Pillow supports
     with naming_formats(path), readable(f"{path} cannot be read as an image"), open_picture(path) as file:
         try:
             opened = Image.open(file, formats=known)
@@ -128,11 +128,11 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
             raise DataError(f"{path} is too large ({error}) Save it smaller, or remove it.") from error
         except UnidentifiedImageError:
             file.seek(0)
-            if file.read(4) not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # Pillow names a place in this program
-                raise ValueError("its bytes are those of no picture read here, as PNG and DICOM are") from None
+            if file.read(4) not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # instead of Pillow's message
+                raise ValueError("its bytes do not belong to a supported format, such as PNG or DICOM") from None
             return decode_tiff(file, span, str(path))
-        if getattr(opened, "is_animated", False):  # to count the frames of a file takes long if there are many
-            raise DataError(f"{path} holds several frames: save the one to use as a picture of its own.")
+        if getattr(opened, "is_animated", False):  # counting many frames would take long
+            raise DataError(f"{path} contains several frames: save the frame to use as a separate picture.")
         with room_for_picture(str(path), opened.height, opened.width, *pixel_form(opened)):
             if (shown := decode_deep(opened, file, span, str(path))) is not None:
                 return shown
@@ -140,17 +140,17 @@ def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
 
 
 def pixel_form(opened: Image.Image) -> tuple[int, int]:
-    """The channels of a picture as it is decoded, and the bytes of a value."""
+    """Return (number of channels, bytes per value) of a picture when it is decoded."""
     if opened.has_transparency_data or opened.mode == "P":
         return 4, 1
     channels = len(opened.getbands())
-    if any(str(tile.args).endswith("16B") for tile in getattr(opened, "tile", ())):  # which Pillow would cut to 8 bits
+    if any(str(tile.args).endswith("16B") for tile in getattr(opened, "tile", ())):  # Pillow would keep only 8 bits
         return channels, 2
     return channels, np.dtype(ImageMode.getmode(opened.mode).typestr).itemsize
 
 
 def flattened(picture: Image.Image, name: str) -> np.ndarray:
-    """A picture of 8 bits as (H, W, 1) or (H, W, 3) uint8: upright, transparency over black."""
+    """Convert a picture of 8 bits to (H, W, 1) or (H, W, 3) uint8, upright, with transparency over black."""
     ImageOps.exif_transpose(picture, in_place=True)
     if picture.has_transparency_data:
         mode = "L" if picture.mode in ("LA", "La", "L", "1") else "RGB"
@@ -165,9 +165,9 @@ def flattened(picture: Image.Image, name: str) -> np.ndarray:
 
 
 def decoded(files: Sequence[Path | Member], request: Request) -> Generator[np.ndarray | DataError, None, None]:
-    """Each picture as `request` asks, or why it cannot be used, in the order of `files`.
+    """Yield each picture, converted as requested, or the error why it cannot be used, in the order of `files`.
 
-    Raises what is wrong with more than a picture.
+    Raises an error that concerns more than one picture.
     """
     rest = iter(files)
     with ThreadPoolExecutor(DECODERS) as threads:
@@ -180,11 +180,11 @@ def decoded(files: Sequence[Path | Member], request: Request) -> Generator[np.nd
 
 
 def picture_of(file: Path | Member, request: Request) -> tuple[np.ndarray | DataError, Counter[str]]:
-    """A picture, or what is wrong with it alone, and what was done to it."""
+    """Return a picture, or the error that concerns only this picture, and counts of its conversions."""
     request = replace(request, converted=Counter())
     try:
         return fit(decode(file, request.range), request, str(file)), request.converted
     except DataError as error:
-        if error.option is not None:  # as of all such files
+        if error.option is not None:  # it concerns all such files
             raise
         return error, request.converted

@@ -1,4 +1,4 @@
-"""Pictures with more than 8 bits: 16-bit and floating point files, DICOM. A public range says what is shown."""
+"""Decode pictures with more than 8 bits (16-bit and floating point files, DICOM), mapping a public range to 8 bits."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -19,7 +19,7 @@ from sfumato.storage.limits import LARGEST_PICTURE, BoundedReader, check_picture
 
 MIN_IS_WHITE = 0
 TRANSPARENT = "is fully transparent: save it without transparency, or remove it"
-STRIP = 2**20  # values that are computed with at a time, in 8 bytes each
+STRIP = 2**20  # number of values to convert at a time, 8 bytes each
 Span = tuple[float, float]
 
 
@@ -31,16 +31,21 @@ def shown(
     inverted: bool = False,
     rescale: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Numbers as uint8: span[0] and below are black, span[1] and above white, linear between; or `inverted`.
+    """Map values to uint8: span[0] and below to black, span[1] and above to white, linear in between.
 
-    values: (H, W) or (H, W, C); alpha: (H, W, 1) in [0, 1], over black; rescale: is applied to the values first, some
-    rows at a time. Returns (H, W, C), or C = 1.
-    Raises DataError without a span, which follows from no image, and for values that are not finite.
+    values: (H, W) or (H, W, C);
+    alpha: (H, W, 1) in [0, 1], opacity over black;
+    inverted: swap black and white;
+    rescale: function to apply to the values first, some rows at a time.
+
+    Returns (H, W, C); C is 1 for (H, W). Raises DataError without a span, because it must not be computed from images,
+    and for values that are not finite.
     """
     if span is None:
         error = DataError(
-            "{name} has {kind} values: set those to show, such as range: [0, 4095] for 12 bits (in `data`; of a new "
-            "project, {option.range}=0,4095). It is public, so take it from the kind of device, not from these images.",
+            "{name} has {kind} values: set the values of black and white, such as range: [0, 4095] in `data` for 12 "
+            "bits ({option.range}=0,4095 for a new project). They are public: choose them for the kind of device, not "
+            "from these images.",
             option="range",
             name=name,
             kind=values.dtype,
@@ -69,10 +74,10 @@ def shown(
 
 @contextmanager
 def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
-    """Raise DataError for whatever a decoder raises for damaged bytes; bytes that cannot be read are not damaged.
+    """Raise DataError for any exception of a decoder about damaged bytes, but not for a failure to read them.
 
-    An OSError with a number comes from the system, whether a file is out of reach or may not be read. One without is
-    a decoder's; EINVAL may be, which seeks to a place that damaged bytes name.
+    An OSError with a number comes from the system: the file is out of reach, or must not be read. An OSError without a
+    number comes from a decoder. EINVAL may come from either, because damaged bytes can contain an invalid offset.
     """
     try:
         yield
@@ -87,27 +92,27 @@ def readable(what: str, fix: str = "repair or remove it") -> Iterator[None]:
 
 
 def installed(extra: str, name: str) -> AbstractContextManager[None]:
-    """Raise ConfigError if a package is missing by which the file `name` is read."""
+    """Raise ConfigError if a package that is needed to read the file `name` is missing."""
     fix = f"pip install 'sfumato[{extra}]'"
     return explained(ConfigError, lambda error: f"{name} cannot be read yet ({error}): {fix}", causes=(ImportError,))
 
 
 def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np.ndarray | None:
-    """A picture with more than 8 bits as its file has them, (H, W, C) uint8, shown as `shown` does; None for others.
+    """Decode a picture with more than 8 bits, converted by `shown` to (H, W, C) uint8; None for other pictures.
 
-    opened: by Pillow, from `file`; where its modes have 8 bits, it cuts the others off.
+    opened: the picture, opened by Pillow from `file`. Pillow would drop bits if its mode has only 8.
     """
     if opened.format == "JPEG2000":
         return decode_jpeg_2000(opened, file, span, name)
     tags = getattr(opened, "tag_v2", {})
-    white = 255  # in a PPM, whose values Pillow stretches to all bits of the mode
+    white = 255  # Pillow scales the values of a PPM to all bits of the mode
     if opened.format == "PPM" and opened.tile[0].codec_name.startswith("ppm"):
         white = opened.tile[0].args[1]
     if opened.mode.startswith("I;16") or opened.mode in ("I", "F"):
         ImageOps.exif_transpose(opened, in_place=True)
         values = np.asarray(opened)
         if opened.format == "TIFF" and opened.mode == "I" and tags.get(Tag.SampleFormat, (1,)) == (1,):
-            values = values.view(np.uint32)  # Pillow takes them for signed ones
+            values = values.view(np.uint32)  # Pillow reads them as signed
         if opened.mode == "I" and white > 255:
             values = np.rint(values * (white / 65535))
         return shown(values, span, name, inverted=tags.get(Tag.PhotometricInterpretation) == MIN_IS_WHITE)
@@ -127,7 +132,7 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
 
 
 def decode_jpeg_2000(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np.ndarray | None:
-    """A JPEG 2000 with more than 8 bits, as `decode_deep` has it. Raises DataError if it is in colour."""
+    """Decode a JPEG 2000 with more than 8 bits, like `decode_deep`. Raises DataError if it is in colour."""
     file.seek(0)
     content = file.read()
     stream = codestream_of(content)
@@ -144,11 +149,11 @@ def decode_jpeg_2000(opened: Any, file: BinaryIO, span: Span | None, name: str) 
 
 
 def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
-    """A TIFF in colour or with alpha, or of numbers that Pillow does not know, as `decode_deep` has it."""
+    """Decode a TIFF in colour, with alpha, or with numbers that Pillow does not support, like `decode_deep`."""
     with installed("depth", name):
         from tifffile import TiffFile
 
-    channels = {0: (1, 2), 1: (1, 2), 2: (3, 4)}  # by photometry: grey, in two ways, or colours; with alpha
+    channels = {0: (1, 2), 1: (1, 2), 2: (3, 4)}  # photometry (0 and 1: grey, 2: colour) -> without and with alpha
     file.seek(0)
     with TiffFile(BytesIO(file.read())) as tiff:
         page: Any = tiff.pages[0]
@@ -156,7 +161,7 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
         plain = plain and page.tags.valueof("Orientation", 1) == 1
         if not plain or page.samplesperpixel not in channels.get(page.photometric, ()):
             held = f"{len(tiff.pages)} frame(s), {page.photometric.name}, of shape {page.shape}"
-            raise DataError(f"{name} holds {held}: save one, upright, in grey or RGB, with alpha or without.")
+            raise DataError(f"{name} contains {held}: save one, upright, in grey or RGB, with alpha or without.")
         with room_for_picture(name, page.imagelength, page.imagewidth, page.samplesperpixel, page.dtype.itemsize):
             values = np.atleast_3d(page.asarray())
     if page.axes == "SYX":
@@ -170,21 +175,21 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
 
 
 def with_alpha(values: np.ndarray, opaque: int, span: Span | None, name: str, inverted: bool = False) -> np.ndarray:
-    """As `shown`; of 2 or 4 channels, the last is alpha, and `opaque` if all is seen."""
+    """Convert values by `shown`. If they have 2 or 4 channels, the last is alpha, whose largest value is `opaque`."""
     if values.shape[2] % 2:
         return shown(values, span, name, None, inverted)
     return shown(values[..., :-1], span, name, values[..., -1:] / opaque, inverted)
 
 
 def is_dicom(path: Path) -> bool:
-    """Whether a file is DICOM, by its bytes, whatever its name; or by its suffix."""
-    with suppress(ValueError), reading(path) as file:  # a pipe is none
+    """Return whether a file is DICOM, by its bytes or by its suffix."""
+    with suppress(ValueError), reading(path) as file:  # ValueError: it is a pipe
         return file.read(132)[128:] == b"DICM" or path.suffix.lower() in (".dcm", ".dicom")
     return False
 
 
 def read_dicom(path: Path, **options: Any) -> Any:
-    """A DICOM file as pydicom's dataset. Raises ConfigError without pydicom, DataError if it cannot be read."""
+    """Read a DICOM file as pydicom's dataset. Raises ConfigError without pydicom, DataError if it cannot be read."""
     with installed("dicom", str(path)):
         from pydicom import dcmread
 
@@ -195,10 +200,10 @@ def read_dicom(path: Path, **options: Any) -> Any:
 
 
 def decode_dicom(path: Path, span: Span | None) -> np.ndarray:
-    """The picture of a DICOM file, (H, W, 1) or (H, W, 3) uint8; no header field leaves it.
+    """Decode the picture of a DICOM file into (H, W, 1) or (H, W, 3) uint8. No header field is returned.
 
-    Grey values are rescaled as the file says (Hounsfield units, of CT) and shown by `span`; MONOCHROME1 is inverted,
-    and padding is black. Raises ConfigError if nothing installed decompresses it.
+    Grey values are rescaled as the file states (for CT, to Hounsfield units) and mapped to 8 bits by `span`.
+    MONOCHROME1 is inverted, and padding is black. Raises ConfigError if no installed package can decompress it.
     """
     header = read_dicom(path, stop_before_pixels=True)
     with readable(f"{path} has no readable pixels"):
@@ -206,21 +211,21 @@ def decode_dicom(path: Path, span: Span | None) -> np.ndarray:
         rows, columns, channels = (int(header.get(key, 0) or 0) for key in ("Rows", "Columns", "SamplesPerPixel"))
         itemsize = -(-int(header.get("BitsAllocated", 0) or 0) // 8)
     if frames > 1:
-        raise DataError(f"{path} holds {frames} frames: save the one to use as a file of its own.")
+        raise DataError(f"{path} contains {frames} frames: save the frame to use as a separate file.")
     check_picture_file(str(path), path.stat().st_size)
     with room_for_picture(str(path), rows, columns, channels, itemsize):
         return decode_pixels(read_dicom(path), span, path)
 
 
 def decode_pixels(data: Any, span: Span | None, path: Path) -> np.ndarray:
-    """The pixels of a dataset of one frame, as `decode_dicom` has them."""
+    """Decode the pixels of a dataset with one frame, like `decode_dicom`."""
     from pydicom.pixels import apply_modality_lut, get_decoder
     from pydicom.uid import UncompressedTransferSyntaxes
 
     syntax = data.file_meta.get("TransferSyntaxUID", "")
     fix = "repair or remove it"
     if syntax not in ("", *UncompressedTransferSyntaxes):
-        fix = f"it is in {syntax}, so write it uncompressed, as by `gdcmconv --raw`"
+        fix = f"it is in {syntax}, so write it uncompressed, for example with `gdcmconv --raw`"
     with readable(f"{path} has no readable pixels", fix):
         if syntax and not (decoder := get_decoder(syntax)).is_available:
             others = "; ".join(decoder.missing_dependencies)
@@ -234,7 +239,7 @@ def decode_pixels(data: Any, span: Span | None, path: Path) -> np.ndarray:
     if values.dtype == np.uint8 and values.shape[2:] == (3,):
         return np.ascontiguousarray(values)
     if values.shape[2:] != (3,) and (values.ndim != 2 or not kind.startswith("MONOCHROME")):
-        raise DataError(f"{path} is {values.dtype} {kind}, expected MONOCHROME, or colour: convert it.")
+        raise DataError(f"{path} is {values.dtype} {kind}, expected MONOCHROME or colour: convert it.")
     rescale = None
     if values.ndim == 2:
         rescale = partial(apply_modality_lut, ds=data)
@@ -243,14 +248,14 @@ def decode_pixels(data: Any, span: Span | None, path: Path) -> np.ndarray:
 
 
 def padding_alpha(data: Any, array: np.ndarray) -> np.ndarray | None:
-    """0 for pixels that stand for nothing, by PixelPaddingValue and PixelPaddingRangeLimit, (H, W, 1); or None."""
+    """Return alpha, (H, W, 1), with 0 for padding by PixelPaddingValue and PixelPaddingRangeLimit, or None."""
     padding = data.get("PixelPaddingValue")
     if padding is None or array.ndim > 2:
         return None
-    ends = np.array([padding, data.get("PixelPaddingRangeLimit", padding)]).astype(array.dtype)  # signed as pixels are
+    ends = np.array([padding, data.get("PixelPaddingRangeLimit", padding)]).astype(array.dtype)  # signed if pixels are
     return ((array < ends.min()) | (array > ends.max()))[..., None]
 
 
 def patient_of(path: Path) -> str:
-    """The PatientID of a DICOM file, "" if there is none. Private."""
+    """Return the PatientID of a DICOM file, or "". It is private."""
     return str(read_dicom(path, stop_before_pixels=True, specific_tags=["PatientID"]).get("PatientID", "") or "")

@@ -1,4 +1,4 @@
-"""Refuse images that are already counted under another dataset id or in other groups: costs would not add up."""
+"""Refuse images that are already counted under another dataset id or in other groups. Their costs would not add up."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
@@ -17,15 +17,15 @@ from sfumato.settings.data import Data
 from sfumato.storage.documents import read_json
 from sfumato.storage.journal import REGROUP, Journal
 
-ORIGIN = "origin.json"  # source and path of prepared images: private
-LOOKS_AT_ONCE = 4096  # images that are compared by their looks at once
+ORIGIN = "origin.json"  # source and path of prepared images, which are private
+LOOKS_AT_ONCE = 4096  # number of small versions of images that are compared at once
 
 
 def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], origin: dict) -> None:
-    """Raise ConfigError if images of another dataset id, or its source, are among those in `fresh`, which go to `home`.
+    """Raise ConfigError if images or the source in `fresh`, which will replace `home`, are counted under another id.
 
-    Each odometer would count a part. Images of one stored shape, (C, H, W), are compared as they are, and all by their
-    small grey versions: copies that were resized before may be stored in the same shape.
+    Otherwise each odometer would count only a part of the cost. Images of the same stored shape, (C, H, W), are
+    compared byte by byte, and all images by small grey versions, because resized copies may have the same shape.
     """
     folders = home.parent.iterdir()
     there = {folder for folder in folders if (folder / CARD).exists() or (folder / ORIGIN).exists()}
@@ -34,7 +34,7 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
         with explained(DataError, lambda e: f"{file} cannot be read ({e}): prepare these images again"):  # noqa: B023
             same = file.is_file() and read_json(file) == origin
         if not same and not (other / CARD).is_file():
-            continue  # it was forgotten: only its folder is known
+            continue  # its images were forgotten, so only its folder is known
         if not same and read_card(other / CARD).shape == shape:
             same = len(np.intersect1d(by_content(fresh), by_content(other))) > 0
         if same or resized_copies(fresh, other):
@@ -46,25 +46,25 @@ def refuse_another_id(home: Path, fresh: Path, shape: tuple[int, int, int], orig
 
 
 def by_content(home: Path) -> np.ndarray:
-    """Eight bytes for each image of a set, (n,) uint64, which images of the same bytes share."""
+    """Return a hash of each image of a set, (n,) uint64."""
     every = chain.from_iterable(digests(load_array(home / part / IMAGES)) for part in (SENSITIVE, HOLDOUT))
     return np.fromiter((int.from_bytes(value[:8], "big") for value in every), np.uint64)
 
 
 def resized_copies(fresh: Path, other: Path) -> bool:
-    """Whether a third of the images, by a sample, look like some of another set, whatever their size and colours."""
+    """Return whether a third of a sample of images resemble images of another set, in any size and colour."""
     few = np.concatenate([*looks(fresh, 500)])
     nearest = np.zeros(len(few))
     for block in looks(other):
         nearest = np.maximum(nearest, (few @ block.T).max(axis=1))
-    # of resized copies, at least 97 % are above 0.995; of other slices of the same scanner, 10 %
+    # At least 97 % of resized copies exceed 0.995, but only 10 % of different slices from the same scanner.
     return bool((nearest > 0.995).mean() > 1 / 3)
 
 
 def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
-    """Small grey versions of the images of both parts, (N, 64), centred, of norm 1 or 0, LOOKS_AT_ONCE at a time.
+    """Yield small grey versions of the images of both parts, (N, 64), centred, with norm 1 or 0, in batches.
 
-    most: so many of each part at most, always the same.
+    most: largest number of images of each part, always the same ones.
     """
     for images in (load_array(home / part / IMAGES) for part in (SENSITIVE, HOLDOUT)):
         rows: Sequence[int] | np.ndarray = range(len(images))
@@ -79,7 +79,7 @@ def looks(home: Path, most: int | None = None) -> Iterator[np.ndarray]:
 
 
 def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> None:
-    """Journal that images which were spent on come in other groups. Raises ConfigError unless the owner says so."""
+    """Journal that charged images change their groups. Raises ConfigError unless the owner confirmed it."""
     if not regrouped(home, fresh, journal.records()):
         return
     if not data.other_groups:
@@ -93,10 +93,10 @@ def refuse_regrouping(data: Data, home: Path, fresh: Path, journal: Journal) -> 
 
 
 def regrouped(before: Path, after: Path, spent: Sequence[dict]) -> bool:
-    """Whether images that are in both prepared sets, and were spent on, were of one group and are not now, or now are.
+    """Return whether charged images that are in both prepared sets were separated, or joined into one group.
 
-    spent: records. Without groups, each image is a group. It is True if the stored shapes differ or the earlier set is
-    gone, so that it cannot be told. An image with copies in several groups does not count.
+    Without groups, each image is a group. Returns True if it cannot be decided, because the stored shapes differ or the
+    earlier set is gone. An image with copies in several groups is ignored. spent: records of the charges.
     """
     homes = [home for home in (before, after) if (home / SENSITIVE / IMAGES).is_file()]
     grouped = any((home / SENSITIVE / GROUPS).exists() for home in homes) or any("group_weight" in r for r in spent)
@@ -111,7 +111,7 @@ def regrouped(before: Path, after: Path, spent: Sequence[dict]) -> bool:
 
 
 def placed_digests(home: Path) -> dict[bytes, set[Hashable]]:
-    """The digest of each image, and the groups that it is in; without groups, each image is one."""
+    """Return the groups of each image by its digest. Without groups, each image is a group."""
     places: dict[bytes, set[Hashable]] = defaultdict(set)
     for part in (SENSITIVE, HOLDOUT):
         images = load_array(home / part / IMAGES)

@@ -1,6 +1,6 @@
-"""Files that hold images in a form that is not read here, known by their first bytes, and links without their content.
+"""Recognise files in unsupported formats by their first bytes, and links without content.
 
-They are whole: a message names the form and how to proceed, once for all files of the form.
+Such files are intact, so one message for all files of a format names it and states what to do.
 """
 
 import zlib
@@ -11,18 +11,18 @@ from pathlib import Path
 
 from sfumato.errors import DataError
 
-HEAD = 512  # bytes that tell the form
+HEAD = 512  # number of bytes that identify a format
 PICTURES = "convert to PNG or JPEG"
 VOLUME = "save its slices as PNG, with the id of the person in each name"
 FRAMES = "save the frames to use as PNG, with the id of the person in each name"
 ARRAYS = "save each image as PNG, or all in one .npz with the arrays images, labels and classes (np.savez)"
-UNPACK = "unpack it, and give the folder of the pictures"
+UNPACK = "unpack it, and name the folder of the pictures"
 GET = "run `datalad get .` or `git annex get .` in its repository, and then `git annex unlock .`"
 
 
 @dataclass(frozen=True)
 class Format:
-    """A form of files. name: as in "it is NAME"; way: what their owner does with them."""
+    """A file format. name: completes "the file is …"; way: instruction to the owner."""
 
     name: str
     way: str
@@ -30,16 +30,16 @@ class Format:
 
 ANNEX = Format("a link of DataLad or git-annex", GET)
 DVC_CACHE = Format("a link into a cache of DVC", "run `dvc config cache.type copy` and `dvc checkout --relink` there")
-HEIC = Format("HEIC", f"{PICTURES}, as with `heif-convert`")
+HEIC = Format("HEIC", f"{PICTURES}, for example with `heif-convert`")
 AVIF = Format("AVIF, which this Pillow does not read", PICTURES)
 CAMERA = Format("a raw photograph", PICTURES)
 VIDEO = Format("a video", FRAMES)
 NIFTI = Format("NIfTI", VOLUME)
 ZIP = Format("a zip", UNPACK)
-NPZ = Format("an .npz", "name this file itself in place of its folder")
-TAR = Format("a tar file", UNPACK)  # which is read where it is brought as a whole
+NPZ = Format("an .npz", "name this file instead of its folder")
+TAR = Format("a tar file", UNPACK)  # supported only if the tar file itself is named
 COMPRESSED_TAR = Format("a compressed tar file", UNPACK)
-# where the bytes stand, the bytes, and the form that they are of
+# Offset of the bytes, the bytes, and their format
 SIGNATURES: Sequence[tuple[int, bytes, Format]] = (
     (0, b"/annex/objects/", Format("a pointer of git-annex", GET)),
     (0, b"version https://git-lfs", Format("a pointer of Git LFS", "run `git lfs pull` in its repository")),
@@ -58,7 +58,7 @@ SIGNATURES: Sequence[tuple[int, bytes, Format]] = (
     (0, b"CDF\x02", Format("netCDF or MINC", VOLUME)),
     (0, b"SIMPLE  =", Format("FITS", f"{PICTURES}, or to TIFF of floating point")),
     (0, b"\x76\x2f\x31\x01", Format("OpenEXR", f"{PICTURES}, or to TIFF of floating point")),
-    (0, b"%PDF-", Format("PDF", "extract its pictures, as with `pdfimages -png`")),
+    (0, b"%PDF-", Format("PDF", "extract its pictures, for example with `pdfimages -png`")),
     (0, b"%!PS", Format("PostScript", PICTURES)),
     (0, b"<svg", Format("SVG", PICTURES)),
     (0, b"\0\0\1\0", Format("an icon", PICTURES)),
@@ -76,16 +76,16 @@ SIGNATURES: Sequence[tuple[int, bytes, Format]] = (
     (0, b"7z\xbc\xaf\x27\x1c", Format("a 7z archive", UNPACK)),
     (257, b"ustar", TAR),
 )
-BRANDS = {  # of files that begin as MP4 does; any other is a video
+BRANDS = {  # brands of files that begin like MP4; any other brand is a video
     **dict.fromkeys((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"), HEIC),
     **dict.fromkeys((b"avif", b"avis"), AVIF),
     b"crx ": CAMERA,
 }
-DOCUMENT = b"[Content_Types].xml"  # the first file of a zip that is a document of Office
+DOCUMENT = b"[Content_Types].xml"  # first file in the zip of an Office document
 
 
 class AnotherFormat(DataError):
-    """A whole file in a form that is not read here: no share of broken pictures covers it."""
+    """An intact file in an unsupported format, which `data.skip` does not cover."""
 
     def __init__(self, file: str, form: Format) -> None:
         super().__init__(f"{file} is {form.name}: {form.way}.")
@@ -94,7 +94,7 @@ class AnotherFormat(DataError):
 
 
 def format_of(head: bytes) -> Format | None:
-    """The form of a file that begins with these bytes, HEAD of them if there are; None for others."""
+    """Return the format of a file by its first HEAD bytes, or None."""
     if head[:2] == b"\x1f\x8b":
         inner = format_of(inflated(head)) or Format("a gzip file", UNPACK)
         return {TAR: COMPRESSED_TAR}.get(inner, inner)
@@ -113,7 +113,7 @@ def format_of(head: bytes) -> Format | None:
 
 
 def inflated(head: bytes) -> bytes:
-    """The first bytes of what a gzip file holds; none if it is damaged."""
+    """Return the first bytes of a gzip file's content; none if it is damaged."""
     try:
         return zlib.decompressobj(wbits=31).decompress(head, HEAD)
     except zlib.error:
@@ -121,7 +121,7 @@ def inflated(head: bytes) -> bytes:
 
 
 def link_format(entry: Path) -> Format | None:
-    """The form of a link whose content is kept elsewhere, by where it leads; None for others."""
+    """Return the format of a link whose content is stored elsewhere, by its target, or None."""
     if not entry.is_symlink():
         return None
     target = entry.readlink().as_posix()
@@ -130,7 +130,7 @@ def link_format(entry: Path) -> Format | None:
 
 
 def sentences(problems: Sequence[DataError]) -> list[str]:
-    """The text of each problem; of files of another form, one sentence for all of each form, before the others."""
+    """Return one sentence per problem, preceded by one sentence per unsupported format for all its files."""
     others = [error for error in problems if isinstance(error, AnotherFormat)]
     lines = []
     for form, alike in groupby(sorted(others, key=lambda error: error.form.name), lambda error: error.form):

@@ -1,4 +1,4 @@
-"""Groups: the person of each image. Ids are private, so messages name no id."""
+"""Find the person of each image. Ids are private, so messages contain no id."""
 
 import functools
 import re
@@ -16,25 +16,25 @@ from sfumato.errors import DataError, explained
 from sfumato.settings.data import OUTER, Groups
 from sfumato.storage.documents import read_yaml
 
-ID_WORDS: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # in place of ids, as `plain` has them
+ID_WORDS: dict[str, str] = dict(read_yaml(Path(__file__).with_suffix(".yaml")))  # in the form of `plain`
 NO_ID = {"", *ID_WORDS["unknown"].split()}
 UNCLEAR = {*ID_WORDS["unclear"].split()}
 STANDS_IN = re.compile(rf"({'|'.join(ID_WORDS['stands_in'].split())})\d{{0,4}}")  # Phantom 3
 NO_DATE = re.compile(r"(19(00|01|70)-1-1|1-1-19(00|01|70)|1111-11-11|11-11-1111|9999-12-31|31-12-9999)[-t0]*")
-# the same without marks, digits in a row, and one digit many times
+# Dates without separators, consecutive digits, and one digit many times
 NO_NUMBER = re.compile(r"19(00|01|70)0101|10?119(00|01|70)|123456(7(8(90?)?)?)?|9{2,}|(?P<digit>\d)(?P=digit){5,}")
-# what is not seen, besides the categories C
+# Invisible characters outside of Unicode's categories C
 UNSEEN = re.compile("[\\s\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-# small letters that look like digits or like Latin ones, in small or capital letters
+# Lower-case letters that look like digits or Latin letters, in lower or upper case
 LOOK_ALIKE = str.maketrans("авекмнорстухіјѕαβεηικμνορτυχζoilıøłđ", "abekmh0pctyx1jsabeh1kmn0ptyxz011101d")
 
 Ids = list[str | None]
 
 
 class GroupIndex:
-    """The images of each group. groups: (N,) int64, the number of each image's group.
+    """An index of the images of each group. groups: (N,) int64, number of each image's group.
 
-    order: (N,) indices of images, group after group; starts, sizes: (G,), where a group begins there, and its length.
+    order: (N,), indices of images, sorted by group; starts, sizes: (G,), first position and length of each group in it.
     """
 
     def __init__(self, groups: np.ndarray) -> None:
@@ -46,17 +46,20 @@ class GroupIndex:
         return len(self.sizes)
 
     def images_of(self, chosen: np.ndarray) -> np.ndarray:
-        """Indices of all images of the groups `chosen`, group after group."""
+        """Return the indices of all images of the groups `chosen`, group by group."""
         sizes = self.sizes[chosen]
         before = np.cumsum(sizes) - sizes
         return self.order[np.repeat(self.starts[chosen] - before, sizes) + np.arange(sizes.sum())]
 
 
 def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequence[str] | None = None) -> Ids:
-    """The id of each picture, by its name, its folder, a table or groups.npy. files: below `root`, in their order.
+    """Find the id of each picture by its name, its folder, a table or groups.npy.
 
-    given: those of the column, from a table. Raises ConfigError if they are not; DataError where a
-    table is none or does not fit the files, or as `checked`.
+    files: pictures below `root`, in their order;
+    given: ids from a column of a table, if there is one.
+
+    Raises ConfigError if such a column is set and there are no ids from it; DataError if a table cannot be read or does
+    not match the files, and as `checked` does.
     """
     ids: Sequence[str | None]
     if groups.pattern is not None:
@@ -80,7 +83,7 @@ def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequen
 
 
 def ids_in_names(pattern: str, files: Sequence[Any], alone: bool) -> Ids:
-    """The id that a pattern finds in each name. Raises DataError if it finds none in one, or `alone`, in any."""
+    """Find the id in each name by a pattern. Raises DataError if one has none or, with `alone`, if none has one."""
     matches = [re.search(pattern, file.name) for file in files]
     missed = [file.name for file, match in zip(files, matches, strict=True) if match is None]
     if missed and (not alone or len(missed) == len(files)):
@@ -100,7 +103,7 @@ def ids_in_names(pattern: str, files: Sequence[Any], alone: bool) -> Ids:
 
 
 def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
-    """The ids in an array: whole numbers or text, one for each of `count` images, in their order."""
+    """Return the ids in an array of whole numbers or text, one for each of `count` images, in their order."""
     if array.dtype.kind not in "iuU" or array.ndim != 1:
         raise DataError(
             f"{what} is {array.dtype} in {array.ndim} dimensions, expected one dimension of whole numbers or text"
@@ -111,9 +114,10 @@ def ids_of_array(array: np.ndarray, count: int, what: str) -> Ids:
 
 
 def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
-    """The ids, None for an image without one. Raises DataError where one is missing, or two may be one person's.
+    """Return the ids, with None for images without one. Raises DataError if two ids may belong to one person.
 
-    `groups.alone`: an image without an id is a group by itself. Otherwise it is refused: it may be of anyone.
+    With `groups.alone`, an image without an id is a group by itself. Otherwise a missing id raises DataError, because
+    the image may show anyone.
     """
     forms = {text: plain(text or "") for text in {*ids}}
     unclear = {form for form in {*forms.values()} if is_unclear(form, forms.values(), groups.pattern is not None)}
@@ -130,7 +134,7 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
         if forms[text] in unclear:
             raise DataError(
                 f"{where} an id that often stands for an unknown person or for several (0, 999, anonymized, John Doe, "
-                "1900-01-01): leave it empty if the person is unknown; otherwise write another, such as one with a "
+                "1900-01-01): leave it empty if the person is unknown; otherwise use a different id, such as with a "
                 "letter in front"
             )
         if name is not None and any(known.setdefault(key, name) != name for key in {spelling(name), in_order(name)}):
@@ -154,9 +158,10 @@ def checked(ids: Sequence[str | None], groups: Groups) -> Ids:
 
 
 def is_unclear(form: str, forms: Collection[str], in_names: bool) -> bool:
-    """Whether an id, as `plain` has it, often stands for an unknown person or for several.
+    """Return whether an id, in the form of `plain`, often means an unknown person or several persons.
 
-    A number does not where the next one is an id too, and neither does 0 `in_names` of files, which count from it.
+    A number does not if the next number is an id too, and 0 does not if ids are `in_names` of files, which may count
+    from 0.
     """
     if NO_NUMBER.fullmatch(form):
         return not {str(int(form) - 1), str(int(form) + 1)} & {*forms}
@@ -166,7 +171,7 @@ def is_unclear(form: str, forms: Collection[str], in_names: bool) -> bool:
 
 
 def in_order(text: str) -> str:
-    """The `spelling` of a name with its words in the order of letters: Smith John is John Smith."""
+    """Return the `spelling` of a name with its words sorted, so that Smith John equals John Smith."""
     words = re.split(r"[\s,;^_.-]+", text.strip())
     if all(re.fullmatch(r"[^\W\d_]+", unicodedata.normalize("NFC", word)) for word in words):
         words.sort(key=str.casefold)
@@ -174,12 +179,12 @@ def in_order(text: str) -> str:
 
 
 def without_part(text: str) -> str:
-    """An id without a short last part, such as the number of a visit: P12 of P12/1."""
+    """Remove a short last part of an id, such as the number of a visit: P12/1 becomes P12."""
     return re.sub(r"(?<=\w)[\s/._(-]+\w{1,2}\)?\s*$", "", text)
 
 
 def plain(text: str) -> str:
-    """An id in small letters and digits: no accents, nothing unseen, and no marks but a minus or one between digits."""
+    """Reduce an id to lower-case letters and digits, with only a minus sign and separators between digits."""
     letters = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text).casefold())
     seen = (
         c for c in letters if unicodedata.category(c)[0] != "C" and not UNSEEN.match(c) and not unicodedata.combining(c)
@@ -192,13 +197,13 @@ def plain(text: str) -> str:
 
 @functools.cache
 def spelling(text: str) -> str:
-    """What two spellings of one id have in common: `plain`, with one sign for a look, and Müller for Mueller."""
+    """Map all spellings of an id to one: `plain`, with one character for all that look alike, and Müller = Mueller."""
     name = re.sub(r"[^\W\d_]{4,}", lambda word: re.sub("([aou])e|a(?=a)", r"\1", word[0]), plain(text))
     return re.sub(r"(?<!\d)0+(?=\d)", "", name.translate(LOOK_ALIKE))
 
 
 def refuse_crowd(sizes: np.ndarray, groups: Groups) -> None:
-    """Raise DataError if one id has 10 times the images that nine in ten have at most, and 30. sizes: (G,), of each."""
+    """Raise DataError if one id has over 30 images and 10 times the 90th percentile. sizes: (G,), images per id."""
     usual = np.quantile(sizes, 0.9)
     most = sizes.max()
     if most > max(10 * usual, groups.largest or 30):

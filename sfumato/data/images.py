@@ -1,6 +1,6 @@
 """Image sets in memory and on disk.
 
-On disk: `images.npy`, uint8 (N, H, W, C), beside `labels.npy`, int64 (N,), or, if images have several labels, uint8
+On disk: `images.npy`, uint8 (N, H, W, C), and `labels.npy`, int64 (N,) or, if images have several labels, uint8
 (N, classes) of 0 and 1. Both are memory-mapped when read.
 """
 
@@ -27,7 +27,7 @@ Shape = tuple[int, int, int]  # channels, height, width
 IMAGES = "images.npy"
 LABELS = "labels.npy"
 GROUPS = "groups.npy"
-COMPARED_FILE = "compared.npy"  # beside a hold-out: the cells of `data.compare_by`
+COMPARED_FILE = "compared.npy"  # cells of the column `data.compare_by`, in the folder of a hold-out
 GROUPS_REFUSED = (
     "contains one id per image (such as a patient), but data.groups does not use it: set data.groups: {array: true} "
     "and privacy.unit: group. Remove it only if no person has two images"
@@ -38,9 +38,11 @@ GROUPS_REFUSED = (
 class ImageSet:
     """Labelled images.
 
-    images: (N, H, W, C) uint8, possibly a memory map; labels: (N,) int64 below len(classes), or (N, classes) uint8 of
-    0 and 1; classes: names; groups: (N,) int64, equal for images of one person, and private; None if each image stands
-    for itself; compared: (N,) text of `data.compare_by`, of a hold-out; local.
+    images: (N, H, W, C) uint8, possibly a memory map;
+    labels: (N,) int64 below len(classes), or (N, classes) uint8 of 0 and 1;
+    classes: names of the classes;
+    groups: (N,) int64, equal for images of one person; None if each image is its own group. Private;
+    compared: (N,) text, cells of the column `data.compare_by` for a hold-out. Local.
     """
 
     images: np.ndarray
@@ -59,7 +61,7 @@ class ImageSet:
         return channels, height, width
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Some images and their labels, copied: ((B, C, H, W) float32 in [0, 1], (B,) or (B, classes)).
+        """Copy some images and their labels: ((B, C, H, W) float32 in [0, 1], (B,) or (B, classes)).
 
         indices: (B,) integers.
         """
@@ -68,19 +70,19 @@ class ImageSet:
         return images.permute(0, 3, 1, 2).contiguous().float().div_(255), labels
 
     def some(self, most: int, seed: int) -> Tensor:
-        """So many of the images at most, chosen by `seed`, in their order: (n, C, H, W) uint8."""
+        """Return at most `most` images, chosen by `seed`, in their order, (n, C, H, W) uint8."""
         rows = np.sort(np.random.default_rng(seed).permutation(len(self))[:most])
         return torch.from_numpy(self.images[rows]).permute(0, 3, 1, 2).contiguous()
 
     def take(self, indices: np.ndarray) -> ImageSet:
-        """The images at `indices` with their labels, copied; without groups."""
+        """Copy the images at `indices` with their labels, without groups."""
         return ImageSet(self.images[indices], self.labels[indices], self.classes)
 
 
 class ImageWriter:
-    """Appends images one by one to `images.npy`, `labels.npy` and, if grouped, `groups.npy`; memory does not grow.
+    """Writes images one by one to `images.npy`, `labels.npy` and, if grouped, `groups.npy`, in constant memory.
 
-    The files are whole once the context is left. An exception leaves parts: write into a directory to be renamed.
+    The files are complete after the context ends. An exception leaves incomplete files, so use a temporary directory.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class ImageWriter:
         self.write_headers()
 
     def write_headers(self) -> None:
-        # numpy pads the header so that it keeps its length while the first axis grows: it can be rewritten in place
+        # NumPy pads the header, so its length stays the same as the first axis grows, and it can be rewritten in place.
         files = [(self.images, np.uint8, self.row), (self.labels, *self.label), (self.groups, np.int64, ())]
         for file, dtype, row in files:
             if file is not None:
@@ -105,9 +107,9 @@ class ImageWriter:
                 write_header(file, np.dtype(dtype), (self.count, *row))
 
     def append(self, image: np.ndarray, label: int | np.ndarray, group: int | None = None) -> None:
-        """One image, (H, W, C) uint8, its label or its (classes,) uint8 of 0 and 1, and its group, if there are any.
+        """Write one image, (H, W, C) uint8, its label or its (classes,) uint8 of 0 and 1, and its group, if any.
 
-        Raises DataError if they are of another shape; the values of labels are checked when the set is loaded.
+        Raises DataError if a shape is wrong. The values of labels are checked when the set is loaded.
         """
         dtype, shape = self.label
         label = np.asarray(label, dtype)
@@ -130,7 +132,7 @@ class ImageWriter:
 
 
 def write_header(file: BinaryIO, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    """Write the header of a .npy file, which the values follow row by row."""
+    """Write the header of a .npy file, to be followed by the values row by row."""
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
 
@@ -146,9 +148,10 @@ def save_images(directory: Path, image_set: ImageSet) -> None:
 def load_images(
     directory: Path, classes: Iterable[str], *, grouped: bool = False, shape: Shape | None = None
 ) -> ImageSet:
-    """The set saved in `directory`, memory-mapped read-only and validated.
+    """Load the set in `directory`, memory-mapped read-only and validated.
 
-    shape: (C, H, W) of its images. Raises DataError if it is missing, damaged, of another shape, or not as `grouped`.
+    shape: expected (C, H, W). Raises DataError if the set is missing or damaged, has a different shape, or does not
+    match `grouped`.
     """
     if (directory / GROUPS).exists() and not grouped:
         raise DataError(f"{directory / GROUPS} {GROUPS_REFUSED}.")
@@ -195,22 +198,22 @@ def check_labels(labels: np.ndarray, classes: tuple[str, ...], path: Path) -> No
 
 
 def per_class(labels: np.ndarray, classes: int) -> np.ndarray:
-    """How many images have each label: (classes,) int64. labels: (N,) int64, or (N, classes) uint8 of several ones."""
+    """Count the images with each label, (classes,) int64. labels: (N,) int64 or, if several, (N, classes) uint8."""
     return labels.sum(axis=0, dtype=np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=classes)
 
 
 def having(labels: np.ndarray, label: int) -> np.ndarray:
-    """Whether each image has the label: (N,) bool."""
+    """Return whether each image has the label, (N,) bool."""
     return labels[:, label] == 1 if labels.ndim == 2 else labels == label
 
 
 def strata(labels: np.ndarray) -> np.ndarray:
-    """Which images to compare with each other: (N,) int64, those of one label; of several labels, all."""
+    """Return the stratum of each image, (N,) int64: its label, or 0 for all if images have several labels."""
     return labels if labels.ndim == 1 else np.zeros(len(labels), dtype=np.int64)
 
 
 def as_uint8(images: Tensor) -> np.ndarray:
-    """(N, C, H, W) float in [0, 1], clamped to it, as (N, H, W, C) uint8."""
+    """Convert (N, C, H, W) float, clamped to [0, 1], to (N, H, W, C) uint8."""
     return as_bytes(images).permute(0, 2, 3, 1).contiguous().numpy()
 
 
@@ -222,17 +225,17 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def as_bytes(images: Tensor) -> Tensor:
-    """(N, C, H, W) float in [0, 1], clamped to it, as uint8 on the CPU."""
+    """Convert (N, C, H, W) float, clamped to [0, 1], to uint8 on the CPU."""
     return images.detach().cpu().clamp(0, 1).mul(255).round().byte()
 
 
 def as_floats(images: Tensor) -> Tensor:
-    """The inverse of `as_bytes`: uint8 as float32 in [0, 1]; float32 stays."""
+    """Convert uint8 to float32 in [0, 1], the inverse of `as_bytes`. float32 is returned unchanged."""
     return images.float().div_(255) if images.dtype == torch.uint8 else images.float()
 
 
 def room(count: int, shape: Sequence[int], folder: Path | None = None) -> Tensor:
-    """Room for images, (count, C, H, W) uint8, in a nameless file on the disk of `folder`, or in memory."""
+    """Allocate (count, C, H, W) uint8 in an unnamed file on the disk of `folder`, or in memory."""
     size = count * math.prod(shape)
     if folder is None or not size:
         return torch.empty(count, *shape, dtype=torch.uint8)

@@ -1,6 +1,6 @@
-"""Understand a folder, a table, tar files or an archive: where labels and the ids of persons are.
+"""Find the labels and the ids of persons in a folder, a table, tar files or an archive.
 
-Nothing becomes the name of a class by a guess: if there are two readings, `Unclear` is raised and the owner decides.
+Class names are never guessed: if there are two interpretations, `Unclear` is raised and the owner decides.
 """
 
 import re
@@ -29,20 +29,21 @@ from sfumato.settings.options import ALL, Classes
 from sfumato.storage.files import files_in
 
 FOLDERS: dict[str, Any] = {"name": "imagefolder"}  # the layout of class folders
-Layout = tuple[dict[str, Any], Groups | None]  # keys of the Request, and where the ids of persons are
-# what columns of persons' ids and of labels are called, as `meaning` has it
+Layout = tuple[dict[str, Any], Groups | None]  # keys of the Request, and the rule for finding persons' ids
+# Names of columns of persons' ids and of labels, in the form of `meaning`
 PERSONS = re.compile(
     r"(anon\w*|study|source|dicom)?(patient(en)?|person|subject|participant|case|individual|donor|volunteer)s?"
     r"(ids?|uid|no|nr|num|number|code|key|name|identifier|pseudonym)?"
     r"|groups?(ids?)?|mrns?|pids?|(medicalrecord|hospital|nhs|mrn)(id|no|nr|number)|ssn"
 )
 LABELLED = re.compile(r"(label|class|classname|category|target|diagnosis|dx|disease|pathology|finding|findinglabel)s?")
-# in ids (long, zeros in front, hexadecimal), dates, names of persons ("Smith, John", Smith^John of DICOM) and e-mails
+# Matches ids (long, zero-padded, hexadecimal), dates, names of persons ("Smith, John", DICOM's Smith^John) and e-mails
 PERSONAL = re.compile(r"\d{3}|(?<!\d)0\d|\d[a-z]+\d|\d([-_. ]\d+){2}|[\^,@]", re.IGNORECASE)
-MANY = 20  # classes: of more, pictures than FEW in each are few; else than LEAST
+# Classes with few pictures are suspicious: fewer than FEW if there are over MANY classes, otherwise fewer than LEAST
+MANY = 20
 FEW = 50
 LEAST = 10
-FIRST = 50  # files of a folder, by which its form is known
+FIRST = 50  # number of files of a folder whose format is checked
 
 
 class Unclear(ConfigError):
@@ -52,10 +53,10 @@ class Unclear(ConfigError):
 
 
 def layout_of(path: Path, label: str | None, groups: Groups | None = None, classes: Classes | None = None) -> Layout:
-    """The keys of a Request that say where labels are, and where persons' ids are, if it shows.
+    """Return the keys of a Request for the labels, and the rule for finding persons' ids, if one is found.
 
-    label: the column that the owner names; groups, classes: what the owner says of them. Raises Unclear where only the
-    owner can tell; ConfigError for persons' ids as labels.
+    label: column that the owner named; groups, classes: the owner's options. Raises Unclear if only the owner can
+    decide, and ConfigError if labels are persons' ids.
     """
     check_column(label)
     path = unpacked(path)
@@ -124,7 +125,7 @@ def check_column(label: str | None) -> None:
 
 
 def check_forms(path: Path) -> None:
-    """Raise AnotherFormat if a file, or the first ones in a folder, are in a form that is not read here."""
+    """Raise AnotherFormat if a file, or one of the first files in a folder, is in an unsupported format."""
     files = [path]
     if path.is_dir():
         files = [*islice(tabled.files_below(path), FIRST)]
@@ -136,16 +137,16 @@ def check_forms(path: Path) -> None:
 
 
 def cells_in(table: Path, column: str) -> list[str]:
-    with suppress(DataError):  # of a column that is of no use here, such as an age
+    with suppress(DataError):  # raised for an unsuitable column, such as an age
         return [cell for _, (cell,) in tables.read_table(table, [column])]
     return []
 
 
 def repeated_ids(path: Path, label: str | None) -> str | None:
-    """The first column of the table of `path` whose cells repeat, a few times each, and are like persons'; else None.
+    """Return the first column of the table of `path` whose cells repeat as ids of persons do, or None.
 
-    They are by the column's name, or if most are PERSONAL. Otherwise cells without a letter or a zero in front do not
-    count: dates, years and sizes repeat too.
+    Cells are like ids because of the column's name, or if most are PERSONAL. In other columns, cells without a letter
+    or a leading zero are ignored, because dates, years and sizes repeat too.
     """
     path = unpacked(path)
     telling = (
@@ -164,10 +165,11 @@ def repeated_ids(path: Path, label: str | None) -> str | None:
 
 
 def several_in(table: Path, columns: Sequence[str], label: str | None) -> dict[str, Any] | None:
-    """The keys of a Request for a table that gives pictures several labels each; None if it does not.
+    """Return the keys of a Request for a table with several labels per picture; None if it has none.
 
-    Two columns of 0 and 1 at least; or one whose cells list labels, such as "effusion|mass". label: that column, if the
-    owner names it. The names follow from the images where they are listed: only an owner may make them public.
+    Such a table has at least two columns of 0 and 1, or a column whose cells list labels, such as "effusion|mass". In
+    the second case, the class names depend on the images, so only the owner may publish them. label: that column, if
+    the owner named it.
     """
     cells = {name: found for name in columns if (found := cells_in(table, name))}
     binary = tuple(name for name, own in cells.items() if {*own} <= {*tabled.VALUES})
@@ -184,7 +186,7 @@ def several_in(table: Path, columns: Sequence[str], label: str | None) -> dict[s
 
 
 def groups_in(names: Iterable[str]) -> Groups | None:
-    """The column, key or array that holds persons' ids, by the meaning of its name. Raises Unclear for several."""
+    """Find the column, key or array with persons' ids by its name. Raises Unclear if there are several."""
     found = [name for name in names if PERSONS.fullmatch(meaning(name))]
     if len(found) > 1:
         raise Unclear(
@@ -196,11 +198,11 @@ def groups_in(names: Iterable[str]) -> Groups | None:
 
 
 def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) -> Layout:
-    """The layout of folders: of classes, or of classes and persons in one another."""
+    """Return the layout of folders: classes only, or classes and persons in two levels."""
     train, test = split_of(path)
     outer = [folder for part in train + test for folder in folders_in(part)]
     inner = [entry for folder in outer for entry in visible(folder)]
-    first = inner[:20]  # of which most are DICOM if others are
+    first = inner[:20]  # enough to detect DICOM
     nested = bool(inner) and all(entry.is_dir() and not entry.is_symlink() for entry in inner)
     check_beside(path, train, outer, nested, decided=bool(groups or classes))
     if groups is None and (path / GROUPS).exists():
@@ -211,7 +213,7 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
         raise unclear_order(path, outer, inner)
     if groups is None or groups.folder != OUTER:
         names, held_out = ({folder.name for part in parts for folder in folders_in(part)} for parts in (train, test))
-        if classes is None:  # before a message names a folder
+        if classes is None:  # checked before a message contains the name of a folder
             check_names(sorted(names | held_out))
         if classes is None and len(held_out - names) > len(held_out) / 2:
             raise Unclear(
@@ -226,9 +228,10 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
 
 
 def check_beside(path: Path, train: Sequence[Path], outer: Sequence[Path], nested: bool, decided: bool) -> None:
-    """Raise Unclear or ConfigError if a file beside folders may say more than they do, and is not read.
+    """Raise Unclear or ConfigError if a file beside class folders may contain labels and is not read.
 
-    outer: the folders that may be classes; nested: they hold folders; decided: the owner has said what they are.
+    outer: folders that may be classes; nested: whether they contain folders; decided: whether the owner stated what
+    they are.
     """
     few = len({folder.name for folder in outer}) < 2 and not nested
     beside = dict.fromkeys(entry for folder in (path, *train) for entry in visible(folder) if entry.is_file())
@@ -249,7 +252,7 @@ def check_beside(path: Path, train: Sequence[Path], outer: Sequence[Path], neste
 
 
 def why_unread(file: Path, few: bool) -> str | None:
-    """Why a file beside pictures is not read, and what to do. few: there are no folders of classes instead."""
+    """Return why a file beside pictures is not read, and what to do. few: whether there are no class folders."""
     suffix = file.suffix.lower()
     try:
         if suffix == ".csv" and few:
@@ -267,9 +270,10 @@ def why_unread(file: Path, few: bool) -> str | None:
 
 
 def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> ConfigError:
-    """That folders in folders may be <class>/<person>/ or <person>/<class>/; persons' names look more like ids.
+    """Return the error that two levels of folders may be <class>/<person>/ or <person>/<class>/.
 
-    The names do not tell for sure: <name>/<date>/ and <year>/<name>/ look like both.
+    The suggested order follows from which names look more like ids. It is not certain, because <name>/<date>/ and
+    <year>/<name>/ look like both.
     """
     first = {folder.name for folder in outer}
     second = {folder.name for folder in inner}
@@ -299,14 +303,14 @@ def unclear_order(path: Path, outer: Sequence[Path], inner: Sequence[Path]) -> C
 
 
 def likeness(names: Collection[str]) -> int:
-    """How much names look like ids: 2 if most are PERSONAL, 1 for numbers in all, 0 otherwise."""
+    """Rate how much names look like ids: 2 if most are PERSONAL, 1 if all contain numbers, otherwise 0."""
     if sum(bool(PERSONAL.search(name)) for name in names) > len(names) / 2:
         return 2
     return int(all(re.search(r"\d", name) for name in names))
 
 
 def like_people(names: Sequence[str]) -> bool:
-    """Whether three names or more are like Tony_Blair and Smith-John, words of which few come back, or like TB."""
+    """Return whether at least three names are like Tony_Blair or Smith-John, with few repeated words, or like TB."""
     if len(names) > 2 and all(re.fullmatch("[A-Z][A-Z]", name) for name in names):
         return True
     words = [re.findall(r"[^\W\d_]+", name) for name in names]
@@ -316,9 +320,9 @@ def like_people(names: Sequence[str]) -> bool:
 
 
 def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
-    """Raise Unclear if names that would be published as those of classes may be persons', or kinds of files.
+    """Raise Unclear if names that would be published as class names may be names of persons or of kinds of files.
 
-    counts: pictures of each, if they are known.
+    counts: number of pictures of each class, if known.
     """
     alike = {" ".join(unicodedata.normalize("NFKC", name).casefold().split()) for name in names}
     reasons = {
@@ -344,7 +348,7 @@ def check_names(names: Sequence[str], counts: Sequence[int] = ()) -> None:
 def check_found(form: dict[str, Any], names: Sequence[str], counts: Sequence[int]) -> None:
     """Raise Unclear as `check_names` does, or if folders without pictures would be published as classes.
 
-    form: the keys of the Request; counts: pictures of each class.
+    form: keys of the Request; counts: number of pictures of each class.
     """
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if form == FOLDERS and empty and any(counts):

@@ -1,9 +1,10 @@
-"""Records inherited from public inputs that were made from sensitive images; images that are public and sensitive.
+"""Find the records behind public inputs, and public images that are also sensitive.
 
-Public images and models cost nothing, unless they were made from sensitive images. Their `privacy.json` holds the
-records then; without it, files that were released from this state directory are recognised by their bytes.
+Public images and models cost nothing, unless they were made from sensitive images. Their `privacy.json` then contains
+the records. Without it, files that were released from this state directory are recognised by their bytes.
+
 A public image that is also a sensitive or hold-out image has no guarantee. Only exact duplicates in the stored shape
-are found: a copy that was recoloured or compressed with loss has other bytes.
+are found, because copies that were recoloured or compressed with loss have different bytes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,24 +24,24 @@ from sfumato.storage.digest import digest_of, digest_of_file
 from sfumato.storage.documents import read_json, validated
 from sfumato.storage.files import entries_below, files_in, replace_private
 
-RELEASED = "released"  # below the state directory: a file for each artifact that was released from here
+RELEASED = "released"  # folder in the state directory with one file per artifact that was released from it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remembered:
-    """The form of a file in `RELEASED`: the records of a release, and what its files and images hash to."""
+    """The form of a file in `RELEASED`: the records of a release, and the hashes of its files and images."""
 
     records: dict[str, dict[str, Any]]
     hashes: tuple[str, ...]
 
 
 def lineage(path: Path, section: str, declared_public: bool, state: Path | None) -> list[Artifact]:
-    """The releases that the files at `path`, a file or a folder, come from; none if they are public.
+    """Return the releases that the file or folder `path` was made from; none if it is public.
 
-    section: of the parameters, "public" or "model".
-    Raises ConfigError if there is no privacy.json and they are not declared public; DataError if it does not fit.
+    section: section of the parameters, "public" or "model". Raises ConfigError if there is no privacy.json and the
+    files are not declared public, and DataError if it does not match them.
     """
-    resolved = path.expanduser().resolve()  # the files may lie in an artifact, or be it
+    resolved = path.expanduser().resolve()  # it may be an artifact, or in one
     folders = (folder for folder in (resolved, *resolved.parents) if (folder / PRIVACY).is_file())
     carried = next(map(read_artifact, folders), None)
     if carried is None and not declared_public:
@@ -52,15 +53,15 @@ def lineage(path: Path, section: str, declared_public: bool, state: Path | None)
 
 
 def refuse_private_network(network: OwnNetwork, state: Path) -> None:
-    """Raise ConfigError unless a network of one's own is declared public and nothing here says that it is not."""
+    """Raise ConfigError unless the owner's network is declared public and was not released from sensitive images."""
     if any(found.records for found in lineage(Path(network.path), "network", network.declared_public, state)):
         raise ConfigError(f"the network {network.path} was released from sensitive images: name one that is public")
 
 
 def remember(state: Path, artifacts: Iterable[Artifact], public: Path) -> None:
-    """Keep the hashes of the files and images of released artifacts, with their records.
+    """Store the hashes of the files and images of released artifacts, with their records.
 
-    public: the prepared public set. Images of it that were released unchanged stay public.
+    public: the prepared public set. Its images stay public if they were released unchanged.
     """
     for artifact in artifacts:
         if artifact.records:
@@ -75,14 +76,14 @@ def remember(state: Path, artifacts: Iterable[Artifact], public: Path) -> None:
 
 
 def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:
-    """The releases of this state directory that some of these hashes belong to."""
+    """Return the releases of this state directory that contain any of these hashes."""
     files = [] if state is None else files_in(state / RELEASED, "*.json")
     if not files:
-        return []  # and nothing is hashed
+        return []  # `found` is lazy: nothing is hashed
     wanted = {*found}
     releases = []
     for file in files:
-        why = f"{file} cannot be read ({{}}): restore it, what was released is not known"
+        why = f"{file} cannot be read ({{}}): restore it, because without it earlier releases are unknown"
         with explained(DataError, why.format, causes=(OSError, ValueError)):
             content = validated(Remembered, read_json(file))
         if not wanted.isdisjoint(content.hashes):
@@ -91,34 +92,34 @@ def recognised(state: Path | None, found: Iterable[str]) -> list[Artifact]:
 
 
 def hashes(path: Path) -> Iterator[str]:
-    """sha256 of a file, or of the images and weights in a folder."""
+    """Yield the sha256 of a file, or of the images and weights in a folder."""
     path = path.expanduser()
     for file in [path] if path.is_file() else map(Path, entries_below(path)):
-        # what a copy of a release would hold
+        # Files that a copy of a release would contain
         if file.is_file() and (file == path or file.suffix.lower() in {".safetensors", ".png", ".npz", ".parquet"}):
             yield digest_of_file(file)
 
 
 def refuse_overlap(public: ImageSet, private: Iterable[ImageSet]) -> None:
-    """Raise DataError where a public image is among the private ones."""
+    """Raise DataError if a public image is among the private ones."""
     found = overlapping(public, private)
     if len(found):
         shown = ", ".join(map(str, found[:10])) + (", …" if len(found) > 10 else "")
         raise DataError(
             f"local, not to be shared: {len(found)} of the {len(public)} public images are sensitive or hold-out "
-            f"images too, byte for byte (public images {shown}). What is public has no guarantee: "
-            "take them out of the public source, or choose another"
+            f"images too, byte for byte (public images {shown}). Public images have no guarantee: "
+            "remove them from the public source, or choose another"
         )
 
 
 def overlapping(public: ImageSet, private: Iterable[ImageSet]) -> np.ndarray:
-    """Indices of the public images with the same bytes as a private one, ascending, (n,) int64."""
+    """Return the ascending indices of public images with the same bytes as a private one, (n,) int64."""
     known = {digest for image_set in private for digest in digests(image_set.images)}
     return np.array([i for i, digest in enumerate(digests(public.images)) if digest in known], dtype=np.int64)
 
 
 def digests(images: np.ndarray) -> Iterator[bytes]:
-    """A digest of 16 bytes of the shape and the pixels of each image, (N, H, W, C) uint8."""
+    """Yield a digest, 16 bytes, of the shape and pixels of each image, (N, H, W, C) uint8."""
     height, width, channels = images.shape[1:]
     shape = repr((channels, height, width)).encode()
     for image in images:

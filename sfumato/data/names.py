@@ -1,7 +1,8 @@
-"""Names of files as evidence of persons: the part that repeats, as if one person had several images.
+"""Find the part of file names that repeats, as if one person had several images.
 
-A name is a row of columns: its words, its numbers, or, where letters and digits mix freely, its chunks. The column with
-which names become unique in a folder counts images; a person's id repeats before it. What is proposed is the coarsest.
+A name is a row of columns: its words, its numbers or, if letters and digits are mixed, its chunks. The column that
+makes names unique in a folder counts images, and a person's id repeats in a column before it. The coarsest one is
+proposed.
 """
 
 import re
@@ -16,9 +17,9 @@ import numpy as np
 
 from sfumato.data.sources.splits import is_filing
 
-FEWEST = 5  # persons: with fewer groups than this, no pattern is proposed
-LARGE = 30  # images of one value, on average, at which FEWEST is doubled
-# Words that no person is called by. They may become part of a pattern, which is published.
+FEWEST = 5  # smallest number of groups for which a pattern is proposed
+LARGE = 30  # average number of images per value above which FEWEST is doubled
+# Words that are not names of persons. They may become part of a pattern, which is published.
 SIDE_WORDS = (
     "left|right|l|r|lt|rt|od|os|ou|links|rechts|gauche|droite?|izquierd[ao]|derech[ao]|cc|mlo?|lmo?|x?ccl|pa|ap|lat"
     "|lateral|frontal|oblique|anterior|posterior|axial|sagittal|coronal|ax|sag|cor|flair|t[12](ce|c|w|gd)?|adc|dwi|pd"
@@ -29,7 +30,7 @@ FILE_WORDS = (
     "train(ing)?|test(ing)?|val(id(ation)?)?|dev|image|img|pic|picture|photo|foto|scan|file|mask|dsc[nf]?|dicom|dcm"
     "|frame|slice|screenshot|capture|untitled|unnamed|sample|bild|pxl|data|dataset|cell|patch|tile|crop|slide|wa"
 )
-SERIES_WORDS = "batch|fold|split|part"  # whose numbers are of no person
+SERIES_WORDS = "batch|fold|split|part"  # words before numbers that are not ids of persons
 PERSON = re.compile(
     r"(patient(en)?|person|subject|participant|case|individual|donor|volunteer|proband|client|pat|pt|subj?|mrn|pid)s?"
     r"(id|no|nr)?",
@@ -39,7 +40,7 @@ DATE = r"(?:19\d|20[0-4])\d[-_.]?(?:0[1-9]|1[0-2])[-_.]?(?:[0-2]\d|3[01])"
 TIME = r"[0-2]\d[-_.:h]?[0-5]\d[-_.:m]?[0-5]\d(?:\d{3})?"
 DATED = re.compile(rf"(?<!\d)(?:{DATE}(?:\D{{0,4}}{TIME})?|[0-3]\d[-_.][0-3]\d[-_.](?:19|20)\d\d)(?!\d)")
 WORD = r"[^\W\d_]+"
-ONE_NUMBER = r"\D*\d+"  # with what stands before it
+ONE_NUMBER = r"\D*\d+"  # a number and the text before it
 SUFFIX = re.compile(r"\.[A-Za-z]\w{0,4}$")
 
 Ids = Sequence[str | None]
@@ -47,10 +48,10 @@ Ids = Sequence[str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Repeats:
-    """Why several images may be of one person. Private.
+    """The reason why several images may show one person. It is private.
 
-    groups: the proposed value of `--groups`, None where none is sure; examples: names of files with their ids; persons:
-    how many persons the proposal finds.
+    groups: proposed value of `--groups`, or None if uncertain; examples: names of files with their ids; persons: number
+    of persons that the proposal finds.
     """
 
     why: str
@@ -61,16 +62,16 @@ class Repeats:
 
 @dataclass(kw_only=True)
 class Column:
-    """One part of the names. values: of each image, None where its name has no such part; pattern: finds them."""
+    """One part of the names. values: value in each name, None if it has no such part; pattern: finds the values."""
 
     values: Ids
     pattern: str
     kind: str  # words, number or mixed
-    neutral: bool = False  # it tells images apart, but no persons: a date, a class, the number of a part
-    personal: bool = False  # it stands behind a word for a person
-    named: bool = False  # it stands behind a word that is not one for files, copies or sides
-    of_file: bool = False  # it stands behind a word for files, such as frame
-    aligned: bool = True  # it is the same part of every name, as far as the words before it show
+    neutral: bool = False  # it does not identify persons: a date, a class, the number of a part
+    personal: bool = False  # it follows a word for a person
+    named: bool = False  # it follows a word that does not mean files, copies or sides
+    of_file: bool = False  # it follows a word for files, such as frame
+    aligned: bool = True  # it is the same part of every name, judging by the words before it
 
     @cached_property
     def counts(self) -> Counter[str]:
@@ -78,29 +79,29 @@ class Column:
 
     @cached_property
     def pairs(self) -> float:
-        """How many pairs of images share a value."""
+        """Return the number of pairs of images that share a value."""
         return sum(count * (count - 1) / 2 for count in self.counts.values())
 
     @property
     def same_for_most(self) -> bool:
-        """Whether one value stands in most names, and every other one in a single name."""
+        """Return whether most names have the same value, and every other value occurs once."""
         (_, most), *others = self.counts.most_common()
         return 2 * most > len(self.values) and all(count == 1 for _, count in others)
 
     @property
     def repeated(self) -> bool:
-        """Whether more images share a value than would by chance."""
+        """Return whether more images share a value than expected by chance."""
         if self.kind != "number" or self.dense:
             return self.pairs > 0
         return self.pairs > self.by_chance(self.span) + 1
 
     @property
     def repeated_hex(self) -> bool:
-        """Whether they do even if it is a part of longer hexadecimal ids, of which one digit may be fixed."""
+        """Return the same if the values are parts of longer hexadecimal ids, in which one digit may be fixed."""
         return self.kind != "mixed" or self.pairs > self.by_chance(16 ** (min(map(len, self.counts)) - 1))
 
     def by_chance(self, values: float) -> float:
-        """Three times the pairs that share one of so many values, if they are drawn at random."""
+        """Return three times the expected number of pairs that share one of this many values by chance."""
         return 3 * len(self.values) ** 2 / (2 * values)
 
     @cached_property
@@ -114,7 +115,7 @@ class Column:
 
     @property
     def restarts(self) -> bool:
-        """Whether the values may be a counter from 0 or 1, which repeats wherever it starts again."""
+        """Return whether the values may be a counter from 0 or 1, which repeats when it restarts."""
         return self.kind == "number" and not self.personal and self.dense and min(map(int, self.counts)) <= 1
 
     @property
@@ -123,7 +124,7 @@ class Column:
 
     @property
     def sparse(self) -> bool:
-        """Whether the values are ids by their form: no counter is like them."""
+        """Return whether the values have the form of ids, not of a counter."""
         return self.personal or self.kind == "mixed" or (self.kind == "number" and self.span > 20 * len(self.counts))
 
     @property
@@ -136,7 +137,7 @@ class Column:
 
     @property
     def surname(self) -> bool:
-        """Whether the words are like names of persons, and not like codes of sites or types."""
+        """Return whether the words look like names of persons, not like codes of sites or types."""
         if self.kind != "words":
             return False
         words = [re.findall(WORD, value) for value in self.counts]
@@ -152,10 +153,10 @@ class Column:
 def repeats_in(
     names: Sequence[str], folders: Sequence[str], labels: Sequence[Hashable], classes: Sequence[str]
 ) -> Repeats | None:
-    """Find what repeats in names of files, as if one person had several images; None if nothing does.
+    """Find what repeats in file names, as if one person had several images; None if nothing does.
 
-    folders, labels: of each image, in the order of `names`. Whatever repeats is returned; a pattern is proposed only
-    where at least FEWEST ids come of it.
+    A pattern is proposed only if it finds at least FEWEST ids. folders, labels: folder and label of each image, in the
+    order of `names`.
     """
     stems = [SUFFIX.sub("", name) for name in names]
     start = beginning(stems)
@@ -194,9 +195,9 @@ def repeats_in(
 
 
 def rivalled(best: Column, others: Sequence[Column]) -> bool:
-    """Whether another part of the names may be the person's as well, so that only the owner can tell.
+    """Return whether another part of the names may be the person's id too, so that only the owner can decide.
 
-    A year stands before it, or the number of a frame, or a counter beside an id that comes back with other numbers.
+    Examples are a year or a frame number before it, and a counter beside an id that occurs with several numbers.
     """
     if best.personal:
         return False
@@ -208,12 +209,12 @@ def rivalled(best: Column, others: Sequence[Column]) -> bool:
 
 
 def crossed(column: Column, other: Column) -> bool:
-    """Whether a value of the column comes with several values of another one."""
+    """Return whether a value of the column occurs with several values of the other."""
     return len({*zip(column.values, other.values, strict=True)}) > len({*column.values})
 
 
 def beginning(stems: Sequence[str]) -> str:
-    """A pattern for what some names begin with, and what tells no persons apart: dates, sides and views."""
+    """Build a pattern for the start of some names that does not identify persons: dates, sides and views."""
     sides = rf"(?i:{SIDE_WORDS})[-_ ]+(?=\S)"
     words = [match[0].rstrip("-_ ").lower() for stem in stems if (match := re.match(sides, stem))]
     dates = 2 * sum(bool(re.match(rf"{DATE}[-_ ]+\S", stem)) for stem in stems) > len(stems)
@@ -228,12 +229,12 @@ def beginning(stems: Sequence[str]) -> str:
 
 
 def few(columns: Sequence[Column]) -> bool:
-    """Whether a column has too few values for a proposal: the number behind them may begin again for each."""
+    """Return whether columns have too few values for a proposal. A number after them may restart for each value."""
     return any(len(column.counts) < 2 * FEWEST and not column.proposable for column in columns)
 
 
 def repeated_folders(folders: Sequence[str], labels: Sequence[Hashable]) -> bool:
-    """Whether folders that are neither classes nor ways to keep files hold several images each."""
+    """Return whether folders that are neither classes nor parts of a set contain several images each."""
     names = [PurePath(folder).name for folder in folders]
     column = Column(values=names, pattern="", kind="words")
     others = [name for name in column.counts if not is_filing(name)]
@@ -241,7 +242,7 @@ def repeated_folders(folders: Sequence[str], labels: Sequence[Hashable]) -> bool
 
 
 def proposed(pattern: str, names: Sequence[str], why: str) -> Repeats:
-    """The proposal of a pattern, with two names whose ids differ and what it finds in all of them."""
+    """Return the proposal of a pattern, with two names whose ids differ and the number of ids that it finds."""
     found = {name: match[1] for name in names if (match := re.search(pattern, name))}
     examples: dict[str, str] = {}
     for name, person in found.items():
@@ -251,7 +252,7 @@ def proposed(pattern: str, names: Sequence[str], why: str) -> Repeats:
 
 
 def word_and_number_columns(stems: Sequence[str], named: Sequence[str]) -> Iterator[Column]:
-    """The words of names and each run of digits in them, in their order."""
+    """Yield the words of the names and each run of digits in them, in their order."""
     words = word_column(stems, named)
     runs = [[*re.finditer(r"\d+", stem)] for stem in stems]
     leading = sum(bool(re.match(rf"[\W_]*{WORD}", stem)) for stem in stems) > len(stems) / 2
@@ -264,15 +265,15 @@ def word_and_number_columns(stems: Sequence[str], named: Sequence[str]) -> Itera
 
 
 def word_column(stems: Sequence[str], named: Sequence[str]) -> Column | None:
-    """The first words of each name that may be a person's: those of sides, copies, files and classes are left out.
+    """Return the first words of each name that may name a person, without words for sides, copies, files and classes.
 
-    named: the words of classes.
+    named: words of class names.
     """
     neutral = re.compile(
         rf"(?:{'|'.join([SIDE_WORDS, COPY_WORDS, FILE_WORDS, SERIES_WORDS, *named])})s?", re.IGNORECASE
     )
     every = {word for stem in stems for word in re.findall(WORD, stem)}
-    lettered = sum(len(word) == 1 for word in every) >= FEWEST  # persons or pictures are called a, b, c, ...
+    lettered = sum(len(word) == 1 for word in every) >= FEWEST  # persons or pictures are named a, b, c, ...
     left_out = sorted({w.lower() for w in every if neutral.fullmatch(w) and not (lettered and len(w) == 1)})
     skipped = f"(?i:{'|'.join(left_out)})(?!{WORD})"
     own = ""
@@ -288,9 +289,9 @@ def word_column(stems: Sequence[str], named: Sequence[str]) -> Column | None:
 
 
 def number_column(place: int, row: Sequence[re.Match[str] | None], lengths: Sequence[int]) -> Column:
-    """The run of digits at a place in each name, with what always stands in front of it.
+    """Return the run of digits at a place in each name, with the text that always precedes it.
 
-    row: where it is, None in names with fewer; lengths: how many each name has.
+    row: match of the run in each name, None if the name has fewer; lengths: number of runs in each name.
     """
     values = [match and match[0] for match in row]
     heads = [(m.string[: m.start()], length) for m, length in zip(row, lengths, strict=True) if m]
@@ -303,7 +304,7 @@ def number_column(place: int, row: Sequence[re.Match[str] | None], lengths: Sequ
     elif len(glued) == 1 and {*glued} != {""}:
         pattern = rf"{times(ONE_NUMBER, place)}\D*?({WORD}\d+)"
     elif len({*map(int, filter(None, values))}) < len({*values} - {None}):
-        pattern = rf"{times(ONE_NUMBER, place)}\D*0*(\d+)"  # or two ids would differ in zeros only
+        pattern = rf"{times(ONE_NUMBER, place)}\D*0*(\d+)"  # otherwise two ids could differ only in zeros
     else:
         pattern = rf"{times(ONE_NUMBER, place)}\D*(\d+)"
     return Column(
@@ -321,14 +322,14 @@ def number_column(place: int, row: Sequence[re.Match[str] | None], lengths: Sequ
 
 
 def times(pattern: str, count: int) -> str:
-    """A pattern for something that comes so many times."""
+    """Build a pattern for `count` repetitions."""
     if count < 2:
         return pattern * count
     return rf"(?:{pattern}){{{count}}}"
 
 
 def chunk_columns(stems: Sequence[str]) -> list[Column]:
-    """What stands between separators, if letters and digits mix in some of it as in hexadecimal ids; else nothing."""
+    """Return the parts between separators if letters and digits are mixed in some, as in hexadecimal ids; else []."""
     chunks = [re.findall(r"[^\W_]+", stem) for stem in stems]
     rows = [*zip_longest(*chunks)]
     if not any(mixes({*filter(None, values)}) for values in rows):
@@ -347,7 +348,7 @@ def chunk_columns(stems: Sequence[str]) -> list[Column]:
 
 
 def mixes(chunks: set[str]) -> bool:
-    """Whether letters stand among digits in many ways. In P001a and C33P1thin they do so in a few."""
+    """Return whether letters and digits alternate in many ways, unlike in ids such as P001a or C33P1thin."""
     forms = {chunk: re.sub(r"\d+", "0", chunk) for chunk in chunks if re.search(rf"\d.*{WORD}|{WORD}.*\d", chunk)}
     common = Counter(forms.values())
     odd = [form for form in forms.values() if common[form] < max(3, len(chunks) / 20)]
@@ -355,9 +356,9 @@ def mixes(chunks: set[str]) -> bool:
 
 
 def are_aligned(heads: Sequence[tuple[str, int]]) -> bool:
-    """Whether names with more numbers have the same words before a number as names with fewer.
+    """Return whether names with more numbers have the same words before a number as names with fewer.
 
-    heads: what stands before it, and how many numbers the name has.
+    heads: text before the number, and how many numbers the name has.
     """
     words: dict[int, set[str]] = {}
     for head, length in heads:
@@ -369,7 +370,7 @@ def are_aligned(heads: Sequence[tuple[str, int]]) -> bool:
 
 
 def at_first_unique(columns: Sequence[Column], keys: Sequence[Hashable]) -> tuple[list[Column], list[Column]]:
-    """The columns before the one with which the names in each folder become unique, and those from it on."""
+    """Split the columns at the first one that makes the names in each folder unique. It belongs to the second part."""
     for place, column in enumerate(columns):
         numbers: dict[Hashable, int] = {}
         keys = [numbers.setdefault(pair, len(numbers)) for pair in zip(keys, column.values, strict=True)]
@@ -379,20 +380,20 @@ def at_first_unique(columns: Sequence[Column], keys: Sequence[Hashable]) -> tupl
 
 
 def is_of_class(column: Column, labels: Sequence[Hashable]) -> bool:
-    """Whether a column only tells the class: each of its values is in one class, and each class has one."""
+    """Return whether a column only encodes the class: each value occurs in one class, and each class has one value."""
     pairs = {(value, label) for value, label in zip(column.values, labels, strict=True) if value is not None}
     return len(pairs) == len(column.counts) == len({label for _, label in pairs})
 
 
 def is_date(column: Column, dated: Sequence[set[str]]) -> bool:
-    """Whether the numbers of a column are of dates or times. dated: the numbers in those of each name."""
+    """Return whether the numbers of a column belong to dates or times. dated: such numbers in each name."""
     return sum(value in numbers for value, numbers in zip(column.values, dated, strict=True)) > (
         0.9 * column.counts.total()
     )
 
 
 def series_of(stem: str, named: Sequence[str]) -> str:
-    """The words for files and classes before the first digit: counters begin again for each."""
+    """Return the words for files and classes before the first digit, because a counter may restart for each."""
     head = re.split(r"\d", stem, maxsplit=1)[0].lower()
     known = re.compile("|".join([FILE_WORDS, SERIES_WORDS, *named]))
     return " ".join(word for word in re.findall(WORD, head) if known.fullmatch(word))

@@ -1,4 +1,4 @@
-"""Times and devices in photographs as evidence of persons: pictures taken in a row are often of one."""
+"""Find photographs taken in a row, by their times and devices, because they often show one person."""
 
 import re
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from sfumato.data.decoding import Member, open_picture
 from sfumato.data.names import DATED
 from sfumato.errors import DataError
 
-SECONDS = 10  # between two pictures of a row, at most
-SHARE = 0.1  # of the pictures: from here on, rows are no accident
+SECONDS = 10  # maximum time between two pictures in a row
+SHARE = 0.1  # share of the pictures from which rows are not an accident
 
 
 class Taken(NamedTuple):
-    """When a photograph was taken (seconds since 1970), by which device, and the last number in its name."""
+    """The time of a photograph (seconds since 1970), its device, and the last number in its name."""
 
     second: float | None
     device: str
@@ -28,7 +28,7 @@ class Taken(NamedTuple):
 
 
 def taken_in_a_row(files: Sequence[Path | Member]) -> bool:
-    """Whether many photographs were taken within seconds of another, or one after another by one device."""
+    """Return whether many photographs were taken within seconds of each other, or in sequence by one device."""
     taken = [taken_at(file) for file in files]
     times = sorted(photograph.second for photograph in taken if photograph.second is not None)
     numbers = {(one.device, one.number) for one in taken if one.device and one.number is not None}
@@ -37,15 +37,15 @@ def taken_in_a_row(files: Sequence[Path | Member]) -> bool:
 
 
 def near(times: Sequence[float], most: float) -> int:
-    """How many of sorted times have another at most so far away."""
+    """Count the sorted times that have another time within `most`."""
     close = [after - before <= most for before, after in pairwise(times)]
     return sum(before or after for before, after in pairwise([False, *close, False]))
 
 
 def taken_at(file: Path | Member) -> Taken:
-    """What EXIF, or else the name, states about a photograph. Raises OSError if the file cannot be read."""
+    """Read time and device from EXIF or, without it, from the name. Raises OSError if the file cannot be read."""
     tags: dict[int, object] = {}
-    with suppress(DataError):  # it is too large: decoding reports that
+    with suppress(DataError):  # decoding reports a picture that is too large
         tags = exif_in(open_picture(file))
     dates = [str(tags.get(tag, "")) for tag in (Base.DateTimeOriginal, Base.DateTimeDigitized, Base.DateTime)]
     dates += [match[0] for match in DATED.finditer(file.name)]
@@ -58,7 +58,7 @@ def taken_at(file: Path | Member) -> Taken:
 
 
 def exif_in(stream: BinaryIO) -> dict[int, object]:
-    """The EXIF tags of a picture; none if it is damaged, which decoding reports."""
+    """Return the EXIF tags of a picture, or none if it is damaged, which decoding reports."""
     with suppress(Exception), Image.open(stream, formats=["JPEG", "MPO", "PNG", "TIFF", "WEBP"]) as picture:
         exif = picture.getexif()
         return {**exif, **exif.get_ifd(IFD.Exif)}
@@ -66,7 +66,7 @@ def exif_in(stream: BinaryIO) -> dict[int, object]:
 
 
 def second_of(text: str) -> float | None:
-    """The seconds since 1970 of a text that holds a date and a time, as 2026:01:31 12:00:05 does; None for others."""
+    """Return the seconds since 1970 of a text with a date and a time, such as 2026:01:31 12:00:05, or None."""
     with suppress(ValueError):
         return datetime.strptime("".join(re.findall(r"\d", text))[:14].ljust(14, "x"), "%Y%m%d%H%M%S").timestamp()
     return None

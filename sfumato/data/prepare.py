@@ -1,4 +1,4 @@
-"""Take images from their source: sensitive ones into the private state directory, public ones into an artifact.
+"""Copy images from their source: sensitive ones into the private state directory, public ones into an artifact.
 
 Layout of the private part: `<state>/keys/<dataset_id>` (the secret key) and
 `<state>/data/<dataset_id>/{sensitive,holdout,card.json,origin.json}`. Directories have mode 0700, files mode 0600.
@@ -55,22 +55,24 @@ from sfumato.storage.png import save_png, to_grid
 
 KEY_BYTES = 32
 FINGERPRINT_DIGITS = 64
-PREPARE_REVISION = 2  # raise it when the same source would be stored differently
-FRESH = 2.0  # seconds: a file that changed so shortly before may change again without its time showing it
-LISTING = "listing"  # what the source's files were then: private
-UNNAMED = "unnamed"  # the version that the images have without data.version
+PREPARE_REVISION = 2  # raise this if the same source would be stored differently
+FRESH = 2.0  # seconds after a change during which a file may change again without a new time stamp
+LISTING = "listing"  # keyed digest of the source's files, which is private
+UNNAMED = "unnamed"  # version of the images if data.version is not set
 
 
 def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
-    """Store the sensitive and hold-out images of the source that `data` names; write the public card and return it.
+    """Store the sensitive and hold-out images of the source in `data`; write the public card and return it.
 
-    state: where the images go; card: the file of the card. An older set of the same id is replaced as a whole, once the
-    new one is complete, unless it was made from the very same files under the same settings. The card holds no number
-    of images or groups and no hash, keyed or not. The version is `data.version`, or a random one that stays, and comes
-    back if a name is taken away again.
-    Raises ConfigError or DataError (see `sources.read_source`; also for images that are counted under another id, or
-    that come in other groups after something was spent on them), and then leaves the older set and card as they were;
-    BudgetError if the journal was lost or does not hold.
+    An older set of the same id is replaced when the new one is complete, unless it was made from the same files with
+    the same settings. The card contains no number of images or groups and no hash, keyed or not. The version is
+    `data.version` or, if it is not set, a random version, which stays the same for this dataset.
+
+    state: state directory for the images; card: path of the card.
+
+    Raises ConfigError or DataError (see `sources.read_source`; also if images are counted under another id, or charged
+    images would change their groups), and then leaves the older set and card unchanged; BudgetError if the journal is
+    lost or invalid.
     """
     home = dataset_directory(state, data.name)
     for directory in (state, home.parent, state / "keys"):
@@ -78,11 +80,11 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
     journal = Journal(state, data.name)
     journal.begin()
     with holding(file_lock(home.with_name(f".{home.name}.lock"))):
-        clear_leftovers(home)  # images of someone who has withdrawn since may be among them
+        clear_leftovers(home)  # they may include images of a person who has withdrawn
         key = secret_key(state, data.name)
         listing = listing_of(data, key)
         if listing is not None and (same := prepared_from(home, listing, data, state)) is not None:
-            kept_fingerprint(state, read_card(home / CARD))  # a kill may have come before it
+            kept_fingerprint(state, read_card(home / CARD))  # missing if the last process was killed
             replace_file(card, same)
             return json.loads(same)  # type: ignore[no-any-return]
         unnamed = unnamed_version(home)
@@ -122,7 +124,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
 
 
 def say_converted(source: Source, listed: Path) -> None:
-    """Say once what was done to how many images, on a terminal: numbers of images are private."""
+    """Print how many images were converted in which way, on a terminal only, because numbers of images are private."""
     if source.left_out:
         source.converted[f"left out, as {listed} lists"] = len(source.left_out)
     if source.converted and sys.stderr.isatty():
@@ -130,7 +132,7 @@ def say_converted(source: Source, listed: Path) -> None:
 
 
 def make_private(directory: Path) -> None:
-    """Make a folder that only its owner may open. Raises ConfigError if this account cannot."""
+    """Create a folder that only its owner may open. Raises ConfigError if this account cannot."""
     make_folder(directory, 0o700)
     try:
         directory.chmod(0o700)
@@ -142,10 +144,11 @@ def make_private(directory: Path) -> None:
 
 
 def listing_of(data: Data, key: bytes) -> str | None:
-    """A keyed digest of what decides a prepared set: settings, PREPARE_REVISION, and every file that they name or hold.
+    """Compute a keyed digest of everything that determines a prepared set: settings, PREPARE_REVISION and all files.
 
-    A file counts by name, size, inode and the times of its last change: of its content, and of its status, which no
-    program can set back. None without a path, if a file changed just now, or if there is a link.
+    A file is identified by its name, size, inode and the times of its last change of content and of status. Programs
+    cannot reset the time of a status change. Returns None without a path, if a file changed just now, or if there is a
+    link.
     """
     named = [data.path, data.groups.csv] if data.groups is not None else [data.path]
     paths = [Path(name).expanduser().resolve() for name in named if name is not None]
@@ -164,16 +167,16 @@ def listing_of(data: Data, key: bytes) -> str | None:
 
 
 def statuses(path: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Every file, folder and link at and below `path`, in the order of their names."""
+    """Yield every file, folder and link at and below `path`, sorted by name."""
     yield str(path), path.stat()
     for file in entries_below(path):
         yield file, os.lstat(file)
 
 
 def prepared_from(home: Path, listing: str, data: Data, state: Path) -> bytes | None:
-    """The card of the set in `home` if it is whole and was made from the files of `listing`; else None.
+    """Return the card of the set in `home` if it is complete and was made from the files of `listing`, or None.
 
-    Pictures that were left out are tried again: the set is not whole if one of them can be read now.
+    The set is not complete if a picture that was left out can be read now.
     """
     with suppress(FileNotFoundError, DataError, ValueError, TypeError):
         if (home / LISTING).read_text(encoding="utf-8") == listing and still_broken(home, data):
@@ -184,7 +187,7 @@ def prepared_from(home: Path, listing: str, data: Data, state: Path) -> bytes | 
 
 
 def unnamed_version(home: Path) -> str | None:
-    """The version that images without `data.version` have had, whatever they were named since; None if never any."""
+    """Return the random version of images without `data.version`, even if they were named since; None if none."""
     if (home / UNNAMED).is_file():
         return (home / UNNAMED).read_text(encoding="utf-8")
     version = kept_version(home)
@@ -192,7 +195,7 @@ def unnamed_version(home: Path) -> str | None:
 
 
 def kept_version(home: Path) -> str | None:
-    """The version that an earlier preparation gave these images; None for the first."""
+    """Return the version from an earlier preparation of these images, or None."""
     with suppress(DataError):
         return read_card(home / CARD).version
     return None
@@ -208,14 +211,17 @@ def prepare_public(
     private: Callable[[], Iterable[ImageSet]] = tuple,
     state: Path | None = None,
 ) -> dict:
-    """Write the public set as the artifact `out`: images, labels, card and picture; returns the content of its card.
+    """Write the public set as the artifact `out`: images, labels, card and picture. Returns the content of its card.
 
-    Images get the shape (C, H, W) of the sensitive ones, one by one: memory does not grow with their number.
-    private: opens the sensitive and the hold-out images, none of which may be among the public ones; it is not called
-    for images that are drawn here. state: remembers releases; a set that was made from one inherits its records.
+    Images are converted to `shape`, (C, H, W), one by one, so memory does not grow with their number.
+
+    private: function that opens the sensitive and hold-out images, which must not be among the public ones. It is not
+    called for images that the program draws;
+    state: state directory, which lists earlier releases. A set that was made from one inherits its records.
+
     Raises ConfigError or DataError, and then leaves `out` unchanged.
     """
-    inputs: list[Artifact] = []  # is added to before the block ends
+    inputs: list[Artifact] = []  # filled before the block ends
     with writing(out, "public", inputs) as directory:
         source = read_public(public, shape, raw, seed)
         if public.path is not None:
@@ -249,7 +255,7 @@ def write_public(source: Source, shape: tuple[int, int, int], directory: Path) -
 
 
 def refuse_sensitive_as_public(data: Data, public: Public) -> None:
-    """Raise ConfigError if the public set is plainly the sensitive one: what is public has no guarantee."""
+    """Raise ConfigError if the public set is obviously the sensitive one, because public images have no guarantee."""
     paths = {Path(path).expanduser().resolve() for path in (data.path, public.path) if path is not None}
     same_files = len(paths) == 1 and None not in (data.path, public.path)
     if same_files or (public.source == data.source and data.source not in OF_THE_OWNER):
@@ -258,9 +264,9 @@ def refuse_sensitive_as_public(data: Data, public: Public) -> None:
 
 
 def secret_key(state: Path, dataset_id: str) -> bytes:
-    """The key of a dataset, drawn from the operating system on the first call, the same ever after.
+    """Return the key of a dataset, which the operating system draws on the first call and which never changes.
 
-    On the first call the caller holds the lock of the dataset. Raises DataError if a key that was used is lost.
+    On the first call, the caller must hold the lock of the dataset. Raises DataError if a key that was used is lost.
     """
     path = state / "keys" / dataset_id
     key = b""
@@ -274,26 +280,26 @@ def secret_key(state: Path, dataset_id: str) -> bytes:
 
 
 def refuse_another_key(path: Path, size: int, journal: Journal) -> None:
-    """Raise DataError if images were split by the key that `path` held, or if something may have been spent on them."""
+    """Raise DataError if the key that `path` contained was used to split images, or if they may have been charged."""
     prepared = (journal.images / CARD).exists() or (journal.images / SENSITIVE).exists()
     if prepared or journal.records() or ADOPT in {entry["kind"] for entry in journal.entries()}:
         raise DataError(
             f"{path} is missing or damaged ({size} bytes, expected {KEY_BYTES}). It decided which images of "
             f"{journal.dataset_id!r} are held out: restore it from a backup of the state directory. Without a backup "
-            f"only a new key is left: `head -c {KEY_BYTES} /dev/urandom > {path}`. Images that trained earlier "
-            "releases then come into the hold-out, so never evaluate those releases again"
+            f"create a new key: `head -c {KEY_BYTES} /dev/urandom > {path}`. The new hold-out will contain images that "
+            "earlier releases were trained on, so never evaluate those releases again"
         )
 
 
 def split(source: Source, key: bytes, holdout_fraction: float, directory: Path, several: bool = False) -> ImageSet:
-    """Write the source's images into `directory/sensitive` and `directory/holdout`; returns the sensitive part.
+    """Write the source's images into `directory/sensitive` and `directory/holdout`. Returns the sensitive part.
 
-    The hold-out is an official test split, or by hashes of images or groups, so that copies stay together.
+    The hold-out is an official test split, or is chosen by hashes of images or groups, so that copies stay together.
     """
     writers: dict[str, ImageWriter] = {}
-    parts: list[bool] = []  # of each image: held out?
+    parts: list[bool] = []  # whether each image is held out
     grouped = source.groups is not None
-    numbers: dict[bytes, int] = {}  # of the groups, in the order in which they come
+    numbers: dict[bytes, int] = {}  # numbers of the groups, in the order of their first image
     with ExitStack() as stack:
         for held_out, group, (image, label) in progress(assigned(source, key, holdout_fraction), source.size):
             if not writers:
@@ -319,28 +325,28 @@ def split(source: Source, key: bytes, holdout_fraction: float, directory: Path, 
 
 
 def assigned(source: Source, key: bytes, fraction: float) -> Iterator[tuple[bool, bytes | None, Example]]:
-    """Whether each image is held out, the keyed hash of its group if there are groups, and the image."""
+    """Yield (whether it is held out, keyed hash of its group or None, example) for each image."""
     drawn = source.test is None
     examples = chain(zip(repeat(False), source.train), zip(repeat(True), source.test or ()))
     if source.groups is None:
         for in_test, example in examples:
             yield in_test or (drawn and is_held_out(example[0], key, fraction)), None, example
         return
-    names = (name for i, name in enumerate(source.groups) if i not in source.left_out)  # known by then
+    names = (name for i, name in enumerate(source.groups) if i not in source.left_out)  # complete when it is read
     for (in_test, example), name in zip(examples, names, strict=True):
         group = group_hash(name, example[0], key)
         yield in_test or (drawn and is_below(group, fraction)), group, example
 
 
 def group_hash(name: str | None, image: np.ndarray, key: bytes) -> bytes:
-    """HMAC of the id of a group; without an id, of the image, which is then a group with its copies."""
+    """Return the HMAC of a group's id. Without an id, return the image's, so that it forms a group with its copies."""
     if name is None:
         return hmac.digest(key, f"alone {image.shape} ".encode() + image.tobytes(), "sha256")
     return hmac.digest(key, f"group {name}".encode(), "sha256")
 
 
 def is_held_out(image: np.ndarray, key: bytes, fraction: float) -> bool:
-    """Whether HMAC(key, image) as a number in [0, 1) is below `fraction`.
+    """Return whether HMAC(key, image), as a number in [0, 1), is below `fraction`.
 
     image: (H, W, C) uint8, as it will be stored. Guarantee: depends on no other image, nor on its own label.
     """
@@ -353,16 +359,16 @@ def is_below(digest: bytes, fraction: float) -> bool:
 
 
 def kept_fingerprint(state: Path, card: Card) -> str:
-    """The fingerprint of the images that charges draw: computed once for each preparation, and kept beside them."""
+    """Return the fingerprint of the images that charges draw. It is computed once per preparation and stored."""
     kept = dataset_directory(state, card.dataset_id) / "fingerprint"
-    if not kept.is_file() or kept.stat().st_size != FINGERPRINT_DIGITS:  # none, or cut short by a full disk
+    if not kept.is_file() or kept.stat().st_size != FINGERPRINT_DIGITS:  # missing, or truncated by a full disk
         images = load_prepared(state, card, SENSITIVE)
         replace_private(kept, fingerprint(images, secret_key(state, card.dataset_id)).encode())
     return kept.read_text(encoding="utf-8")
 
 
 def fingerprint(image_set: ImageSet, key: bytes) -> str:
-    """HMAC-SHA256 over the images, labels and groups, in hexadecimal. Without the key it reveals nothing of one."""
+    """Compute HMAC-SHA256 over images, labels and groups, in hexadecimal. It reveals nothing without the key."""
     mac = hmac.new(key, f"fingerprint {image_set.images.shape} ".encode(), hashlib.sha256)
     arrays = [image_set.images, image_set.labels]
     if image_set.groups is not None:
@@ -374,5 +380,5 @@ def fingerprint(image_set: ImageSet, key: bytes) -> str:
 
 
 def progress(items: Iterable, total: int, what: str = "preparing") -> Iterator:
-    """The same items, with a bar on a terminal only: a log would show how many there are, and whether they are read."""
+    """Yield the items, with a progress bar on a terminal only, because a log would reveal how many there are."""
     yield from track(items, what, total, console=Console(stderr=True), disable=not sys.stderr.isatty())

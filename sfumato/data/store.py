@@ -1,7 +1,8 @@
-"""Prepared images: sensitive ones in the private state directory, public ones in an artifact; latents.
+"""Load prepared images, sensitive ones from the state directory and public ones from an artifact; store latents.
 
-Latents are the sensitive images after a public model's frozen encoder. They are as sensitive as the images: never in an
-artifact, never tracked by DVC, under the state directory with its modes (0700, 0600).
+Latents are the outputs of a public model's frozen encoder for the sensitive images. They are as sensitive as the
+images, so they are stored in the state directory with its modes (0700, 0600), never in an artifact and never tracked by
+DVC.
 """
 
 import shutil
@@ -24,14 +25,14 @@ from sfumato.storage.locks import file_lock, holding
 SENSITIVE = "sensitive"
 HOLDOUT = "holdout"
 LATENTS = "latents.npy"
-# raised by hand when an encoder, the VAE or a feature map, would give other latents; `tests/test_golden.py` pins maps
+# Raise this by hand if an encoder (the VAE or a feature map) gives different latents. `tests/test_golden.py` pins maps.
 ENCODING = 1
 
 Encode = Callable[[Tensor], Tensor]  # (B, C, H, W) float32 in [0, 1] -> (B, c, h, w), row by row
 
 
 def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
-    """The images of one part, "sensitive" or "holdout", memory-mapped. Raises DataError if they are not the card's."""
+    """Load the images of one part, "sensitive" or "holdout", memory-mapped. Raises DataError if the card differs."""
     home = dataset_directory(state, card.dataset_id)
     if not (home / CARD).is_file():
         raise DataError(f"no prepared images of {card.dataset_id!r} under {state}: {TO_PREPARE}, or set SFUMATO_STATE")
@@ -47,9 +48,9 @@ def load_prepared(state: Path, card: Card, part: str) -> ImageSet:
 
 
 def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
-    """The prepared public set, memory-mapped. Its bytes are verified by `read_artifact(directory, "public")`, not here.
+    """Load the prepared public set, memory-mapped. It does not verify the bytes; `read_artifact` does.
 
-    Raises DataError if the set is missing, switched off, or of another shape (C, H, W).
+    Raises DataError if the set is missing or off, or has a different shape (C, H, W).
     """
     card = read_public_card(directory / CARD)
     if not card.enabled:
@@ -67,7 +68,8 @@ def load_public(directory: Path, shape: tuple[int, int, int]) -> ImageSet:
 class LatentSet:
     """Labelled latents.
 
-    latents: (N, c, h, w) float16, possibly a memory map; labels, groups: those of the images, in the same order.
+    latents: (N, c, h, w) float16, possibly a memory map; labels, groups: labels and groups of the images, in this
+    order.
     """
 
     latents: np.ndarray
@@ -78,9 +80,9 @@ class LatentSet:
         return len(self.latents)
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The latents at `indices` and their labels, copied: ((B, c, h, w) float32, labels), as `ImageSet.batch`.
+        """Copy the latents at `indices` and their labels: ((B, c, h, w) float32, labels), like `ImageSet.batch`.
 
-        A number that is not finite becomes zero: kernels may spread it over the rows of other images.
+        Numbers that are not finite become zero, because kernels may spread them over the rows of other images.
         """
         indices = np.asarray(indices, dtype=np.int64)
         latents, labels = (torch.from_numpy(np.array(array[indices])) for array in (self.latents, self.labels))
@@ -88,7 +90,7 @@ class LatentSet:
 
 
 def latents_key(card: Card, encoder: str) -> str:
-    """The name under which latents are kept. encoder: sha256 of the VAE, and the image size."""
+    """Return the name under which latents are stored. encoder: sha256 of the VAE, and the image size."""
     what = {"encoder": encoder, "version": card.version, "dtype": "float16"}
     return digest_of({**what, "revision": ENCODING, "torch": torch.__version__})[:32]
 
@@ -104,10 +106,10 @@ def have_latents(state: Path, card: Card, key: str) -> bool:
 def write_latents(
     state: Path, card: Card, key: str, encode: Encode, progress: Callable[[int, int], None] | None = None
 ) -> None:
-    """Encode all sensitive images and keep the latents under `key`.
+    """Encode all sensitive images, and store the latents under `key`.
 
-    All other latents of this dataset are removed. This is local work: the caller journals it first, with `open_local`.
-    progress: called with 1, 2, … 100 of 100 however many images there are, for their number is private.
+    All other latents of this dataset are removed. This is local work, so the caller must journal it first, with
+    `open_local`. progress: called with 1, 2, … 100 of 100, because the number of images is private.
     Guarantee: latent i depends only on image i, given that `encode` works row by row.
     """
     images = load_prepared(state, card, SENSITIVE)
@@ -120,7 +122,7 @@ def write_latents(
             return
         with replacing_directory(home, private=True) as fresh, open_private(fresh / LATENTS) as file:
             shown = 0
-            for start in range(0, len(images), 64):  # so many in memory at a time
+            for start in range(0, len(images), 64):  # 64 images in memory at a time
                 batch, _ = images.batch(np.arange(start, min(start + 64, len(images))))
                 rows = encode(batch).cpu().half().numpy()
                 if start == 0:
@@ -133,7 +135,7 @@ def write_latents(
 
 
 def load_latents(state: Path, card: Card, key: str) -> LatentSet:
-    """The latents under `key` with the labels of the images, memory-mapped. Raises DataError if they are not there."""
+    """Load the latents under `key` with the labels of the images, memory-mapped. Raises DataError if none exist."""
     images = load_prepared(state, card, SENSITIVE)
     home = latents_directory(state, card, key)
     latents = load_array(home / LATENTS)

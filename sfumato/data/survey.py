@@ -30,19 +30,23 @@ from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
 
-LOOKED = "looked.json"  # in the state directory: what the last folder's pictures looked like
+LOOKED = "looked.json"  # file in the state directory with the results for the last folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
     """The size and form of a set of sensitive images. Private, except for what its owner decides to publish.
 
-    images, held_out: how many; side, longer: the medians of the shorter and of the longer sides; proportion: the median
-    of rows over columns, 1 if a quarter of the pictures lie otherwise than most; colour: most pictures have some;
-    groups: where the ids of persons are found; persons: how many of them are not held out; counts: pictures of each
-    class that are not held out; largest: the ids with most images, and how many; repeats: why several images may be of
-    one person, if nothing says whose they are; companions: pictures that accompany others, as masks do; data: keys of
-    the section `data` that say where the labels are.
+    images, held_out: number of images, and of held-out images;
+    side, longer: medians of the shorter and of the longer sides, in pixels;
+    proportion: median of rows divided by columns; 1 if a quarter of the pictures have the other orientation;
+    colour: whether most pictures are in colour;
+    groups: rule for finding persons' ids;
+    persons, counts: number of persons, and of pictures of each class, that are not held out;
+    largest: ids with the most images, and their numbers;
+    repeats: why several images may show one person, if no ids are known;
+    companions: pictures that accompany others, such as masks;
+    data: keys of the section `data` for the labels.
     """
 
     classes: tuple[str, ...]
@@ -71,13 +75,16 @@ def survey(
     skip: float = 0.0,
     state: Path | None = None,
 ) -> Survey:
-    """Look at every picture of a folder, of tar files or of an archive, whose sizes and channels may differ.
+    """Survey every picture of a folder, of tar files or of an archive. Sizes and channels may differ.
 
-    groups: None for those of the layout; label: the column of a table, None for that of the layout;
-    classes: as the owner names them, ALL for those found; alone: images without an id are their persons' only ones;
-    skip: the share of the pictures that may be broken; state: where the looking is kept for the next call.
-    Raises Unclear for what only the owner can decide, before any picture is decoded; DataError if a picture has more
-    than 8 bits and there is no `span`, or that names every file that cannot be used.
+    groups, label: rule for finding persons' ids, and column with the labels; None to use what the layout shows;
+    span: values of black and white, for pictures with more than 8 bits;
+    classes: class names, or ALL for all that are found;
+    alone: whether images without an id are their persons' only ones; skip: share of the pictures that may be broken;
+    state: state directory that caches the results for the next call.
+
+    Raises Unclear, before any picture is decoded, if the owner must decide; DataError if a picture has more than 8 bits
+    and there is no `span`, or with every file that cannot be used.
     """
     check_there(str(path), groups)
     reading_sensitive()
@@ -121,7 +128,7 @@ def survey(
 
 
 def check_not_empty(source: Source, path: Path) -> None:
-    """Raise DataError if there are no pictures, or none in a hold-out that the folder brings."""
+    """Raise DataError if there are no pictures, or none in the folder's own hold-out."""
     if not source.size:
         raise DataError(f"{path} has {len(source.classes)} classes and no pictures: add pictures of each class.")
     if source.test is not None and not source.held_out:
@@ -131,10 +138,9 @@ def check_not_empty(source: Source, path: Path) -> None:
 
 
 def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: Path | None) -> dict[str, Any]:
-    """`side`, `longer`, `proportion` and `colour` of a survey, and whether photographs were taken `in_a_row`.
+    """Return `side`, `longer`, `proportion` and `colour` of a survey, and whether photographs were taken `in_a_row`.
 
-    They are as kept in `state`, if nothing changed. asked: what else decides whether they can be decoded. Raises as the
-    decoding of `source` does.
+    They are read from `state` if nothing has changed. asked: options that affect decoding. Raises as decoding does.
     """
     about = [str(path), asked, source.size, [(name, s.st_size, s.st_ino, s.st_ctime_ns) for name, s in statuses(path)]]
     key = digest_of(about)
@@ -161,9 +167,9 @@ def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: 
 
 
 def repeats_of(source: Source, path: Path, label: str | None, in_a_row: bool) -> Repeats | None:
-    """Why several images of a source may be of one person, by names, a column, folders or photographs.
+    """Find why several images of a source may show one person, from names, a column, folders or photographs.
 
-    label: the column of the labels. None where persons are known.
+    Returns None if persons are known. label: column of the labels.
     """
     if source.groups is not None:
         return None

@@ -1,4 +1,4 @@
-"""Tables that name images: CSV, JSON lines or Parquet. Messages name a row by its number and quote no cell."""
+"""Read tables of images: CSV, JSON lines or Parquet. Messages contain the number of a row, but no cell."""
 
 import csv
 import io
@@ -16,18 +16,18 @@ from sfumato.storage.files import files_in, reading
 from sfumato.storage.limits import LARGEST_PICTURE, LARGEST_TEXT, LONGEST_ROW, MOST_CELLS, MOST_ROWS
 from sfumato.storage.plain_json import parse_json, read_bytes
 
-METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # as Hugging Face's `imagefolder` has them
-TABLES = ("labels.csv", *METADATA)  # of several labels: a column of 0 and 1 for each, or one that lists them
-BETWEEN = "|"  # labels in a cell that lists several
-FILE = "file_name"  # the column that names the picture, by its path from the table's folder
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # names used by Hugging Face's `imagefolder`
+TABLES = ("labels.csv", *METADATA)  # for several labels: one column of 0 and 1 per label, or one column with lists
+BETWEEN = "|"  # separator of labels in a cell
+FILE = "file_name"  # column with the picture's path, relative to the table's folder
 
 Rows = Iterator[tuple[int, list[Any]]]  # each row's number in messages, and its cells
 
 
 def table_in(folder: Path) -> Path | None:
-    """The metadata of a folder, or the only other CSV file there with a column for pictures.
+    """Find the metadata of a folder, or its only other CSV file with a column for pictures.
 
-    Raises DataError for two of METADATA.
+    Raises DataError if there are two of METADATA.
     """
     found = [folder / name for name in METADATA if (folder / name).is_file()]
     if len(found) > 1:
@@ -48,22 +48,22 @@ def names_pictures(table: Path) -> bool:
     try:
         return bool(heads_of(table))
     except DataError as error:
-        if isinstance(error.__cause__, PermissionError):  # it may be one
+        if isinstance(error.__cause__, PermissionError):  # it may be a table
             raise error.__cause__ from None
         return False
 
 
 def meaning(name: str) -> str:
-    """A name without capitals, spaces and signs: "Patient ID", patient-id and PatientID are one."""
+    """Normalize a name: "Patient ID", patient-id and PatientID are equal."""
     return re.sub(r"[\W_]+", "", name).casefold()
 
 
 def heads_of(table: Path) -> tuple[str, list[str]]:
-    """The column that names the pictures, FILE or the only one that is called so, and the others.
+    """Return the column with the pictures' names (FILE, or the only one with such a name), and the other columns.
 
-    Raises DataError, as `cells_of`.
+    Raises DataError as `cells_of` does.
     """
-    heads = heads_in(table)  # the first line may be somebody's row
+    heads = heads_in(table)  # private: the first line may be a person's row
     naming = r"(file|image|img|picture|photo|scan|bild|datei)s?((file)?(name|path)|id|index|no)?|(relative)?path|idcode"
     found = [head for head in heads if head == FILE] or [head for head in heads if re.fullmatch(naming, meaning(head))]
     if len(found) != 1:
@@ -72,9 +72,9 @@ def heads_of(table: Path) -> tuple[str, list[str]]:
 
 
 def read_table(table: Path, columns: Sequence[str]) -> Rows:
-    """The cells of some columns as text, "" for an empty one, row by row.
+    """Yield the cells of some columns as text, "" for an empty cell, row by row.
 
-    Raises DataError if it is not a table with these columns, each once, or for a row of another form.
+    Raises DataError if the table does not have each of these columns once, or if a row has a different form.
     """
     heads, rows = cells_of(table)
     if any(heads.count(name) != 1 for name in columns):
@@ -93,12 +93,15 @@ def read_table(table: Path, columns: Sequence[str]) -> Rows:
 def rows_by_file(
     table: Path, columns: Sequence[str], files: Sequence[Path], root: Path, others: Iterable[Path] = ()
 ) -> dict[Path, list[str]]:
-    """The cells of each row by the file that it names, in the order of the rows.
+    """Return the cells of each row by its file, in the order of the rows.
 
-    columns: the first holds paths below `root`, or the name of a file that no other has,
-    with or without its suffix; the others are returned; files: each must be named; others: may be named too, by path.
-    Raises as `read_table`; DataError for a file without a row, and for a row that names another file, one once more, or
-    a link.
+    columns: the first contains paths below `root`, or unique file names with or without suffix; the others are
+    returned;
+    files: files that must each have a row;
+    others: files that may have a row, by path.
+
+    Raises as `read_table` does, and DataError for a file without a row, and for a row whose file is unknown, already
+    named, or a link.
     """
     counted = Counter(name for file in files for name in {file.name, file.stem})
     known = {plain_path(name): file for file in files for name in (file.name, file.stem) if counted[name] == 1}
@@ -121,25 +124,25 @@ def rows_by_file(
 
 
 def plain_path(text: str) -> str:
-    """A relative path in the form in which paths are compared, whichever system wrote it."""
+    """Normalize a relative path for comparison, whichever system wrote it."""
     return unicodedata.normalize("NFC", text.strip().replace("\\", "/")).removeprefix("./")
 
 
 def heads_in(table: Path) -> list[str]:
-    """The names of the columns of a table, which is read to its end. Raises DataError if it is none."""
+    """Return the column names of a table, which is read to its end. Raises DataError if it is not a table."""
     heads, rows = cells_of(table)
     deque(rows, maxlen=0)
     return heads
 
 
 def cells_of(table: Path) -> tuple[list[str], Rows]:
-    """The names of the columns, and the cells of each row as they are read. Raises DataError if it is none."""
+    """Return the column names, and an iterator over the rows. Raises DataError if it is not a table."""
     rows = checked_rows(table)
     return next(rows)[1], rows
 
 
 def checked_rows(table: Path) -> Rows:
-    """The names of the columns, then the rows. Raises DataError if it is no table, or has more than MOST_CELLS."""
+    """Yield the column names, then the rows. Raises DataError if it is not a table, or has more than MOST_CELLS."""
     forms = {".parquet": "a Parquet table", ".csv": "a regular file of UTF-8 text with commas"}
     form = forms.get(table.suffix, "a regular file of UTF-8 text")
     readers = {".parquet": parquet_rows, ".jsonl": json_rows}
@@ -148,7 +151,7 @@ def checked_rows(table: Path) -> Rows:
         DataError,
         lambda error: f"{table} is not a table ({type(error).__name__}): write {form}",
         missing=f"{table} is missing: correct the path, or write that table",
-        causes=(*UNREADABLE, RuntimeError, csv.Error),  # RuntimeError: by pyarrow
+        causes=(*UNREADABLE, RuntimeError, csv.Error),  # RuntimeError: from pyarrow
     ):
         for number, row in readers.get(table.suffix, csv_rows)(table):
             cells += len(row)
@@ -162,9 +165,9 @@ def too_many_cells(table: Path) -> DataError:
 
 
 def lines_of(table: Path, newline: str, between: Sequence[bytes] = ()) -> Iterator[str]:
-    """The lines of a text, each with its end. between: marks that begin values.
+    """Yield the lines of a text, with their ends. between: separators of values.
 
-    Raises DataError for too many lines or marks, or a line that is too long.
+    Raises DataError for too many lines or separators, or a line that is too long.
     """
     content = read_bytes(table, LARGEST_TEXT)
     if sum(map(content.count, between)) > MOST_CELLS:
@@ -183,8 +186,8 @@ def check_length(characters: int, table: Path) -> None:
 
 
 def csv_rows(table: Path) -> Rows:
-    """The names of the columns, and the rows that are not empty."""
-    length = 0  # of a row, which may go over several lines
+    """Yield the column names, then the rows that are not empty."""
+    length = 0  # length of a row, which may span several lines
 
     def lines() -> Iterator[str]:
         nonlocal length
@@ -195,7 +198,7 @@ def csv_rows(table: Path) -> Rows:
 
     others = lines_of(table, "")
     first = next(others, "")
-    between = max(",;\t", key=first.count)  # a semicolon where commas are in numbers
+    between = max(",;\t", key=first.count)  # a semicolon if numbers contain commas
     for number, row in enumerate(csv.reader(lines(), delimiter=between, strict=True), 1):
         length = 0
         if number == 1:
@@ -205,7 +208,7 @@ def csv_rows(table: Path) -> Rows:
 
 
 def json_rows(table: Path) -> Rows:
-    """The keys that occur, and the values of each line, "" for none."""
+    """Yield the keys that occur, then the values of each line, "" if missing."""
     objects: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines_of(table, "\n", (b",", b"[", b"{")), 1):
         if line.strip():
@@ -219,7 +222,7 @@ def json_rows(table: Path) -> Rows:
 
 
 def parquet_rows(table: Path) -> Rows:
-    """The names of the columns, and the rows."""
+    """Yield the column names, then the rows."""
     check_parquet()
     from pyarrow.parquet import ParquetFile
 
@@ -231,10 +234,10 @@ def parquet_rows(table: Path) -> Rows:
 
 
 def records_of(file: Any, columns: Sequence[str], name: str, picture: str | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of an open Parquet file, a few at a time, once its metadata was compared with the limits of a table.
+    """Yield the rows of an open Parquet file, a few at a time, after checking its metadata against the limits.
 
-    columns: those to read as cells; picture: one more, whose cells are pictures: it is read row by row. Raises
-    DataError for a table that is too large.
+    columns: columns to read as cells; picture: column of pictures, which is read row by row. Raises DataError if the
+    table is too large.
     """
     about = file.metadata
     groups = [about.row_group(i) for i in range(about.num_row_groups)]
@@ -256,7 +259,7 @@ def records_of(file: Any, columns: Sequence[str], name: str, picture: str | None
             if left < 0:
                 raise DataError(f"{name} has more than {LARGEST_TEXT:,} bytes beside its pictures: leave out columns.")
             yield from batch.to_pylist()
-    except MemoryError:  # a page claims any size; its own reason would pass for a failure of the machine
+    except MemoryError:  # a page can claim any size, so this is not a failure of the machine
         raise ValueError("a page of it claims more than fits into memory") from None
 
 
@@ -269,7 +272,7 @@ def check_parquet() -> None:
 
 
 def cell_text(value: Any) -> str | None:
-    """A cell as text, "" for none, that of a list with BETWEEN; None for anything but text and whole numbers."""
+    """Convert a cell to text: "" if empty, a list joined by BETWEEN; None if it is neither text nor a whole number."""
     if isinstance(value, list):
         parts = [text for part in value if (text := cell_text(part)) is not None]
         return BETWEEN.join(parts) if len(parts) == len(value) else None

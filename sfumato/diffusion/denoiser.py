@@ -1,4 +1,4 @@
-"""The interface of a denoiser, which training, queries and sampling share, and its noise levels.
+"""The interface of a denoiser for training, queries and sampling, and its noise levels.
 
 Source: Karras et al. 2022 (EDM) for the log-normal; DP-Diffusion §3.3 for the mixture of timesteps.
 """
@@ -30,7 +30,7 @@ class Denoiser(nn.Module):
     classes: number of labels, 0..classes-1; `classes` itself means no label;
     several: labels are (B, classes) of 0 and 1, and a row with any other entry means no label.
 
-    A network that is only trained needs only `per_image_loss`.
+    A network that draws no images needs only `per_image_loss`.
     """
 
     classes: int
@@ -40,10 +40,10 @@ class Denoiser(nn.Module):
     # No image affects another in the forward pass, and only layers use weights
     # (`sfumato.dpsgd.per_image`).
     supports_ghost_layers: bool = False
-    # Take per-image gradients of convolutions by matrix products: a setting of the machine.
+    # Whether to compute per-image gradients of convolutions by matrix products, chosen per machine.
     use_products: bool = False
-    # Digest of what fixes its latents (weights of the encoder, image size); None if it works on
-    # pixels.
+    # Digest of everything that determines its latents (encoder weights, image size); None if it
+    # works on pixels.
     encoder: str | None = None
     sigma_data: float  # scale of the preconditioning, if `sfumato.diffusion.sampler` draws images
     at_a_time: int  # images drawn together, by all processes
@@ -63,7 +63,7 @@ class Denoiser(nn.Module):
         return torch.where(hide[..., None] if self.several else hide, self.no_label, labels)
 
     def draw_levels(self, law: NoiseLevels, n: int, generator: torch.Generator) -> Tensor:
-        """Draw levels by `draw_noise_levels`, or another form that `per_image_loss` takes."""
+        """Draw levels by `draw_noise_levels`, or in another form that `per_image_loss` accepts."""
         return draw_noise_levels(law, n, generator)
 
     def per_image_loss(self, images: Tensor, labels: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class Denoiser(nn.Module):
                 progress(done, len(labels))
 
     def save(self, directory: Path, trained: Sequence[str]) -> None:
-        """Write what `sfumato.release.synthesizer` loads.
+        """Write the files that `sfumato.release.synthesizer` loads.
 
         trained: parameters that differ from the start.
         """

@@ -10,7 +10,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 class EMA:
     """Average of a dict of tensors: after step t, average ← d·average + (1 − d)·value.
 
-    The decay d is min(decay, (1 + t)/(10 + t)): in a short run the average forgets its start.
+    The decay d is min(decay, (1 + t)/(10 + t)), so that a short run does not depend on its start.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], decay: float = 0.999) -> None:
@@ -26,6 +26,6 @@ class EMA:
 
 @torch.no_grad()
 def ema_model(model: nn.Module, average: Mapping[str, Tensor]) -> None:
-    """Copy the averaged values into `model`. Names absent from `average` stay."""
+    """Copy the averaged values into `model`. Parameters that are not in `average` keep their values."""
     for name, value in average.items():
         model.get_parameter(name).copy_(value)

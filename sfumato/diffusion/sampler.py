@@ -50,8 +50,7 @@ def sample(
     device = next(model.parameters()).device
     training = model.training
     model.eval()
-    # The noise of one image is drawn at a time, so that the k-th image does not depend on how many
-    # are drawn together.
+    # The noise is drawn image by image, so that the k-th image does not depend on the batch size.
     noise = (torch.randn(1, *model.shape, generator=generator) for _ in labels)
     start = torch.cat([torch.empty(0, *model.shape), *noise])
     with torch.autocast(device.type, torch.bfloat16, enabled=autocast):

@@ -106,8 +106,7 @@ class Attention(nn.Module):
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected)  # (B, heads, H*W, d)
         if q.is_cuda:  # fused, without a matrix of H*W · H*W scores
             mixed = F.scaled_dot_product_attention(q, k, v)
-        # explicit: for so few pixels, fused attention takes ten times as long on a CPU, forward and
-        # back
+        # Explicit, because fused attention takes ten times as long on a CPU for so few pixels.
         else:
             scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
             mixed = scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
@@ -135,12 +134,12 @@ class UNet(Denoiser):
     resolution, channels: size of the images;
     classes: number of labels, 0..classes-1; `classes` itself means no label;
     width · multipliers[l]: channels of level l (0 is the finest);
-    attention: levels with self-attention (the middle has it if the coarsest level has);
+    attention: levels with self-attention; the middle has it if the coarsest level has it;
     blocks: residual blocks per level;
     unshuffle: the network works at resolution / unshuffle, on channels · unshuffle²;
     sigma_data: scale of the preconditioning;
-    extra_classes: rows of the label table for public classes: label classes+1+j is the j-th
-    (`drop_extra_classes`);
+    extra_classes: rows of the label table for public classes; label classes+1+j is the j-th (see
+    `drop_extra_classes`);
     several: see `Denoiser`. The embeddings of an image's labels are added up and divided by the
     root of their number; an image without any has an embedding too.
     """
@@ -205,7 +204,7 @@ class UNet(Denoiser):
         self.norm_out = GroupNorm(current)
         self.conv_out = nn.Conv2d(current, folded, 3, padding=1)
         zero(self.conv_out)
-        if extra_classes:  # drawn last, so that all other weights start as they do without
+        if extra_classes:  # created last, so that all other weights have the same initial values
             self.label = label_table([self.label.weight, 0.5 * torch.randn(extra_classes, embedding)])
 
     @property

@@ -1,6 +1,6 @@
 """Clip the rows of single images to a bounded norm and sum them; flatten and unflatten parameters.
 
-The bound on what one image can do to a release rests on this module.
+The bound on the effect of one image on a release depends on this module.
 """
 
 from collections.abc import Mapping
@@ -8,24 +8,24 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-RUN = 64  # squares added up in float32
-# Relative to a clipped norm: more than a sum of RUN float32 squares, and its root, may understate
+RUN = 64  # Number of squares that are added up in float32
+# Relative margin of a clipped norm: above the error of a float32 sum of RUN squares and its root
 FLOAT32_SLACK = 2.0**-18
-NUMBERS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}  # Numbers copied and added up in float64 at a time
+NUMBERS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}  # How many numbers are summed in float64 at a time
 
 
 def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
     """Compute Σ over images of row · min(1, C/(‖row‖ + 1e-6)), without non-finite rows.
 
-    rows: (B, *shape) float32 by name; row i is all that belongs to image i. Rows that contain a NaN
-    or an infinity are overwritten.
+    rows: (B, *shape) float32 by name. Entry i of every tensor belongs to image i only. Rows that
+    contain a NaN or an infinity are overwritten.
 
-    Returns (P,) float64: a float32 sum would round by more than one image may change it. It does
-    not wait for a GPU.
+    Returns (P,) float64, because the rounding of a float32 sum could exceed the bound for one
+    image. The function does not wait for a GPU.
 
     Guarantee: one image more or less changes the sum by at most `max_grad_norm` in L2, whatever its
-    row holds, and however long it is: C is lowered by FLOAT32_SLACK, which covers the rounding of
-    the norm.
+    row contains. C is `max_grad_norm` lowered by FLOAT32_SLACK, which covers the rounding of the
+    norm.
     """
     parts = [part.flatten(1) for part in rows.values()]
     if fused := one_matrix(parts[0].device):
@@ -44,9 +44,9 @@ def clipped_sum(rows: Mapping[str, Tensor], max_grad_norm: float) -> Tensor:
 
 
 def one_matrix(device: torch.device) -> bool:
-    """Return whether rows are clipped as one matrix: fewer kernels, for one copy.
+    """Return whether to clip all rows as one matrix.
 
-    On a CPU the copy costs more.
+    This needs fewer kernels but a copy, which costs more than it saves on a CPU.
     """
     return device.type == "cuda"
 
@@ -54,8 +54,8 @@ def one_matrix(device: torch.device) -> bool:
 def squared_norms(part: Tensor) -> Tensor:
     """Compute the squared L2 norm of each row, (B, p) float32 to (B,) float64.
 
-    Squares are added up in short runs, and the runs in float64: one float32 sum over 10^6 squares
-    would understate a norm.
+    Squares are added up in short runs of float32, and the runs in float64, because a float32 sum
+    over 10^6 squares would understate the norm.
     """
     whole = part.shape[1] // RUN * RUN
     runs = torch.linalg.vector_norm(part[:, :whole].unflatten(1, (-1, RUN)), dim=2).double()  # (B, runs)

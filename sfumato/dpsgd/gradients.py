@@ -1,7 +1,7 @@
-"""Per-image gradients of a loss, each the mean of K draws, and their clipped sum.
+"""Per-image gradients of a loss, each the mean over K draws, and their clipped sum.
 
-A `Charge` adds the noise. With groups, the unit is a group instead of an image: its K draws show K
-of its images, picked at random.
+A `Charge` adds the noise. With groups, the unit is a group instead of an image, and its K draws use
+K of its images, picked at random.
 
 Source: Dockhorn et al. 2023 (DPDM) for the K draws.
 """
@@ -25,11 +25,11 @@ from sfumato.settings.noise_levels import NoiseLevels
 class Draws:
     """The randomness of the loss, K draws per image.
 
-    Row i belongs only to image i: the sensitivity bound needs that.
+    Row i belongs to image i only, as the sensitivity bound requires.
 
-    levels: (B, K) noise levels from the network's law;
+    levels: (B, K), noise levels from the network's distribution;
     noise: (B, K, C, H, W), standard normal;
-    drop: (B, K) bool, label hidden.
+    drop: (B, K) bool, true if the label is hidden.
     """
 
     levels: Tensor
@@ -51,7 +51,8 @@ def draw(
 ) -> Draws:
     """Draw fresh randomness for a batch.
 
-    images: (B, C, H, W) or (B, K, C, H, W), of which only the shape is used; draws: K.
+    images: (B, C, H, W) or (B, K, C, H, W); only the shape is used;
+    draws: K.
     """
     shape = (len(images), draws)
     device = generator.device
@@ -79,16 +80,16 @@ def per_image_gradients(
     autocast: bool = False,
     draws_per_pass: int | None = None,
 ) -> dict[str, Tensor]:
-    """Compute the gradient of each image's mean loss over all of its K draws, before any clip.
+    """Compute the gradient of each image's mean loss over its K draws, before clipping.
 
-    parameters: trained parameters by name; `model` gives the others;
-    images: (B, C, H, W) float32 in [0, 1], or latents; with groups K images of each, (B, K, C, H,
-    W);
-    labels: (B,) or (B, K) int64. A label out of range counts as no label: an error would reveal it.
-    Several labels are (B, classes) or (B, K, classes);
-    draws_per_pass: draws of every image at a time; None for all.
+    parameters: trained parameters by name; all others are taken from `model`;
+    images: (B, C, H, W) float32 in [0, 1], or latents; with groups, K images of each group,
+    (B, K, C, H, W);
+    labels: (B,) or (B, K) int64; with several labels, (B, classes) or (B, K, classes). A label out
+    of range is treated as no label, because an error would reveal it;
+    draws_per_pass: number of draws per image in one pass of the network; None for all K.
 
-    Returns (B, *shape) float32 by name, in the order of `parameters`: B·P numbers.
+    Returns (B, *shape) float32 by name, in the order of `parameters`.
     """
     if not model.several:
         labels = model.hidden(labels, (labels < 0) | (labels >= model.classes))
@@ -97,7 +98,7 @@ def per_image_gradients(
     take = by_layers if model.supports_ghost_layers else by_vmap
     count = draws.levels.shape[1]
     total: dict[str, Tensor] = {}
-    # The cast of a weight must stay inside the transform that made it: no cache.
+    # Without autocast's cache, because the cast of a weight must not leave the transform it is in.
     with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast, cache_enabled=False):
         if draws_per_pass is None or draws_per_pass >= count:
             return take(model, parameters, *batch)
@@ -131,7 +132,7 @@ def by_layers(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor)
     to the model.
     """
     if any(model.get_parameter(name) is not value for name, value in parameters.items()):
-        raise ValueError("the gradients of a model are those at its own parameters")
+        raise ValueError("`parameters` must be parameters of the model")
     count = len(batch[0])
     rows = [tensor.transpose(0, 1).flatten(0, 1) for tensor in batch]  # (K·B, ...)
     with torch.enable_grad():
@@ -143,7 +144,7 @@ def by_layers(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor)
 
 
 def by_vmap(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -> dict[str, Tensor]:
-    """Compute per-image gradients of any network: vmap keeps the images apart."""
+    """Compute per-image gradients of any network with vmap, which separates the images."""
 
     def loss(parameters: dict[str, Tensor], *batch: Tensor) -> Tensor:
         return losses_at(model, parameters, *batch).mean()  # mean over the K draws
@@ -153,7 +154,7 @@ def by_vmap(model: Denoiser, parameters: Mapping[str, Tensor], *batch: Tensor) -
     return {name: rows[name] for name in parameters}
 
 
-@torch.no_grad()  # avoids a graph over all images, kept by weights that are not differentiated
+@torch.no_grad()  # Without it, weights that are not differentiated would keep a graph of all images.
 def clipped_gradient_sum(
     model: Denoiser,
     parameters: Mapping[str, Tensor],
@@ -165,21 +166,23 @@ def clipped_gradient_sum(
     autocast: bool = False,
     draws_per_pass: int | None = None,
 ) -> Tensor:
-    """Sum the clipped gradients over images, (P,) float64, `microbatch_size` images at a time.
+    """Sum the clipped gradients over images, `microbatch_size` images at a time.
 
     images, labels, draws, draws_per_pass: see `per_image_gradients`; B may be 0.
+
+    Returns (P,) float64.
 
     Guarantee: one image, or one group, more or less changes the sum by at most `max_grad_norm` in
     L2, whether an image has none, one or all of the labels.
     """
     if len(draws.levels) != len(images):
-        raise ValueError(f"{len(draws.levels)} rows of draws for {len(images)} images: expected one each")
+        raise ValueError(f"{len(draws.levels)} rows of draws for {len(images)} images: expected one row per image")
     size = sum(value.numel() for value in parameters.values())
     total = torch.zeros(size, dtype=torch.float64, device=images.device)
     for start in range(0, len(images), microbatch_size):
-        # The last microbatch is filled up by repeating its last image, and the copies are dropped:
-        # matrix kernels round differently for different sizes, and the gradient of an image must
-        # not depend on the number of others.
+        # Fill up the last microbatch with copies of its last image, and drop their gradients.
+        # Matrix kernels round differently for different sizes, and the gradient of an image must
+        # not depend on the number of other images.
         index = torch.arange(start, start + microbatch_size, device=images.device).clamp(max=len(images) - 1)
         count = min(microbatch_size, len(images) - start)
         batch = images[index], labels[index], draws.rows(index)

@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA): a layer computes with W + scale·A·B; W stays frozen.
+"""Low-rank adapters (LoRA): a layer uses W + scale·A·B instead of W.
 
-Only A and B are trained. Training never forms A·B, so per-image gradients cost r·(m + n) numbers
-per image, not m·n.
+W is frozen, and only A and B are trained. Training never computes A·B, so a per-image gradient has
+r·(m + n) numbers instead of m·n.
 
 Source: Hu et al. 2022 (LoRA); DP-SAPF Eq. 9 and Algorithm 2, for A Gaussian and B zero.
 """
@@ -26,7 +26,7 @@ TUNE_AGAIN = "run `stage finetune` again"
 
 
 class LoraLinear(nn.Linear):
-    """A frozen linear layer, weight (m, n), beside an adapter A (m, r), B (r, n)."""
+    """A frozen linear layer with weight (m, n), plus an adapter A (m, r), B (r, n)."""
 
     def __init__(self, layer: nn.Linear, a: Tensor, b: Tensor, scale: float) -> None:
         super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
@@ -42,12 +42,13 @@ class LoraLinear(nn.Linear):
 
 
 def add_lora(model: nn.Module, names: Sequence[str], rank: int, seed: int, scale: float = 1.0) -> None:
-    """Put an adapter beside each named weight, in place.
+    """Add an adapter to each named weight, in place.
 
-    A ~ N(0, 1) from the public `seed`; B = 0 leaves the output unchanged. The weights and biases of
-    the adapted layers are frozen; the caller decides what else is trained. Raises ConfigError,
-    before any change, if a weight does not exist, a layer cannot be adapted or the rank is too
-    high.
+    A is drawn from N(0, 1) with the public `seed`. B is 0, so the output does not change yet. The
+    weights and biases of the adapted layers are frozen; the caller decides what else is trained.
+
+    Raises ConfigError, before any change, if a weight does not exist, a layer cannot be adapted, or
+    the rank is too high.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     layers: dict[str, nn.Linear] = {}
@@ -56,14 +57,14 @@ def add_lora(model: nn.Module, names: Sequence[str], rank: int, seed: int, scale
         layer = modules.get(path)
         if layer is None or not path or last != "weight":
             raise ConfigError(f"{name} is not a weight of a layer of this model, such as middle.0.attention.q.weight")
-        # A subclass, as in nn.MultiheadAttention, may use its weight without a call: its adapter
-        # would do nothing.
+        # A subclass may be used through its weight instead of a call, as in nn.MultiheadAttention.
+        # Its adapter would have no effect.
         if type(layer) is not nn.Linear:
-            raise ConfigError(f"{name} is of {type(layer).__name__}: only a plain nn.Linear can be adapted")
+            raise ConfigError(f"{name} belongs to a {type(layer).__name__}: only a plain nn.Linear can be adapted")
         rows, columns = layer.weight.shape
         if rank > min(rows, columns):
-            fix = "take a wider network (model.width), or another finetune.trainable"
-            raise ConfigError(f"adapters of rank {rank} are above min({rows}, {columns}), the shape of {name}: {fix}")
+            fix = "raise model.width, or change finetune.trainable"
+            raise ConfigError(f"adapter rank {rank} exceeds min({rows}, {columns}), the shape of {name}: {fix}")
         layers[path] = layer
     public = torch.Generator().manual_seed(seed)
     for path, layer in layers.items():
@@ -93,8 +94,8 @@ def save_adapter(model: nn.Module, directory: Path, base: Path) -> None:
 def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
     """Add the adapters that `save_adapter` wrote to the weights of `model`: W + scale·A·B.
 
-    base: file of these weights. Raises DataError if files are missing or damaged, adapters were
-    trained on another base, or shapes do not fit.
+    base: file of these weights. Raises DataError if files are missing or damaged, the adapters were
+    trained on a different base, or shapes do not match.
     """
     files = f"{directory}: {ADAPTER_CONFIG} and {ADAPTER}"
     with explained(DataError, lambda error: f"{files} cannot be read ({error}): {TUNE_AGAIN}"):
@@ -108,7 +109,7 @@ def apply_adapter(model: nn.Module, directory: Path, base: Path) -> None:
         wrong = f"were trained on a base with sha256 {expected[:12]}…, not on {base} ({digest[:12]}…)"
         raise DataError(f"the adapters of {directory} {wrong}: restore that base (`dvc checkout`), or {TUNE_AGAIN}")
     if tensors.keys() != {f"{name}.{part}" for name in matrices for part in ("A", "B")}:
-        raise DataError(f"{directory}: {ADAPTER} does not hold what {ADAPTER_CONFIG} lists: {TUNE_AGAIN}")
+        raise DataError(f"{directory}: {ADAPTER} does not contain what {ADAPTER_CONFIG} lists: {TUNE_AGAIN}")
     misfit = f"{directory} does not fit the model of {base.parent}"
     with explained(DataError, lambda error: f"{misfit} ({error}): {TUNE_AGAIN}", causes=(AttributeError, RuntimeError)):
         for name in dict.fromkeys(matrices):

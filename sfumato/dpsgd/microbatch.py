@@ -11,29 +11,32 @@ from sfumato.dpsgd.clip import clipped_sum
 from sfumato.dpsgd.gradients import Draws, losses_at, per_image_gradients
 from sfumato.runtime import compute, distributed
 
-# float32 copies of the trained parameters beside the model: average, moments, sums, noise
+# Number of float32 copies of the trained parameters: average, moments, sums, noise
 COPIES = 8
-# Messages of CUDA, cuBLAS and cuDNN if memory does not suffice or no kernel fits this size.
+# Error messages of CUDA, cuBLAS and cuDNN for too little memory, or for a size without a kernel
 DOES_NOT_FIT = ("out of memory", "CUBLAS_STATUS_", "CUDNN_STATUS_", "cuDNN algorithm", "find an engine")
 
 
 def choose_microbatch(
     model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, wanted: int | None = None
 ) -> tuple[int, int]:
-    """Choose how many images to differentiate at a time, and how many of the K draws of each.
+    """Choose how many images, and how many of their K draws, to differentiate at a time.
 
-    Call it before a charge opens. On a GPU the number is halved until a trial fits. There, weight
-    gradients are computed by matrix products (`model.use_products`) or by a grouped convolution:
-    the faster way, or the other one if no size fits, as cuDNN may lack a kernel.
+    Call this before opening a charge. On a GPU, the number of images is halved until a trial fits.
+    Weight gradients are computed there by matrix products (`model.use_products`) or by a grouped
+    convolution: by the faster method if any size fits, otherwise by the other one, because cuDNN
+    may lack a kernel.
 
-    batch: expected images per step; wanted: images at a time, if the user set them. Raises
-    MemoryError if no trial fits.
+    batch: expected number of images per step;
+    wanted: number of images at a time, if the user set it.
+
+    Returns (images, draws). Raises MemoryError if no trial fits.
     """
     device = device_of(parameters)
     first = fitting(model, parameters, draws, batch, device, wanted)
     if device.type != "cuda":
         return distributed.all_min(first[0]), distributed.all_min(first[1])
-    # In float32, a grouped convolution is faster from 8 draws on, measured on an H200.
+    # In float32, a grouped convolution is faster with 8 or more draws (measured on an H200).
     faster = distributed.broadcast_object(draws < 8 or compute.fast_bfloat16("cuda"))
     for products in (faster, not faster) if model.supports_ghost_layers else (False,):
         model.use_products = products
@@ -48,9 +51,9 @@ def choose_microbatch(
 def fitting(
     model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, device: torch.device, asked: int | None
 ) -> tuple[int, int]:
-    """Choose as `choose_microbatch` does, by the rule for this device and without a trial.
+    """Estimate the result of `choose_microbatch` from the memory of this device, without a trial.
 
-    model: on that device, or on the meta device.
+    model: network on that device, or on the meta device.
     """
     if asked:
         return asked, draws
@@ -61,17 +64,17 @@ def fitting(
         return 1, passes
     if not model.supports_ghost_layers:
         most: float = 32
-    elif gpu:  # more images, or passes of the network, at a time are not faster
+    elif gpu:  # Larger microbatches are not faster.
         most = min(500, 4000 // draws)
     else:
         most = min(max(64, batch / 16), 128, max(4, 256 // draws))
-    # a GPU clips a copy of them
+    # On a GPU, clipping copies the rows.
     rows = (8 if gpu else 4) * sum(value.numel() for value in parameters.values())
     largest = int(max(1, min(most, room / rows, passes / draws)))
     if not gpu:
         largest = max(1, min(largest, int(batch / 2)))
         return 1 << (largest.bit_length() - 1), draws  # rounded down to a power of two
-    # Draws are seldom larger; whole microbatches, because the last one is filled up
+    # Few draws are larger. The sizes are whole microbatches, because the last one is filled up.
     drawn = batch + 2 * math.sqrt(batch)
     return math.ceil(drawn / math.ceil(drawn / largest)), draws
 
@@ -79,9 +82,9 @@ def fitting(
 def needed(
     model: Denoiser, parameters: Mapping[str, Tensor], draws: int, batch: float, wanted: int | None = None
 ) -> str:
-    """Describe the memory of such a step on this machine, in one line.
+    """Describe the memory that a step of DP-SGD needs on this machine, in one line.
 
-    model: on the meta device.
+    model: network on the meta device.
     """
     images, some = fitting(model, parameters, draws, batch, compute.device(), wanted)
     trained = sum(value.numel() for value in parameters.values())
@@ -92,7 +95,7 @@ def needed(
 
 
 def plain_microbatch(model: Denoiser) -> int:
-    """Return how many images fit in memory in a step of ordinary training; at least one."""
+    """Return how many images fit into memory in a step of ordinary training, at least 1."""
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     return max(1, int(room_on(device_of(parameters), parameters) / activation_bytes(model, parameters)))
 
@@ -102,11 +105,11 @@ def device_of(parameters: Mapping[str, Tensor]) -> torch.device:
 
 
 def room_on(device: torch.device, parameters: Mapping[str, Tensor]) -> float:
-    """Return the bytes available for per-image gradients, and again for activations."""
+    """Return the number of bytes for per-image gradients; activations get as many."""
     if device.type != "cuda":
         return 2**30  # larger microbatches are not faster
     free, _ = torch.cuda.mem_get_info(device)
-    # memory available to PyTorch
+    # Memory that PyTorch has reserved and does not use
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return 0.4 * (free + cached - 4 * COPIES * sum(value.numel() for value in parameters.values()))
 
@@ -114,7 +117,7 @@ def room_on(device: torch.device, parameters: Mapping[str, Tensor]) -> float:
 def activation_bytes(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:
     """Measure the bytes, besides weights, that a float32 pass of one image saves for backward."""
     images, labels, draws = blanks(model, parameters, 1, 1)
-    # references, so that no other storage gets the same address
+    # Holds references, so that no other storage gets the same address.
     kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -131,7 +134,7 @@ def activation_bytes(model: Denoiser, parameters: Mapping[str, Tensor]) -> int:
 
 @torch.no_grad()
 def fits(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: int) -> bool:
-    """Return whether the gradients and clip of so many blank images and draws fit into the GPU."""
+    """Return whether the gradients of this many blank images and draws fit into the GPU."""
     try:
         clipped_sum(per_image_gradients(model, parameters, *blanks(model, parameters, images, draws)), 1.0)
     except RuntimeError as error:  # cuDNN and cuBLAS errors have no type of their own
@@ -144,7 +147,7 @@ def fits(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: 
 
 
 def blanks(model: Denoiser, parameters: Mapping[str, Tensor], images: int, draws: int) -> tuple[Tensor, Tensor, Draws]:
-    """Return black images, labels and draws, in the form for `per_image_gradients`."""
+    """Return black images with labels and draws, as arguments for `per_image_gradients`."""
     device = device_of(parameters)
     black = torch.zeros(images, *model.shape, device=device)
     levels = torch.ones(images, draws, dtype=torch.int64, device=device)

@@ -1,8 +1,9 @@
 """Per-image gradients from one ordinary backward pass.
 
-Every layer returns one gradient of its weight per image. `torch.func.vmap(grad)` gives the same for
-any network, more slowly, and separates images by itself. Here the network must: no image may affect
-another in its forward pass, and the first dimension of every input of a layer must be the batch.
+Every layer returns one gradient of its weight per image. `torch.func.vmap(grad)` computes the same
+for any network, but is slower. It separates the images itself; here, the network must do so: no
+image may affect another in the forward pass, and the first dimension of each layer's input must be
+the batch.
 
 Source: Rochette, Manoel and Tramel 2019, for the weight gradients of a convolution as a grouped
 convolution; Opacus (Yousefpour et al. 2021) for weight gradients by matrix products.
@@ -19,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-CHANNELS_PER_GROUP = 16  # Minimum, because a grouped convolution with fewer takes a slow kernel
-ALIGNED = 8  # Numbers: a row of pixels that starts at such a multiple is read fast by a GPU
+CHANNELS_PER_GROUP = 16  # Minimum: a grouped convolution with fewer channels uses a slow kernel
+ALIGNED = 8  # A GPU reads a row of pixels fast if its offset is a multiple of this
 Gradients = tuple[Tensor | None, ...]
 Geometry = tuple[list[int], list[int], list[int]]  # stride, padding, dilation
 
@@ -30,14 +31,15 @@ class NoRuleError(RuntimeError):
 
 
 class PerImage(TorchFunctionMode):
-    """A context in which layers that use a weight of `weights` give it one gradient per image.
+    """A context in which each weight of `weights` gets one gradient per image.
+
+    `rows[name]`, (B, *shape), represents B equal copies of a weight in the memory of one.
+    Differentiate the loss with respect to it. If a weight is used in a way that this module has no
+    rule for, it raises NoRuleError, so that no part of a gradient is lost silently.
 
     weights: trained weights by name;
-    images: B. Batches have K·B rows; row k·B + b is the k-th draw of image b. `rows[name]`, (B,
-    *shape), stands for B equal weights in the memory of one: differentiate by it;
+    images: B. Batches have K·B rows; row k·B + b is the k-th draw of image b;
     use_products: see `Convolution`.
-
-    A use of a weight without a rule raises NoRuleError, so no part of a gradient is lost silently.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], images: int, use_products: bool = False) -> None:
@@ -46,7 +48,7 @@ class PerImage(TorchFunctionMode):
         self.rows = {
             name: weight.detach().expand(images, *weight.shape).requires_grad_() for name, weight in weights.items()
         }
-        # id -> (the tensor, which keeps its id; its rows)
+        # By id of the tensor: (the tensor, so that its id stays in use; its rows)
         self.of: dict[int, tuple[Tensor, Tensor]] = {}
         for name, weight in weights.items():
             self.of[id(weight)] = (weight, self.rows[name])
@@ -72,7 +74,7 @@ class PerImage(TorchFunctionMode):
 
 
 def computed(weight: Tensor) -> Tensor:
-    """Return the weight in autocast's precision, detached: the gradient flows to its rows."""
+    """Return the weight in autocast's precision, detached, because its gradient goes to its rows."""
     weight, device = weight.detach(), weight.device.type
     if weight.is_meta or not torch.is_autocast_enabled(device):
         return weight
@@ -91,8 +93,8 @@ class Layer(torch.autograd.Function):
     ) -> Tensor:
         """Compute the output.
 
-        kind: the layer's function and its derivatives; rows: of weight and bias, None for one that
-        is not trained.
+        kind: function of the layer and its derivatives;
+        rows: rows of the weight and of the bias, or None if not trained.
         """
         ctx.save_for_backward(x, weight)
         ctx.kind, ctx.images = kind, images
@@ -139,7 +141,7 @@ class Convolution:
     def to_input(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
         stride, padding, dilation = self.geometry
         if gradient.device.type == "cpu" and gradient.dtype == torch.bfloat16 and stride == dilation == [1, 1]:
-            # This equals a convolution by the mirrored weight, for which oneDNN has the faster
+            # The same as a convolution with the mirrored weight, for which oneDNN has a faster
             # kernel.
             margin = [size - 1 - some for size, some in zip(weight.shape[2:], padding, strict=True)]
             if min(margin) >= 0:
@@ -186,11 +188,11 @@ def grouped_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geomet
 
 
 def shifted_weight_gradients(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, images: int) -> Tensor:
-    """Compute `grouped_weight_gradients` by one matrix product per kernel row: faster on a GPU.
+    """Compute `grouped_weight_gradients` by one matrix product per kernel row, faster on a GPU.
 
-    The product is over the pixels of all draws of an image, with a margin of zeros, and has a copy
-    of them for each column of the kernel. Every image has a matrix of its own: none reads another's
-    pixels, not even times zero.
+    The product sums over the zero-padded pixels of all draws of an image, and uses one copy of the
+    pixels per column of the kernel. Each image has a separate matrix, so no product reads another
+    image's pixels, not even multiplied by zero.
     """
     (high, wide), (down, right), (tall, broad) = geometry
     outputs, inputs, rows, columns = weight.shape
@@ -246,7 +248,7 @@ class Embedding(torch.autograd.Function):
         return None, None, rows.view(ctx.shape)
 
 
-# --- rules: what replaces PyTorch's functions of a trained weight -----------------------------------------------------
+# --- rules: replacements for PyTorch's functions of a trained weight --------------------------------------------------
 
 
 def layer(mode: PerImage, kind: Linear | Convolution, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -263,7 +265,7 @@ def conv2d(
     mode: PerImage, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride=1, padding=0, dilation=1, groups=1
 ) -> Tensor:
     if groups != 1 or isinstance(padding, str):
-        raise NoRuleError("no per-image gradient for a convolution in groups, or one whose padding is a word")
+        raise NoRuleError("no per-image gradient for a grouped convolution, or for padding given as a word")
     both = [[value, value] if isinstance(value, int) else list(value) for value in (stride, padding, dilation)]
     geometry: Geometry = (both[0], both[1], both[2])
     single = weight.shape[2:] == (1, 1) and geometry == ([1, 1], [0, 0], [1, 1])
@@ -272,14 +274,14 @@ def conv2d(
 
 def embedding(mode: PerImage, index: Tensor, weight: Tensor, padding_idx=None, max_norm=None, **_: Any) -> Tensor:
     if index.ndim != 1 or padding_idx is not None or max_norm is not None:
-        raise NoRuleError("no per-image gradient for an embedding with padding, a largest norm or several indices each")
+        raise NoRuleError("no per-image gradient for an embedding with padding, max_norm or several indices per image")
     return Embedding.apply(index, weight.detach(), mode.rows_of(weight))
 
 
 def expand(mode: PerImage, weight: Tensor, rows: int, *sizes: int) -> Tensor:
-    """Spread a weight over the rows of a batch: each draw of an image gets that image's row."""
+    """Expand a weight over the rows of a batch: each draw of an image gets that image's row."""
     if any(size != -1 for size in sizes) or len(sizes) != weight.ndim or rows % mode.images:
-        raise NoRuleError("no per-image gradient for a weight spread over anything but the batch")
+        raise NoRuleError("no per-image gradient for a weight expanded over anything but the batch")
     own = mode.of[id(weight)][1]
     return own.expand(rows // mode.images, *own.shape).flatten(0, 1)
 

@@ -1,8 +1,7 @@
 """DP-SGD for a denoiser.
 
-Each step draws images, sums their clipped gradients, adds noise and takes a step of Adam. A
-`Charge` draws the images and adds the noise; no code here reads the noise multiplier or the sample
-rate.
+Each step draws images, sums their clipped gradients, adds noise and takes an Adam step. A `Charge`
+draws the images and adds the noise, so no code here reads the noise multiplier or the sample rate.
 
 Source: Abadi et al. 2016 for the step; Dockhorn et al. 2023 (DPDM) for the K draws.
 """
@@ -39,11 +38,11 @@ if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
     from sfumato.settings.baselines import Adversarial
 
-ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")  # torch's names, which checkpoints contain
+ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")  # torch's names, which checkpoints use too
 
 
 class Trained:
-    """Weights under training by Adam, with its moments and their moving average."""
+    """Weights trained by Adam, their moving average, and Adam's moments."""
 
     def __init__(
         self, parameters: Mapping[str, Tensor], learning_rate: float, betas: tuple[float, float] = (0.9, 0.999)
@@ -75,7 +74,7 @@ class Trained:
 
     @torch.no_grad()
     def load_moments(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Restore the average and the moments after `steps` steps, from `moments`."""
+        """Restore the average and the moments after `steps` steps, as returned by `moments`."""
         for name, value in self.parameters.items():
             self.ema.average[name].copy_(tensors[f"ema.{name}"])
             adam = {key: tensors[f"{key}.{name}"].clone() for key in ADAM_STATE}
@@ -84,17 +83,17 @@ class Trained:
 
 
 class Gradients:
-    """The settings of a query's gradients: weights, draws, clip, and microbatch size.
+    """Settings of a query's gradients: weights, draws per image, clip norm, and microbatch size.
 
-    Noise levels, noise and augmentation are secret draws: under a public seed, the draws of an
-    image would reveal its place in the batch, and with it whether an image before it is missing.
-    Create it before a charge opens.
+    Noise levels, noise and augmentation are drawn from a secret generator. With a public seed, the
+    draws of an image would reveal its position in the batch, and so whether an image before it is
+    missing. Create this object before a charge opens.
 
     parameters: trained parameters of `model`, by name;
-    config: settings, with the draws of an image;
-    max_norm: clip;
-    public_batch: public size of a draw, q·N̄, never a realised count;
-    autocast: run the network in bfloat16; None to do so if the device has its arithmetic;
+    config: settings of the stage, including the number of draws per image;
+    max_norm: clip norm;
+    public_batch: public expected size of a draw, q·N̄, never a realised count;
+    autocast: run the network in bfloat16; by default, if the device supports it;
     generator: only for tests.
     """
 
@@ -122,7 +121,7 @@ class Gradients:
         self.microbatch_size, self.draws_per_pass = choose_microbatch(
             model, self.parameters, config.draws, public_batch, config.microbatch_size
         )
-        # the same model in every process gives an image the same gradient in each
+        # With equal models, the gradient of an image does not depend on the process.
         distributed.agree(model.state_dict().values())
         if autocast is None:
             autocast = distributed.broadcast_object(fast_bfloat16(self.device.type))
@@ -137,8 +136,8 @@ class Gradients:
 class State(Trained, Gradients):
     """The state of a run between steps: the trained weights, their average, Adam's moments.
 
-    model: its parameters with `requires_grad` are trained, in place;
-    public_batch: public denominator;
+    model: network whose parameters with `requires_grad` are trained, in place;
+    public_batch: public expected size of a draw, the denominator of a step;
     options: see `Gradients`.
     """
 
@@ -150,9 +149,9 @@ class State(Trained, Gradients):
         Gradients.__init__(self, model, parameters, config, config.max_grad_norm, public_batch, **options)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return copies, on the CPU, of everything a checkpoint needs.
+        """Return copies, on the CPU, of everything that a checkpoint needs.
 
-        Names are such as `parameters.conv_in.weight`.
+        An example of a name is `parameters.conv_in.weight`.
         """
         tensors = {"step": torch.tensor(self.steps), **self.moments()}
         tensors |= {f"parameters.{name}": value for name, value in self.parameters.items()}
@@ -162,19 +161,19 @@ class State(Trained, Gradients):
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from `tensors`, with fresh draws.
 
-        Raises ValueError if they belong to another model.
+        Raises ValueError if they belong to a different model.
         """
         expected = {(name, value.shape) for name, value in self.tensors().items()}
         if odd := sorted({name for name, _ in expected ^ {(name, value.shape) for name, value in tensors.items()}}):
             named = ", ".join(odd[:5])
-            raise ValueError(f"the checkpoint is of another model: {named} missing, unknown or of another shape")
+            raise ValueError(f"the checkpoint is for a different model: {named} missing, unknown or misshapen")
         for name, value in self.parameters.items():
             value.copy_(tensors[f"parameters.{name}"])
         self.load_moments(tensors, int(tensors["step"]))
 
 
 def step(state: State, charge: Charge) -> dict[str, float]:
-    """Run one Poisson draw, one release and one step of Adam. Returns the public row of the log."""
+    """Make one Poisson draw, one release and one Adam step. Returns the public row of the log."""
     return update(state, charge.release(gradient_sum(state, charge), state.config.max_grad_norm))
 
 
@@ -188,15 +187,15 @@ def fine_tune(
     stage: str = "finetune",
     one_step: Callable[[Any, Charge], dict[str, float]] | None = None,
 ) -> tuple[Charge, list[dict]]:
-    """Run all steps of a charge, or those after the last durable step of an interrupted run.
+    """Run all steps of a charge; resume an interrupted run after its last durable step.
 
     state: a `State`, or another object with `config`, `tensors` and `load`;
     epsilon_after: function from a number of steps to ε, for the log;
-    report: called with (durable steps, steps), never between;
-    one_step: a draw, a release and its use; by default `step`.
+    report: function called with (durable steps, all steps) after each checkpoint only;
+    one_step: function that makes one draw, one release and one update; by default `step`.
 
-    Returns the charge, with all uses on disk, and the public log, one row per step: never a loss, a
-    number of images or a time.
+    Returns (charge with all uses on disk, public log with one row per step). The log never contains
+    a loss, a number of images or a time.
     """
     charge, kept, log = resume(open_charge, stage, say)
     if kept is not None:
@@ -207,7 +206,7 @@ def fine_tune(
         row = (one_step or step)(state, charge)
         log.append({**row, "epsilon": epsilon_after(charge.used)})
 
-        # State and journal are on disk before anything that follows from the release is shown.
+        # Write the state and the journal before anything that depends on the release is shown.
         if charge.used % state.config.checkpoint_every == 0 or charge.used == charge.uses:
             make_durable(charge, state.tensors(), log)
             report(charge.used, charge.uses)
@@ -215,9 +214,9 @@ def fine_tune(
 
 
 def gradient_sum(state: Gradients, charge: Charge) -> Tensor:
-    """Sum the clipped gradients over one draw of the charge, (P,) float64: private until released.
+    """Sum the clipped gradients over one draw of the charge. The sum is private until released.
 
-    An empty draw gives zeros.
+    Returns (P,) float64, zeros for an empty draw.
     """
     total = torch.zeros(state.size, dtype=torch.float64, device=state.device)
     bound, size, each = state.max_norm, state.microbatch_size, state.draws_per_pass
@@ -231,28 +230,28 @@ def gradient_sum(state: Gradients, charge: Charge) -> Tensor:
 
 
 def update(state: State, noised: Tensor, public: Tensor | None = None) -> dict[str, float]:
-    """Take one step of Adam on a released sum, (P,): post-processing.
+    """Take one Adam step on a released sum, (P,). This is post-processing.
 
-    Returns the public row of the log.
+    public: gradient on public images to add to it, (P,).
 
-    public: gradient to add without a charge, (P,). Raises ConfigError if the step breaks weights.
+    Returns the public row of the log. Raises ConfigError if a weight is not finite after the step.
     """
     gradient = noised.to(next(iter(state.parameters.values()))) / state.public_batch
     state.descend(gradient if public is None else gradient + public)
     weights = get_total_norm(state.parameters.values())
-    # waits for a GPU once
+    # Both norms in one transfer, to wait for the GPU only once.
     norm, length = torch.stack([torch.linalg.vector_norm(gradient), weights]).cpu().tolist()
     if not math.isfinite(length):
         fix = "lower learning_rate or max_grad_norm of this stage in params.yaml and run `stage plan`"
-        same = "Under the same settings every run would end like this one"
+        same = "With the same settings, every run would end like this"
         raise ConfigError(f"weights are not finite after step {state.steps}: {fix}. {same}")
     return {"step": state.steps, "learning_rate": state.config.learning_rate, "noised_gradient_norm": norm}
 
 
 def step_noise(noise_multiplier: float, weights: int, batch: float) -> float:
-    """Return the length of one step's noise in clips, σ·√P / batch.
+    """Return the expected norm of one step's noise, in units of the clip norm: σ·√P / batch.
 
-    Above 1 a step is mostly noise, whatever the images.
+    Above 1, a step is mostly noise, whatever the images are.
     """
     return noise_multiplier * math.sqrt(weights) / batch
 

@@ -1,4 +1,4 @@
-"""Choose which weights DP-SGD trains, and check afterwards that only those were trained."""
+"""Choose which weights DP-SGD trains, and check afterwards that no others were changed."""
 
 import math
 import re
@@ -21,13 +21,13 @@ ADAPTED = ("attention-lora", "salient-lora")
 
 
 def candidates(model: nn.Module) -> list[str]:
-    """List the matrices that a ranking can choose: query, key and value of every attention.
+    """List the names of the query, key and value matrices, which a ranking can choose from.
 
-    They are in the order of the model. Raises ConfigError if there are none.
+    The names are in the order of the model. Raises ConfigError if there are none.
     """
     matrices = [name for name, _ in model.named_parameters() if re.fullmatch(QKV, name)]
     if not matrices:
-        raise ConfigError("this model has no attention, whose matrices could be chosen: give it some (model.attention)")
+        raise ConfigError("this model has no attention layers to rank: add some (model.attention)")
     return matrices
 
 
@@ -37,20 +37,20 @@ def how_many(ratio: float, total: int) -> int:
 
 
 def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[str] | None, seed: int) -> list[str]:
-    """Make exactly the chosen parameters trainable, in place, and return their names.
+    """Make exactly the chosen parameters trainable, in place.
 
-    They are in the order of the model. `settings.trainable` is one of:
+    Returns their names in the order of the model. `settings.trainable` is one of:
     - all: every parameter.
     - attention: every parameter of the attention layers (DP-LDM, without its conditioning
       embedder).
     - attention-lora: adapters on all query, key and value matrices (DP-LoRA).
     - salient: the first `settings.ratio` of the candidates in `ranking`, in full.
-    - salient-lora: adapters on the same candidates as `salient`; the rest stays frozen (DP-SAPF).
+    - salient-lora: adapters on the same candidates as `salient`; the rest is frozen (DP-SAPF).
 
-    ranking: candidates, the most salient first; None if `settings.trainable` needs no ranking.
+    ranking: names of the candidates, the most salient first; None if no ranking is needed.
 
-    Raises ConfigError if a ranking is needed and missing, nothing to train, or too high a rank;
-    DataError for a ranking that names parameters not in this model.
+    Raises ConfigError if a needed ranking is missing, there is nothing to train, or the adapter
+    rank is too high; DataError if the ranking names parameters that the model does not have.
     """
     kind = settings.trainable
     everything = [name for name, _ in model.named_parameters()]
@@ -75,15 +75,15 @@ def choose_trainable(model: Denoiser, settings: Finetune, ranking: Sequence[str]
             model.get_parameter(name).requires_grad_(True)
     trained = [name for name, value in model.named_parameters() if value.requires_grad]
     if not trained:
-        fix = "Give it attention (model.attention), or use trainable: all"
+        fix = "Add attention layers (model.attention), or use trainable: all"
         raise ConfigError(f"finetune.trainable={kind}: this model has nothing to train. {fix}")
     return trained
 
 
 def trained_parameters(model: Denoiser, settings: Finetune | Saliency, seed: int) -> dict[str, Tensor]:
-    """Return the parameters that a stage trains in `model`, which is changed.
+    """Prepare `model` in place as a stage does, and return the parameters that it trains.
 
-    Before a ranking exists, the first candidates count.
+    If there is no ranking yet, the first candidates are used.
     """
     if isinstance(settings, Saliency):
         trained = candidates(model)
@@ -96,8 +96,8 @@ def trained_parameters(model: Denoiser, settings: Finetune | Saliency, seed: int
 def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequence[str]) -> None:
     """Check that training changed every named parameter and left every other bit unchanged.
 
-    before: copy of `model.state_dict()` from just before training. Raises SfumatoError, an internal
-    error: a run must not report a set of weights that it did not train.
+    before: copy of `model.state_dict()` from just before training. Raises SfumatoError if the check
+    fails, which is a bug: a run must not report weights as trained that were not.
     """
     internal = "internal error (nothing is written: please report it)"
     after = model.state_dict()
@@ -106,15 +106,16 @@ def check_trained(before: Mapping[str, Tensor], model: nn.Module, names: Sequenc
         raise SfumatoError(f"{internal}: {min(odd)} is not in the model both before and after training")
     same = {name for name, value in after.items() if torch.equal(value.to(before[name].device), before[name])}
     if idle := [name for name in names if name in same]:
-        raise SfumatoError(f"{internal}: {idle[0]} was to be trained and did not change ({len(idle)} such)")
+        raise SfumatoError(f"{internal}: {len(idle)} trained parameters did not change, such as {idle[0]}")
     if moved := sorted(after.keys() - same - set(names)):
-        raise SfumatoError(f"{internal}: {moved[0]} was frozen and changed ({len(moved)} such)")
+        raise SfumatoError(f"{internal}: {len(moved)} frozen parameters changed, such as {moved[0]}")
 
 
 def save_trained(model: Denoiser, kind: str, names: Sequence[str], directory: Path, base: Path) -> None:
-    """Write the trained adapters, or the network's own weights; and the list of names.
+    """Write the trained weights, as adapters or as a whole network, and the list of their names.
 
-    kind: `finetune.trainable`; base: file of the weights before training.
+    kind: value of `finetune.trainable`;
+    base: file of the weights before training.
     """
     count = sum(model.get_parameter(name).numel() for name in names)
     write_json(directory / "trainable.json", {"set": kind, "trained": list(names), "parameters": count})

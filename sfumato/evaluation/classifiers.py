@@ -1,8 +1,8 @@
 """Classifiers that score synthetic images.
 
-There are a linear one, a perceptron, two small CNNs and three deep networks. All take (B, C, H, W)
-float32 in [0, 1] and return (B, classes) logits. The deep ones are small networks of the families
-that DPImageBench scores with.
+There are a linear classifier, a perceptron, two small CNNs and three deep networks. All take
+(B, C, H, W) float32 in [0, 1] and return (B, classes) logits. The deep networks are small members
+of the families that DPImageBench uses.
 
 Source: Zagoruyko and Komodakis 2016 (wide), He et al. 2016 (plain), Xie et al. 2017 (ResNeXt).
 """

@@ -1,4 +1,4 @@
-"""Compare runs: the cost of each from its ledger, and its local numbers from `stage evaluate`."""
+"""Compare runs by the cost in their ledgers and the local numbers of `stage evaluate`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ DVC_COLUMNS = {  # Columns of `dvc exp show --json`
 def read_run(folder: Path) -> dict:
     """Read a folder's metrics.json and ledger.json as a row.
 
-    Raises BudgetError for the ledger, else DataError.
+    Raises BudgetError for an invalid ledger, DataError for invalid metrics.
     """
     return row_of(str(folder), read_ledger(folder / LEDGER), read_metrics(folder / "metrics.json"))
 
@@ -50,7 +50,7 @@ def read_metrics(path: Path) -> dict:
     with explained(DataError, lambda error: f"{path} cannot be read ({error}): {again}", missing=missing):
         content = read_json(path)
     if not isinstance(content, dict) or content.get("scope") != "local" or not isinstance(content.get("release"), dict):
-        raise DataError(f"{path} holds no evaluation of a release: {again}")
+        raise DataError(f"{path} contains no evaluation of a release: {again}")
     return content
 
 
@@ -92,7 +92,7 @@ def row_of(name: str, ledger: Mapping, metrics: Mapping) -> dict:
     identity = {key: str(value) for key, value in metrics.get("identity", {}).items()}
     versions = set() if problems else {record["data_version"] for record in ledger["records"]}
     if identity and versions - {"", identity.get("version")}:
-        problems = [*problems, "its ledger is of other data than its evaluation"]
+        problems = [*problems, "its ledger and its evaluation are for different data"]
     row: dict = {"run": name, "recipe": str(ledger["recipe"]), "target": float(ledger["target"])}
     row |= {"epsilon": spent, "delta": float(ledger["delta"])}
     for classifier, scored in accuracies(metrics["release"]).items():
@@ -126,7 +126,7 @@ def identity(
     extractor: Extractor | None,
     release: Path,
 ) -> dict[str, str]:
-    """Identify the origin of an evaluation's numbers: equal entries are comparable.
+    """Identify the origin of an evaluation's numbers. Evaluations with equal entries can be compared.
 
     Digests of real images are keyed, so they reveal nothing.
     """
@@ -166,7 +166,7 @@ def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
     ones), "ledger" if the ledger is invalid.
     """
     runs = pd.DataFrame(rows)
-    warnings = [f"{row['run']}: its ledger does not hold: {problem}" for row in rows for problem in row["problems"]]
+    warnings = [f"{row['run']}: its ledger is not valid: {problem}" for row in rows for problem in row["problems"]]
     marks = pd.DataFrame(index=runs.index)
     for word in (*IDENTITY_COLUMNS.values(), "delta"):
         counts = runs[word].value_counts(sort=False)  # recorded values only
@@ -175,7 +175,7 @@ def compared(rows: Sequence[dict]) -> tuple[pd.DataFrame, list[str]]:
         names = list(runs["run"][differs])
         if names:
             named = ", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4)
-            unlike = f"another {word} than the others, or an unknown one"
+            unlike = f"different or unknown {word}"
             warnings.append(f"{named}: {unlike}: do not compare its numbers with theirs")
     marks["ledger"] = ["ledger" if row["problems"] else "" for row in rows]
     runs["differs"] = [", ".join(filter(None, row)) for row in marks.itertuples(index=False)]

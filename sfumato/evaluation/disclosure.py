@@ -1,7 +1,7 @@
 """Test whether a release is nearer to its training images than to strangers. All of it is local.
 
-The hold-out represents the strangers. If making the release treats both alike, every order of all
-by their distance to it is equally likely. So the count has a known distribution, although the
+Strangers are hold-out images. If the release treats training images and strangers alike, all orders
+of their distances to it are equally likely. So the count has a known distribution, although the
 strangers' quantile is estimated. A tie counts as no copy.
 
 Source: Amin et al. 2026 (arXiv 2606.16952); Steinke et al. 2023, for the bound on ε from one run.
@@ -22,17 +22,16 @@ from sfumato.release.report import grouped
 FALSE_ALARMS = 0.001  # Largest rate of alarms if nothing was copied
 MISSED = 0.025  # Largest rate at which either part of the bound on ε fails
 MOST_RELEASED = 60_000  # Largest number of released images to compare
-# Largest number of images of each real set: more cost minutes, and leave the same share of copies
-# undetected
+# Largest number of images of each real set. More images take minutes longer and detect no larger
+# share of copies.
 MOST_REAL = 20_000
 
 
 def disclosure(generated: ImageSet | None, train: ImageSet, holdout: ImageSet, extractor: Extractor) -> dict:
     """Run `compare_nearness` on images and return its result.
 
-    Images of a person are one unit, as near as the nearest; equal images too. From a large set,
-    some are drawn at random. generated: released images that are not public; None if there are
-    none.
+    All images of a person are one unit, at the distance of the nearest image; so are equal images.
+    A large set is sampled at random. generated: released images except public ones, or None.
     """
     if generated is None:
         return {"sentence": "not tested, because the released images are public: none is made of a training image."}
@@ -53,11 +52,12 @@ def disclosure(generated: ImageSet | None, train: ImageSet, holdout: ImageSet, e
 def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict:
     """Count the (n,) training units nearer to the release than the k-th of (m,) strangers.
 
-    k is 1 and m/100. At least x are if and only if fewer than k of the x + k − 1 nearest of all are
-    strangers: hypergeometric. Under ε, each of these is a training unit with at most e^ε times the
-    odds of any (Clopper–Pearson). "p" is doubled for two k. Returns {"near", "chance": the expected
-    number, "rank": k, "p"} of the k that rings, or else of m/100, and "units", "strangers",
-    "rings", "epsilon": the bound, 95 %, "unseen": the most copies that may not ring, "sentence".
+    It is tested for k = 1 and k = m/100. At least x units are nearer if and only if fewer than k of
+    the x + k − 1 nearest of all are strangers, which is hypergeometric. Under ε, each of these is a
+    training unit with at most e^ε times the odds of any other (Clopper–Pearson). "p" is doubled,
+    because there are two tests. Returns {"near", "chance": the expected number, "rank": k, "p"} of
+    the k that gives an alarm, or of m/100, and "units", "strangers", "rings": whether there is an
+    alarm, "epsilon": the 95 % bound, "unseen": the most copies without an alarm, "sentence".
     """
     n = len(near)
     m = len(strangers)
@@ -74,12 +74,12 @@ def compare_nearness(near: np.ndarray, strangers: np.ndarray, unit: str) -> dict
     rings = p <= FALSE_ALARMS
     unseen = math.ceil(math.log(FALSE_ALARMS / len(ranks)) / math.log(n / (n + m))) - 1
     told = tests[-1]
-    outcome = f"no sign of copying. Of these, {grouped(unseen)} copies may pass unseen, fewer with a larger hold-out"
+    outcome = f"no sign of copying. Up to {grouped(unseen)} copies could go undetected; a larger hold-out detects more"
     if rings:
         told = min(tests, key=lambda test: test["p"])
         outcome = "A SIGN OF COPYING. Look at neighbours.png, and do not share the release before you know why"
-    share = "one in a hundred strangers does" if told["rank"] > 1 else f"any of {grouped(m)} strangers does"
-    seen = f"{grouped(told['near'])} of {grouped(n)} {unit} came nearer than {share}"
-    sentence = f"{seen}, where chance gives {told['chance']:.0f} (p = {p:.2g}, ε ≥ {epsilon:.2g}): {outcome}."
+    share = "the nearest 1 % of strangers" if told["rank"] > 1 else f"all of {grouped(m)} strangers"
+    seen = f"{grouped(told['near'])} of {grouped(n)} {unit} are nearer than {share}"
+    sentence = f"{seen}; {told['chance']:.0f} are expected by chance (p = {p:.2g}, ε ≥ {epsilon:.2g}): {outcome}."
     about = {"units": n, "strangers": m, "rings": rings, "p": p, "epsilon": epsilon, "unseen": unseen}
     return told | about | {"sentence": sentence}

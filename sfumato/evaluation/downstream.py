@@ -1,6 +1,6 @@
 """Downstream accuracy: train a classifier on one set, score it on another.
 
-Scored images decide nothing.
+No choice depends on the images that are scored.
 """
 
 import math
@@ -17,7 +17,7 @@ from sfumato.evaluation.classifiers import CLASSIFIERS, Classifier, build_classi
 from sfumato.runtime import compute
 from sfumato.training.supervised import Schedule, logits, to_tensor, train_supervised
 
-MIN_STEPS = 600  # Least number of gradient steps: a small set gets more passes
+MIN_STEPS = 600  # Minimum number of gradient steps, so that a small set gets more passes
 Cells = np.ndarray | None  # A value of each image, or none
 FEWEST_OF_A_GROUP = 10  # Smaller groups are merged with others
 BINS = 15  # Bins of confidence, for calibration
@@ -56,7 +56,7 @@ def fit(name: str, images: np.ndarray, labels: np.ndarray, classes: int, schedul
 def shuffled_batches(
     take: Callable[[Tensor], Tensor], labels: np.ndarray, size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield endless batches in a new order each pass, of two rows or more, for batch norm.
+    """Yield batches without end, in a new order each pass, with at least two rows for batch norm.
 
     The global generator decides the order. take: function from rows to inputs.
     """

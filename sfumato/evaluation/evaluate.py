@@ -29,7 +29,7 @@ from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import keep_private
 
-NOT_BY_CHANCE = "The hold-out was brought, not drawn by chance: it may differ from the training images by itself."
+NOT_BY_CHANCE = "The hold-out was provided, not drawn at random, so it may differ from the training images anyway."
 
 
 def evaluate_folder(
@@ -43,8 +43,8 @@ def evaluate_folder(
 ) -> dict[str, Any] | None:
     """Measure the release in a folder on the real images of `card`, which it opens and journals.
 
-    A collective call, which ends the group. teacher: its folder, if any; out: for pictures. Returns
-    the content of metrics.json, None in all processes but the first.
+    A collective call, which ends the group. teacher: folder of the teacher, if any; out: folder for
+    pictures. Returns the content of metrics.json, or None in all processes except the first.
     """
     synthetic = released_sets(release, plan)
     taught = teacher.exists() and read_artifact(teacher, "teacher").enabled

@@ -32,7 +32,7 @@ DRAWN_PER_CLASS = {"glyphs": 200, "procedural": 2000}
 
 @dataclass(frozen=True, kw_only=True)
 class Extractor:
-    """A feature space. Only in Inception's are distances called FID and KID.
+    """A feature space. Distances are called FID and KID only in Inception's.
 
     embed: (B, C, H, W) float32 in [0, 1] on `device` -> (B, D);
     digest: sha256 of the weights and of the preprocessing of images;
@@ -105,7 +105,7 @@ def embedded_extractor(public: ImageSet, name: str) -> Extractor:
 
 
 def own_extractor(settings: OwnNetwork) -> Extractor:
-    """Build `own-<sha256>`: the features of a network of one's own."""
+    """Build `own-<sha256>`: the features of the owner's own network."""
     digest = digest_of({**settings.arguments(), "path": ""})
     return Extractor(name=f"own-{settings.sha256[:8]}", digest=digest, embed=OwnFeatures(settings))
 
@@ -113,7 +113,7 @@ def own_extractor(settings: OwnNetwork) -> Extractor:
 def inception_extractor(path: Path | None = None) -> Extractor:
     """Build the pooled features of pytorch-fid's Inception.
 
-    path: path of its weights, or else torch.hub's. Raises DataError.
+    path: path of its weights, by default torch.hub's. Raises DataError if they are missing or wrong.
     """
     from pytorch_fid import inception
 

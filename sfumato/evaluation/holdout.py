@@ -1,6 +1,6 @@
-"""Choose the hold-out images that may judge a release: distinct, and not in training.
+"""Choose the hold-out images for an evaluation: distinct, and not in training.
 
-All of it is local.
+The results are local.
 """
 
 from dataclasses import replace
@@ -26,8 +26,8 @@ def without_copies(holdout: ImageSet, train: ImageSet) -> tuple[ImageSet, list[s
         return holdout, []
     arrays = {name: part[~copied] for name, part in vars(holdout).items() if isinstance(part, np.ndarray)}
     return replace(holdout, **arrays), [
-        f"{copied.sum()} of {len(holdout)} hold-out images are copies of training images, as they are or resized: they "
-        "are left out of all numbers here. Give other pictures in test/, or join it with train/ for a keyed hold-out"
+        f"{copied.sum()} of {len(holdout)} hold-out images are copies of training images, possibly resized. They are "
+        "left out of all numbers here. Put other pictures into test/, or move all into train/ for a keyed hold-out"
     ]
 
 
@@ -41,8 +41,7 @@ def copies(holdout: ImageSet, train: ImageSet) -> np.ndarray:
     alike = copied.copy()
     sought = small(holdout.images)
     for start in range(0, len(train), 4096):
-        # Nearly all resized copies correlate by more; of other pictures, three in a thousand at
-        # most.
+        # Nearly all resized copies correlate more than this, and at most 0.3 % of other pictures.
         alike |= (sought @ small(train.images[start : start + 4096]).T).max(axis=1) > 0.9975
     return alike if (alike & ~copied).sum() > LOOK_ALIKES * len(holdout) else copied
 
@@ -61,6 +60,6 @@ def unusable(holdout: ImageSet) -> str | None:
     seen = zip(digests(holdout.images), holdout.images, strict=True)
     different = {value for value, image in seen if (image != image[0, 0]).any()}
     if len(different) < 2:
-        return f"the hold-out holds {len(holdout)} images, and {len(different)} that differ and are not blank"
+        return f"the hold-out has {len(holdout)} images, but only {len(different)} are distinct and not blank"
     one_class = holdout.labels.ndim == 1 and len(np.unique(holdout.labels)) < 2
-    return "all images of the hold-out are of one class" if one_class else None
+    return "all images of the hold-out have one class" if one_class else None

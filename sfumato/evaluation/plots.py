@@ -57,7 +57,7 @@ def plot_comparison(runs: pd.DataFrame, classifier: str, path: Path) -> None:
 
 
 def plot_neighbours(extractor: Extractor, synthetic: ImageSet, train: ImageSet, path: Path) -> None:
-    """Plot, by class, the released images nearest to a training image beside it: copies show."""
+    """Plot, by class, released images beside their nearest training images, so that copies show."""
     synthetic = subsample(synthetic)
     train = subsample(train, SEARCHED)
     index, distance = nearest(extractor(synthetic.images), extractor(train.images))
@@ -109,7 +109,7 @@ def plot_detected(detected: Detected, path: Path) -> None:
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_axis_off()
     share = f"{100 * detected.accuracy:.1f} %, 50 by guessing"
-    figure.suptitle(f"a small network tells released images from real ones in {share}\n{CAPTION}", fontsize=10)
+    figure.suptitle(f"a small network separates released from real images in {share}\n{CAPTION}", fontsize=10)
     save(figure, path)
 
 

@@ -1,6 +1,6 @@
 """A second student, linear on a public network.
 
-Compare it with itself on another set, not with a student from scratch.
+Its scores on different sets are comparable with each other, but not with other students' scores.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from sfumato.training.supervised import Schedule, train_supervised
 
 
 def public_extractor(settings: Evaluate, warnings: list[str]) -> Extractor | None:
-    """Return the features of `evaluate.public_student`; None if it names none.
+    """Return the features of `evaluate.public_student`; None if it is not set.
 
     If they are not installed, it returns None and adds a warning.
     """
@@ -39,7 +39,7 @@ def public_extractor(settings: Evaluate, warnings: list[str]) -> Extractor | Non
 def score_students(
     extractor: Extractor, trained_on: Mapping[str, ImageSet], holdout: ImageSet, seeds: Sequence[int]
 ) -> dict:
-    """Score the student on each set, of which it learns `scores.COMPARED` images.
+    """Score the student trained on `scores.COMPARED` images of each set.
 
     Returns {"network", "trained_on": {set: result of `aggregate`}}.
     """

@@ -37,9 +37,9 @@ def evaluate_release(
 ) -> dict:
     """Measure downstream accuracy and fidelity of each synthetic set, and of the real one.
 
-    The real one is the bound. A collective call: each process trains a part of the classifiers, and
-    only the first continues with fidelity. "real" compares real images with other real images: the
-    values to aim for; "blurred" compares blurred real ones.
+    The real set gives an upper bound. A collective call: each process trains a part of the
+    classifiers, and only the first continues with fidelity. "real" compares real images with other
+    real images, which gives the values to aim for. "blurred" compares blurred real images.
 
     synthetic: sets by name ("release", "plain"), with the classes and shape of `train`; fidelity is
     measured on PLAIN, if it is there;
@@ -112,7 +112,7 @@ def add_fidelity(
 
 
 def looked_at(synthetic: Mapping[str, ImageSet]) -> dict[str, ImageSet]:
-    """Return the sets to compare with real images: of a release, its plain images only."""
+    """Return the sets to compare with real images. For a release, these are its plain images."""
     return {name: image_set for name, image_set in synthetic.items() if name != RELEASE or PLAIN not in synthetic}
 
 
@@ -164,7 +164,7 @@ def teacher_accuracy(teacher: TeacherNetwork, holdout: ImageSet) -> dict:
 def check_fits(name: str, image_set: ImageSet, train: ImageSet) -> None:
     """Raise DataError for fewer than two images, or other classes or shape than `train`."""
     if len(image_set) < 2:
-        raise DataError(f"the {name} set holds {len(image_set)} images, evaluation needs two or more: add images.")
+        raise DataError(f"the {name} set has {len(image_set)} images, evaluation needs two or more: add images.")
     same_labels = image_set.labels.shape[1:] == train.labels.shape[1:]
     if image_set.shape != train.shape or image_set.classes != train.classes or not same_labels:
         raise DataError(

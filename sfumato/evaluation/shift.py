@@ -1,4 +1,4 @@
-"""Fixed public distortions of a hold-out, equal for all data sets and fitted to no result."""
+"""Fixed public distortions of a hold-out, the same for all data sets and not tuned to any result."""
 
 import math
 from collections.abc import Callable

@@ -31,7 +31,7 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
     """Yield the tables of metrics.json for terminal and page."""
     by_set = {name: accuracies(values) for name, values in metrics.items() if isinstance(values, dict)}
     sets = {name: rows for name, rows in by_set.items() if rows}
-    if not sets:  # the hold-out cannot judge
+    if not sets:  # the hold-out is not usable
         return
     measure = metrics.get("measure", "accuracy")  # AUROC with several labels
     names = list(next(iter(sets.values())))
@@ -41,7 +41,7 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
     if "teacher" in metrics:
         moved["teacher"] = metrics["teacher"]["shifted"]
         judged["teacher"] = metrics["teacher"]
-        note = f"The teacher, a classifier that was released itself, has {per_cent(metrics['teacher']['accuracy'])} %."
+        note = f"The teacher, a released classifier, reaches {per_cent(metrics['teacher']['accuracy'])} %."
     rows = ([name, *(percent(values[c]) for c in names)] for name, values in sets.items())
     title = f"{measure[0].upper()}{measure[1:]} on the real hold-out, % (local)"
     yield table_of(title, ["trained on", *names], rows, note)
@@ -54,7 +54,7 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
         yield table_of(title, ["trained on", *moved["release"]], rows)
     rows = ([name, *reliability(row)] for name, row in judged.items() if row.get("per_class"))  # older ones lack it
     heads = ("classifier", "95 % interval", "worst class", f"its {measure}", "below the mean", "calibration error")
-    note = "Interval: over the hold-out, of persons where it has persons. Mean: over the classes."
+    note = "Interval: over the hold-out, by person if persons are known. Mean: over the classes."
     yield table_of("How far these can be relied on, % (local)", heads, rows, note)
     columns = {name: row["by_column"] for name, row in judged.items() if "by_column" in row}
     if columns:
@@ -79,7 +79,7 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
             yield table_of(title, ["metric", *compared.columns], rows)
     if "public_student" in metrics:
         title = f"A second student, linear on the public network {metrics['public_student']['network']}, % (local)"
-        note = "It knows public pictures. Compare these rows with each other, and with nothing above."
+        note = "It was trained on public pictures. Compare these rows with each other only."
         rows = (
             [name, percent(row), *reliability(row)] for name, row in metrics["public_student"]["trained_on"].items()
         )
@@ -113,9 +113,9 @@ def short_names(names: list[str]) -> list[str]:
 
 
 def read_local(metrics: Path, evaluation: Path, artifacts: Path) -> Local:
-    """Read what `stage evaluate` and noisy pictures add for the owner, if they exist.
+    """Read the results of `stage evaluate` and the noisy pictures for the owner's report, if they exist.
 
-    Raises DataError if unreadable.
+    Raises DataError if they cannot be read.
     """
     numbers = Local()
     again = "run `stage evaluate` again"

@@ -2,7 +2,7 @@
 
 All of it is local.
 
-The scale is the learned part of what can be learned, with the best classifier on each side:
+The scale is the share of what can be learned, using the best classifier on each side:
     learned = (release - chance) / (real - chance)
 """
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from sfumato.data.images import per_class
 
-# Each level has the least learned part, a convention, and its sentence; the first level that is met
-# applies.
+# Each level has the smallest learned share, which is a convention, and its sentence. The first level
+# that is reached applies.
 VERDICT_LEVELS = {
     "good": (0.9, "a classifier learns nearly as much from this release as from the real images"),
     "fair": (0.5, "a classifier learns much, but not all, of what the real images teach from this release"),
@@ -27,12 +27,12 @@ FEWEST_OF_A_CLASS = 10  # Hold-out images of each class, below which nothing is 
 
 
 def accuracies(values: Mapping) -> dict[str, dict]:
-    """The entries of the classifiers among the metrics of one set."""
+    """Return the entries of the classifiers from the metrics of one set."""
     return {name: row for name, row in values.items() if isinstance(row, dict) and "mean" in row}
 
 
 def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
-    """Judge the release of an evaluation; "unknown" or UNJUDGED if the numbers allow no verdict.
+    """Judge the release of an evaluation. The level is "unknown" or UNJUDGED if there is no basis.
 
     metrics: result of `evaluate_release`, perhaps with "teacher", and the "mixture" of its card;
     labels: hold-out labels, (N,), or (N, classes): then AUROC replaces both accuracies. Without
@@ -64,7 +64,7 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
         sentence += "Hold out more images"
     elif above <= clear:
         level = "unknown"
-        sentence = "classifiers learn nothing from the real images either, so nothing can be said about the release"
+        sentence = "classifiers learn nothing from the real images either, so the release cannot be judged"
     else:
         learned = (release - chance) / above
         level = level_of(learned) if release - chance > clear else "useless"

@@ -17,9 +17,9 @@ def rows_alone(function: Callable[[Tensor], Tensor], images: Tensor, place_matte
     Images may have any memory format. An image with any non-finite pixel gives a row of NaN.
 
     Guarantee: row i is a function of image i only, to the last bit. Matrix kernels round
-    differently for another batch size, layout, alignment or number of threads: removing one image
-    could then change the rows of others. So all go through the same memory, in batches of one size,
-    on one thread; one image at a time if its place in the batch matters.
+    differently for another batch size, layout, alignment or number of threads, so removing one
+    image could change the rows of others. Therefore all images use the same memory, in batches of
+    one size, on one thread; one image at a time if its place in the batch matters.
     """
     size = 1 if place_matters else BATCH_SIZE
     seats = torch.zeros(size, *images.shape[1:], device=images.device)

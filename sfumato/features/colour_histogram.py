@@ -13,9 +13,9 @@ FAINT = 1e-4  # Share of the pixels below which a colour counts for little
 class ColourHistogram(nn.Module):
     """Square roots of the shares of LEVELS^C colours in an image, so that small regions count more.
 
-    (B, C, H, W) -> (B, LEVELS^C), of norm √LEVELS^C about. A pixel counts for the colours around
-    its own, weighted by their distance. Images above LARGEST are averaged first. Of block means, it
-    describes colours that come in patches of at least that size.
+    (B, C, H, W) -> (B, LEVELS^C), with a norm of about √LEVELS^C. A pixel counts for the colours
+    near its own, weighted by distance. Images above LARGEST are averaged first, so only colours in
+    patches of at least the size of a block are described.
     """
 
     levels: Tensor

@@ -1,4 +1,4 @@
-"""EfficientNet-lite0 and its ImageNet weights, numbers in a file of a package on the public index.
+"""EfficientNet-lite0 with ImageNet weights, which a package on the public index contains.
 
 Source: Tan and Le 2019; github.com/tensorflow/tpu, models/official/efficientnet/lite.
 """

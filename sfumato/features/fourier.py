@@ -52,7 +52,8 @@ class FourierFeatures(nn.Module):
     in units of √d and d is the dimension of the map's output; for the kernel "rational-quadratic",
     1/(1 + r²/(2ℓ²)), each ω is scaled by the root of an exponential number. A map of the kernel
     "linear" or "squared" has no frequencies: its output, or its squared output, is scaled to norm 1
-    and follows the others, so that K is larger by d, and is d if all maps are such.
+    and appended to the features, which increases K by d. If all maps are of these kinds, K is their
+    total d.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class FourierFeatures(nn.Module):
     def vectors(self, images: Tensor) -> Tensor:
         """Apply the maps to the images, side by side: (B, Σ d).
 
-        Maps that block means do not determine give zeros.
+        Maps that cannot be computed from block means return zeros.
         """
         block = self.block_of(images)
         vectors = []
@@ -121,7 +122,7 @@ class FourierFeatures(nn.Module):
         return max(-(-whole // side) for whole, side in zip(self.shape[1:], images.shape[2:], strict=True))
 
     def active(self, block: int) -> Tensor:
-        """Return which cells block means determine, (K,) bool: maps of such or larger blocks."""
+        """Return which cells can be computed from block means, (K,) bool."""
         seen = [feature.block >= block for feature in self.features]
         waves = [torch.full((omega.shape[1],), seen[i]) for i, omega in self.omegas.items()]
         plain = [torch.full((self.widths[i],), seen[i]) for i in self.plain]

@@ -1,8 +1,8 @@
-"""A network of one's own as a public map.
+"""The owner's own network as a public map.
 
-It is a torchvision architecture, by name, with weights in safetensors. The file contains numbers,
-and no part of it is run. TorchScript is a program, which could keep images or write files, and a
-pickle runs a program as it is read: both are refused unread.
+It is a torchvision architecture, by name, with weights in safetensors. The file contains only
+numbers, and no part of it is run. TorchScript and pickles are refused without reading them, because
+they are programs, which could store images or write files.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ class OwnFeatures(nn.Module):
         self.std = nn.Buffer(torch.tensor(settings.std)[:, None, None], persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        # small batches, whose tensors fit the caches
+        # Small batches, whose tensors fit into the caches
         return torch.cat([self.rows(part) for part in images.split(4)])
 
     def rows(self, images: Tensor) -> Tensor:
@@ -65,9 +65,9 @@ class OwnFeatures(nn.Module):
 def of_architecture(settings: OwnNetwork, file: Path, layers: Sequence[str]) -> Callable[[Tensor], Tensor]:
     """Build the named network with weights from safetensors, without its last linear layer.
 
-    With layers, it gives the outputs of each, averaged over places and of norm 1, side by side; no
-    later layer is run. The only pickle that is read has a known sha256, and is read as tensors. The
-    network always stays in evaluation mode: the module that calls it does not contain it as a part.
+    With `layers`, it returns their outputs, averaged over places, scaled to norm 1 and
+    concatenated; later layers are not run. The only pickle that is read has a known sha256, and is
+    read as tensors. The network is not a submodule of its caller, so it stays in evaluation mode.
     """
     from torchvision import models
     from torchvision.models.feature_extraction import create_feature_extractor
@@ -80,7 +80,7 @@ def of_architecture(settings: OwnNetwork, file: Path, layers: Sequence[str]) -> 
     last = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1:]
     for name in last:
         network.set_submodule(name, nn.Identity())
-    wrong = f"{file} does not hold the weights of a {architecture} as safetensors"
+    wrong = f"{file} does not contain the weights of a {architecture} as safetensors"
     with explained(DataError, lambda error: f"{wrong} ({error}): {CONVERT}", causes=(*UNREADABLE, RuntimeError)):
         tensors = imagenet_weights(file) if settings.sha256 == SHA256 else load_tensors(file)
         left_out = tuple(f"{name}." for name in last)
@@ -97,5 +97,5 @@ def check_rows(features: OwnFeatures, shape: Shape, where: torch.device) -> None
     images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0)).to(where)
     again = rows_alone(OwnFeatures(features.settings, features.layers).to(where), images.flip(0)).flip(0)
     if not torch.equal(rows_alone(features, images), again):
-        problem = "gives an image another row the next time, or numbers that are not finite"
+        problem = "returns a different row for an image the second time, or numbers that are not finite"
         raise DataError(f"the network {features.file} {problem}: name another architecture")

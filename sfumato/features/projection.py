@@ -97,7 +97,7 @@ class ProjectedFeatures(nn.Module):
     ) -> None:
         super().__init__()
         if max(shape) > 2048:
-            raise DataError(f"images of shape {tuple(shape)}: features are of 2048 pixels a side at most")
+            raise DataError(f"images of shape {tuple(shape)}: features support at most 2048 pixels per side")
         self.feature = feature
         self.shape: Shape = (*shape,)
         self.flip = flip

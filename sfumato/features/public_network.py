@@ -20,12 +20,12 @@ def shorter_side(shape: Shape, least: int) -> int:
     """Return the shorter side of images, in pixels. Raises ValueError if it is below `least`."""
     _, height, width = shape
     if min(height, width) < least:
-        raise ValueError(f"images of {height}×{width} are too small for the classifier: expected {least} pixels a side")
+        raise ValueError(f"images of {height}×{width} are too small for the classifier: the minimum is {least} pixels")
     return min(height, width)
 
 
 class PooledBlock(nn.Module):
-    """Two 3×3 convolutions without a shortcut; maxima halve the sides, rounding down."""
+    """Two 3×3 convolutions without a shortcut. Max pooling halves the sides, rounding down."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class PooledBlock(nn.Module):
 
 
 class Block(PooledBlock):
-    """The convolutions with a shortcut, not maxima; stride 2 halves the sides, rounding up."""
+    """Two convolutions with a shortcut. Stride 2 halves the sides, rounding up."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__(inputs, outputs, stride)

@@ -16,8 +16,8 @@ class Filtered(torch.autograd.Function):
     """Planes filtered by fixed filters of odd size, with edges of zeros.
 
     (N, 1, H, W), (F, 1, size, size) -> (N, F, H, W). The gradient flows to the planes only.
-    PyTorch's own, towards a single channel, takes four times as long on a CPU as this: `size` sums
-    along the rows, one per row of the filters, which are then shifted and added.
+    PyTorch's own gradient for a single channel takes four times as long on a CPU. This one computes
+    `size` sums along the rows, one per row of the filters, then shifts and adds them.
     """
 
     @staticmethod
@@ -143,8 +143,8 @@ def averaged(planes: Tensor, size: int, across: int = 0) -> Tensor:
 
     (N, C, H, W) to (N, C, ceil(H/size), ceil(W/size)). across: columns of a block, if not `size`.
     If a gradient is needed and all cells are full, it uses a product with a small matrix, `size`
-    rows at a time: many times faster on a CPU, forward and back. Otherwise, an image's place in a
-    batch changes no bit of its row.
+    rows at a time, which is many times faster on a CPU. Otherwise the result for an image does not
+    depend on its place in the batch, to the last bit.
     """
     across = across or size
     if size == across == 1:
@@ -159,7 +159,7 @@ def averaged(planes: Tensor, size: int, across: int = 0) -> Tensor:
 
 
 def to_root_norm(rows: Tensor, faint: float) -> Tensor:
-    """Scale rows r to √d · r / (‖r‖ + faint), (B, d): norm √d about, unless they are faint."""
+    """Scale rows r to √d · r / (‖r‖ + faint), (B, d), a norm of about √d unless they are faint."""
     return rows * (math.sqrt(rows.shape[1]) / (torch.linalg.vector_norm(rows, dim=1, keepdim=True) + faint))
 
 

@@ -10,7 +10,7 @@ from sfumato.features.scattering import to_root_norm
 
 
 class Tangent(nn.Module):
-    """The gradient of a network with one hidden layer, as initialised, by its weights; of norm √d.
+    """The gradient of an untrained network with one hidden layer by its weights, with norm √d.
 
     (B, C, H, W) -> (B, d), d = width · (pixels + 1): the gradient of f(x) = Σ a_j · silu(w_j · x)
     by all w_j and a_j.

@@ -1,7 +1,7 @@
-"""The teacher as a model: a linear classifier on public features, and the uses of its predictions.
+"""The teacher, a linear classifier on public features, and functions that use its predictions.
 
-Everything here is post-processing of a release: it labels public and synthetic images, and guides a
-sampler.
+All of this is post-processing of a release: the teacher labels public and synthetic images, and
+guides a sampler.
 """
 
 import shutil
@@ -126,8 +126,8 @@ def at_shares(probabilities: Tensor, offsets: Tensor) -> Tensor:
 def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:
     """Find offsets of log p, (M,) float64, that make each class likeliest `wanted` times.
 
-    A noisy teacher predicts some classes too often or hardly ever. Its ranking of images within a
-    class is reliable. Steps become shorter, because numbers of hard labels jump.
+    A noisy teacher predicts some classes too often and others hardly ever, but ranks the images of
+    a class reliably. The steps become shorter, because the numbers of hard labels change in jumps.
 
     probabilities: (N, M); wanted: (M,) numbers of images. Source: posteriors at known shares
     (Saerens et al. 2002).

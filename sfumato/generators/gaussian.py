@@ -19,12 +19,12 @@ RECOLOURED = 6  # Random numbers that recolour a public image
 
 
 class GaussianGenerator(nn.Module):
-    """G(z, y): low cosine coefficients from the Gaussian of class y, and finer ones.
+    """G(z, y): low cosine coefficients from the Gaussian of class y, plus finer coefficients.
 
     features: arguments of the release's `CosineMoments`;
     details: number of public images. Finer coefficients come from a random public image,
     recoloured; without any, they are independent, with the variances `fine`.
-    latent: size of z, one number for each coefficient and one that chooses the public image.
+    latent: size of z: one number per coefficient, and one that chooses the public image.
     """
 
     def __init__(self, features: dict[str, Any], classes: int, details: int) -> None:
@@ -70,9 +70,10 @@ def fit_gaussians(release: FeatureMeans, priors: Tensor, details: Tensor | None 
     priors: (classes,) public label shares, summing to 1;
     details: (n, C, H, W) uint8 public images.
 
-    A covariance is the sum of the fitted law's diagonal, of the pooled covariance's deviation from
-    it, and of half of the class's deviation from that. In both deviations, every eigenvalue is
-    shrunk by the largest of pure noise, 2·√d times its deviation.
+    A covariance is the sum of the diagonal of the fitted law, the deviation of the pooled
+    covariance from it, and half of the class's deviation from the pooled one. In both deviations,
+    every eigenvalue is shrunk by 2·√d times the deviation of the noise, the largest eigenvalue of
+    pure noise.
     """
     features = release.features
     deviation = release.deviation

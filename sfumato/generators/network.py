@@ -25,7 +25,7 @@ class NormConv(nn.Module):
 class Widen(NormConv):
     """Doubles the sides: BN, ReLU, conv3, pixel shuffle.
 
-    There is no transposed convolution, whose overlaps appear as a grid.
+    A transposed convolution would make a visible grid of overlaps.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Residual(NormConv):
 class Enlarge(NormConv):
     """Doubles the sides: BN, ReLU, bilinear, conv3.
 
-    A pixel shuffle would draw the texture of large images as a grid.
+    In large images, a pixel shuffle would make a visible grid.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from sfumato.storage.weights import load_network, save_network
 GENERATOR_WEIGHTS = "generator.safetensors"  # Beside config.json
 OneStep = Generator | GaussianGenerator  # (z, labels) -> images
 DRAWING_BATCH = 1000  # Images of COARSE pixels per side at a time
-PATIENCE = 100  # Steps without progress on the held-out cells
+PATIENCE = 100  # Number of steps without progress on the held-out cells
 
 
 def new_generator(shape: Shape, classes: int, latent: int, width: int, seed: int, several: bool = False) -> Generator:
@@ -57,7 +57,7 @@ def fit_generator(
 
     Adam minimises Σ weight · ‖μ̃ − μ(G)‖², plus a cross-entropy. The fit goes from coarse to fine:
     large images are first fitted as block means, to features that need nothing finer. Each class
-    stops when it would begin to fit the noise (EarlyStopping): more steps make no worse images.
+    stops when it would begin to fit the noise (EarlyStopping), so more steps do no harm.
 
     releases: under Fourier features; priors: (classes,) public label shares, summing to 1; teacher:
     (B, C, H, W) -> (B, classes) logits, whose cross-entropy with the requested labels has the
@@ -132,16 +132,16 @@ def embedding_of(match: FeatureMeans, images: Tensor, weights: Tensor, priors: T
 
 
 def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor) -> Tensor:
-    """Compute ‖μ̃ − μ(G)‖² without the constant ‖μ̃‖², unbiased: a scalar.
+    """Compute an unbiased estimate of ‖μ̃ − μ(G)‖² without the constant ‖μ̃‖², a scalar.
 
-    Because ‖φ‖ = 1, the bias of the squared norm of a batch mean is known. It is removed: otherwise
-    small batches reward images that are all alike. Each column's error is divided by its prior:
-    otherwise a rare class would weigh only priors_m².
+    Because ‖φ‖ = 1, the bias of the squared norm of a batch mean is known, and is subtracted.
+    Otherwise small batches would reward images that are all alike. Each column's error is divided
+    by its prior. Otherwise a rare class would have a weight of only priors_m².
 
     embedding, target: (K, classes); weights: see `embedding_of`.
     """
     shown = (weights.sum(0) > 0).to(priors)  # a class without images in the batch has no gradient
-    # Effective number: so many images of equal weight would have a mean of the same variance.
+    # Effective number: this many images of equal weight have a mean of the same variance.
     counts = weights.sum(0).square() / weights.square().sum(0).clamp(min=1e-12)
     # E‖mean of n unit vectors‖² = ‖μ‖² + (1 − ‖μ‖²)/n, so (n‖mean‖² − 1)/(n − 1) estimates ‖μ‖²;
     # the constant is dropped.
@@ -154,11 +154,11 @@ def mismatch(embedding: Tensor, target: Tensor, weights: Tensor, priors: Tensor)
 class EarlyStopping:
     """Stops the fit of each class when it begins to fit the noise of the release.
 
-    The noise is independent from cell to cell, so the distance to the cells of `held_out`, which
-    the loss leaves out, estimates the distance to the release without noise, up to a constant and
-    without bias. It falls while the fit learns the class and rises when it learns the noise of the
-    other cells. A class that has come no nearer for PATIENCE steps is frozen: its target becomes
-    the generator's own embedding, averaged over steps, at its nearest.
+    The noise of different cells is independent. Therefore the distance to the cells of `held_out`,
+    which are not in the loss, is an unbiased estimate, up to a constant, of the distance to the
+    release without noise. It falls while the fit learns the class, and rises when it learns the
+    noise of the other cells. After PATIENCE steps without progress a class is frozen: its target
+    becomes the generator's own average embedding at the smallest distance.
     """
 
     smooth = 0.98  # decay of the average over steps that is compared with the held-out cells
@@ -194,7 +194,7 @@ class EarlyStopping:
 
     @torch.no_grad()
     def observe(self, embeddings: Sequence[Tensor], weights: Tensor) -> None:
-        """Record the embeddings of a batch, and freeze the classes that come no nearer."""
+        """Record the embeddings of a batch, and freeze the classes that no longer improve."""
         shown = weights.sum(0).cpu() > 0
         self.batches += shown
         part = torch.where(shown, (9 / (self.batches + 9)).clamp(min=1 - self.smooth), 0.0)
@@ -213,7 +213,7 @@ class EarlyStopping:
 
 
 def held_out(features: FourierFeatures, random: torch.Generator) -> Tensor:
-    """Choose the cells that the loss leaves out: (K,) bool, a fifth of all.
+    """Choose a fifth of the cells, (K,) bool, to leave out of the loss.
 
     Cosine and sine of a frequency are left out together.
     """
@@ -241,8 +241,8 @@ def recompute_batch_norm(generator: Generator, batch: int, priors: Tensor | None
 def balanced_labels(count: int, priors: Tensor | None, classes: int, random: torch.Generator) -> Tensor:
     """Draw `count` labels in random order, each class near its share: (count,) int64.
 
-    Numbers are as near to the shares as whole numbers allow. priors: (classes,) shares, or None for
-    equal ones. Systematic sampling with one uniform offset.
+    Uses systematic sampling with one uniform offset, so the numbers are as near to the shares as
+    whole numbers allow. priors: (classes,) shares, or None for equal shares.
     """
     shares = torch.full((classes,), 1 / classes, dtype=torch.float64) if priors is None else priors.double()
     edges = (shares.cumsum(0) / shares.sum())[:-1].contiguous()
@@ -261,7 +261,7 @@ def several_labels(count: int, priors: Tensor, random: torch.Generator) -> Tenso
 
 
 def labels_to_draw(model: Any, count: int, priors: Tensor | None, random: torch.Generator) -> Tensor:
-    """Draw by `several_labels` if the model takes several labels, else by `balanced_labels`.
+    """Draw by `several_labels` if the model takes several labels, otherwise by `balanced_labels`.
 
     Without priors, it always draws by `balanced_labels`.
     """
@@ -271,13 +271,14 @@ def labels_to_draw(model: Any, count: int, priors: Tensor | None, random: torch.
 
 
 def labels_to_fit(count: int, priors: Tensor, several: bool, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw equally many labels of each, so that rare ones are fitted, and weights by column.
+    """Draw each label equally often, so that rare labels are fitted, and weights by column.
 
-    With one label per image: (count,) int64, and one-hot rows. With several, each image has a
-    stratum, a label or none, and its other labels by `several_labels`: since these are independent,
-    the images of a stratum represent all images with its label. Labels are then (count, classes)
-    uint8, and weights (count, classes + 1) float32: in the column of the image's stratum, its entry
-    of `label_rows`; zeros elsewhere. priors: see `fit_generator`.
+    With one label per image, labels are (count,) int64, and weights are one-hot rows. With several
+    labels, each image has a stratum (one label, or none) and draws its other labels by
+    `several_labels`. Because these are independent, the images of a stratum represent all images
+    with its label. Labels are then (count, classes) uint8. Weights are (count, classes + 1)
+    float32: the image's entry of `label_rows` in the column of its stratum, and zeros elsewhere.
+    priors: see `fit_generator`.
     """
     classes = len(priors)
     strata = balanced_labels(count, None, classes + several, random)

@@ -1,4 +1,4 @@
-"""The page that asks for permission before ε is spent, from `params.yaml`, the public card and the plan."""
+"""Write the page that requests permission to spend ε, from `params.yaml`, the public card and the plan."""
 
 import math
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from sfumato.storage.files import make_folder, replace_file
 
 MARKDOWN = "brief.md"
 PAGE = "brief.html"
-# what a board asks for, by the keys of `release`
+# Questions of a review board, as keys of the section `release`
 ANSWERS = (
     *("purpose", "recipients", "legal_basis", "controller", "owner", "contact"),
     *("retention", "withdrawal", "incident_contact", "licence"),
@@ -30,7 +30,7 @@ ANSWERS = (
 def write_brief(made: ProjectPlan, folder: Path) -> list[str]:
     """Write the request as `brief.md` and `brief.html`. Returns the settings that the owner has not answered yet.
 
-    Guarantee: no image is read; the page follows from settings, the public card, and the charges in the journal.
+    Guarantee: no image is read. The page depends on the settings, the public card, and the charges in the journal.
     """
     text = template(Path(__file__).with_name(MARKDOWN), autoescape=False, plain=plain).render(facts_of(made))
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
@@ -43,7 +43,7 @@ def write_brief(made: ProjectPlan, folder: Path) -> list[str]:
 
 
 def facts_of(made: ProjectPlan) -> dict[str, Any]:
-    """Return the facts of the page, by their names in its template."""
+    """Return the values that fill the template of the page, by name."""
     params = made.params
     budget = made.budget
     by_person = params.privacy.unit == GROUP
@@ -97,18 +97,18 @@ def answers(made: ProjectPlan) -> Iterator[tuple[str, str]]:
 def spent_so_far(made: ProjectPlan) -> str:
     charges = len(made.odometer.opened())
     if not charges:
-        return "nothing, by the journal of this machine"
-    return f"{charges} measurements, by the journal of this machine; `stage ledger history` lists them"
+        return "nothing, according to the journal on this machine"
+    return f"{charges} measurements, according to the journal on this machine; `stage ledger history` lists them"
 
 
 def usefulness(made: ProjectPlan) -> str:
-    """State the forecast with its range, from results on public sets of the same kind."""
+    """Describe the forecast and its range, from results on public sets of the same kind."""
     params = made.params
     kind = kind_of(params, made.card.shape[0])
     if kind is None:
         return "Unknown: no public set with several labels per image was measured."
     expected = forecast(kind, params.privacy.size * params.privacy.epsilon, 1.0)
     return (
-        f"{expected.capitalize()}, of what the real images teach a classifier, if the models train for as long as "
-        "those of the public sets that this forecast is fitted to. Two of three such sets lay within the range."
+        f"{expected.capitalize()} of what a classifier learns from the real images, if the models are trained for as "
+        "long as on the public sets of this forecast. Two of three such sets lay within the range."
     )

@@ -1,4 +1,4 @@
-"""Checks before any spending: stages that need others, names, shapes and sizes."""
+"""Check parameters before anything is spent: required stages, names, shapes and sizes."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -15,7 +15,7 @@ from sfumato.settings.training import PUBLIC_MODEL
 
 
 def check_consistent(params: Params, card: Card, public: PublicCard | None = None) -> None:
-    """Raise ConfigError if a stage needs one that is switched off, or if parameters and images do not fit."""
+    """Raise ConfigError if a required stage is off, or if the parameters do not match the images."""
     of_the_stages = (STAGES[name].problems(params, card, public) for name in params.run)
     for problem in chain(
         card_problems(params, card, public),
@@ -43,10 +43,10 @@ def card_problems(params: Params, card: Card, public: PublicCard | None) -> Iter
     privacy = params.privacy
     groups = data.groups
     if groups is not None and privacy.unit != GROUP:
-        remedy = "set privacy.unit: group (and count persons in privacy.size_hint), or remove data.groups"
+        remedy = "set privacy.unit: group (and the number of persons as privacy.size_hint), or remove data.groups"
         yield f"data.groups is set, but privacy.unit={privacy.unit or 'null'}: {remedy}"
     if groups is None and privacy.unit == GROUP:
-        remedy = "set it, such as to {pattern: '^(P\\d+)_'}, and run `stage prepare sensitive`"
+        remedy = "set it, for example to {pattern: '^(P\\d+)_'}, and run `stage prepare sensitive`"
         yield f"privacy.unit=group protects all images of a person, but data.groups is missing: {remedy}"
     if card.unit != privacy.protected:
         yield f"privacy.unit={privacy.protected}, but the images were prepared for one {card.unit}: {prepare_again}"
@@ -55,7 +55,7 @@ def card_problems(params: Params, card: Card, public: PublicCard | None) -> Iter
 
 
 def label_problems(params: Params, card: Card) -> Iterator[str]:
-    """Yield the stages that require one label per image, if images have several; and the query that these need."""
+    """Yield the stages that images with several labels exclude, and the query that they require."""
     if card.labels != SEVERAL:
         return
     for name in params.run:
@@ -66,7 +66,7 @@ def label_problems(params: Params, card: Card) -> Iterator[str]:
 
 
 def missing_stages(params: Params) -> Iterator[str]:
-    """Yield stages that are switched on and require one that is not."""
+    """Yield each stage that is on and requires a stage that is off."""
     recipe = f"recipe={params.recipe!r}"
     if not params.runs("synthesize"):
         yield f"{recipe}: run={list(params.run)} does not contain synthesize, so nothing would be released: add it"
@@ -90,11 +90,11 @@ def source_problems(params: Params) -> Iterator[str]:
 
 
 def public_model_problems(params: Params, card: Card) -> Iterator[str]:
-    """Yield settings that do not fit a public text-to-image model, or its absence."""
+    """Yield settings that a public text-to-image model excludes or needs."""
     model = params.model
     _, height, width = card.shape
     given = ", ".join(f"model.{name}" for name in PUBLIC_MODEL if getattr(model, name) and name != "directory")
     if model.directory is None and given:
-        yield f"{given}: for a public model only, and model.directory is not set: set it, or remove them"
+        yield f"{given} apply to a public model only, but model.directory is not set: set it, or remove them"
     if model.directory is not None and height != width:
         yield f"model.directory: a public model draws squares, not {height}×{width}: set data.size to one number"

@@ -1,4 +1,4 @@
-"""A project for a folder of images: what its owner wants and is asked, what is proposed, and the files of it."""
+"""Create a project from a folder of images: survey it, ask the owner, propose parameters, write the files."""
 
 from __future__ import annotations
 
@@ -30,21 +30,23 @@ if TYPE_CHECKING:
     from sfumato.planning.kept import Plan
     from sfumato.planning.proposal import Known, Proposal
 
-NOTES = {  # comments of `params.yaml`, by the section that they stand above
+NOTES = {  # comments in `params.yaml`, by the section below them
     "data": "dataset_id is permanent: the odometer counts under this name",
     "privacy": "epsilon is spent by the first release; privacy.lifetime_epsilon allows further ones",
     "public": "using them costs no privacy, and no guarantee covers them: none was made from sensitive images",
 }
 
-USUAL_EPSILON = 5.0  # proposed at the prompt, never taken without an answer
+USUAL_EPSILON = 5.0  # proposed at the prompt, but never used without an answer
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Decides what was not given: is asked, or takes the defaults.
+    """The owner, who is asked for options that were not given. Without a prompt, defaults are used.
 
-    ask: asks a question, with a default and the type of the answer, or None for yes and no; None: nobody is asked;
-    see: shows a line that only the owner may read; spelling: of options, to the owner.
+    ask: function that asks a question, given its default and the type of the answer (None for yes or no); None if no
+    one can be asked;
+    see: function that shows a line which only the owner may read;
+    spelling: function from the name of an option to its form in this front end, such as `--groups`.
     """
 
     ask: Callable[[str, Any, type | None], Any] | None = None
@@ -67,9 +69,12 @@ class Owner:
 class Proposed:
     """A project that is not written yet.
 
-    survey: of the images, private; chosen: of the proposals, and the others by size; seconds: of each stage; plan: of
-    the chosen one; counted: whether the published number of images is theirs, rounded; spelling: of options, to the
-    owner.
+    survey: survey of the images, which is private;
+    chosen: the chosen proposal;
+    seconds: expected seconds of each stage;
+    plan: plan of the chosen proposal;
+    counted: whether the published number of images was counted and rounded, instead of given by the owner;
+    spelling: see `Owner`.
     """
 
     out: Path
@@ -82,9 +87,9 @@ class Proposed:
     spelling: Spelling
 
     def write(self, say: Say, *, force: bool = False, more: Mapping[str, Any] | None = None) -> None:
-        """Write the files of the project, and begin its repository.
+        """Write the files of the project, and create its repository.
 
-        force: replace those of an earlier one; more: sections of `params.yaml` beside the proposed ones.
+        force: replace the files of an earlier project; more: sections to add to the proposed `params.yaml`.
         """
         notes = dict(NOTES)
         if self.counted:
@@ -100,9 +105,10 @@ class Proposed:
 
 
 def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed:
-    """Look at a folder of images, and find the parameters that fit them, ε and the minutes. Writes and spends nothing.
+    """Survey a folder of images, and find parameters for these images, ε and minutes. Writes and spends nothing.
 
-    state: the private state directory. Raises ConfigError or DataError, as `survey` does and for what does not fit.
+    state: the private state directory. Raises ConfigError or DataError, as `survey` does, and if an option does not
+    match the images.
     """
     check_places(options)
     if options.epsilon is None and owner.ask is None:
@@ -121,13 +127,13 @@ def propose_project(options: InitOptions, owner: Owner, state: Path) -> Proposed
     name = choose_name(options.images, options.dataset_id, owner, state)
     if options.epsilon is None:
         owner.see("ε limits what anyone can learn about one person or image: 1 protects strongly, above 10 hardly.")
-        owner.see("It is your decision, and the first run spends it. A smaller ε makes the images less useful.")
+        owner.see("You decide it, and the first run spends it. A smaller ε makes the images less useful.")
     epsilon = owner.number("Privacy budget ε", options.epsilon, USUAL_EPSILON, "epsilon")
     seen, unit = look_for_persons(seen, options, owner, state)
     minutes = owner.number("Minutes that a run may take on this machine", options.minutes, 30.0, "minutes")
     size_hint = options.size_hint or ask_for_size(seen, owner)
 
-    # slow to import: pictures that cannot be used are named first
+    # Imported late because it is slow: pictures that cannot be used are reported first.
     from sfumato.planning.proposal import Known, are_sided, sizes_of
 
     sides = (options.size,) if options.size else sizes_of(seen.side, seen.longer, seen.proportion)
@@ -184,7 +190,7 @@ def count_public(folder: Path | None, owner: Owner) -> int:
 
 
 def check_places(options: InitOptions) -> None:
-    """Raise ConfigError if there is no folder, if git would take the images, or if files would be overwritten."""
+    """Raise ConfigError if the folder is missing, git would track the images, or files would be overwritten."""
     out = options.out
     for option, images in (("images", options.images), ("public", options.public)):
         if images is None:
@@ -216,7 +222,7 @@ def check_places(options: InitOptions) -> None:
 
 
 def check_size(size: Size | None, seen: Survey) -> None:
-    """Raise ConfigError if most images are smaller than the size that is asked for."""
+    """Raise ConfigError if most images are smaller than the requested size."""
     if size is None:
         return
     rows, columns = both_sides(size)
@@ -229,7 +235,7 @@ def check_size(size: Size | None, seen: Survey) -> None:
 
 
 def look(options: InitOptions, owner: Owner, state: Path) -> tuple[InitOptions, Survey]:
-    """Survey the images. What only the owner can decide is asked, and joins the options."""
+    """Survey the images, asking the owner wherever the layout is ambiguous. Answers are added to the options."""
     while True:
         try:
             seen = survey(
@@ -253,7 +259,7 @@ def look(options: InitOptions, owner: Owner, state: Path) -> tuple[InitOptions, 
 
 
 def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> InitOptions:
-    """Ask what only the owner can decide, again if the answer is not valid. Return the options with it."""
+    """Ask the owner to resolve an ambiguity, until the answer is valid. Returns the options with the answer."""
     questions = {
         "groups": f"How do I find each image's person? (same syntax as {owner.spelling('groups')}, or `alone`)",
         "classes": "What are the class names? (a,b,c; or `all` to use all that were found)",
@@ -272,7 +278,7 @@ def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> Init
 
 
 def confirm_companions(seen: Survey, owner: Owner) -> None:
-    """Raise ConfigError if pictures accompany others, unless the owner says that they are pictures of their own."""
+    """Raise ConfigError if pictures look like masks or thumbnails of others, unless the owner denies it."""
     if seen.companions is None:
         return
     name, other = seen.companions.example
@@ -280,16 +286,16 @@ def confirm_companions(seen: Survey, owner: Owner) -> None:
     text = f"{seen.companions.count} of {every} pictures look like masks, annotations or thumbnails of others, such as "
     text += f"{name} of {other}"
     owner.see(text)
-    question = "Are they pictures of their own, to train on?"
+    question = "Are they separate pictures, to train on?"
     if owner.ask is None or not owner.answer(question, False, None):
-        raise ConfigError(f"{text}. Move them out of the folder, or rename them if they are pictures of their own")
+        raise ConfigError(f"{text}. Move them out of the folder, or rename them if they are separate pictures")
 
 
 def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> str:
-    """The dataset id. Raises ConfigError if images of this very folder are counted under another one."""
+    """Choose the dataset id. Raises ConfigError if images of this folder are already counted under another id."""
     origins = sorted((state / "data").glob(f"*/{ORIGIN}"))
     before = next((file.parent.name for file in origins if read_json(file).get("path") == str(folder)), None)
-    spelled = unicodedata.normalize("NFKD", folder.stem if folder.is_file() else folder.name)  # ö as o and a mark
+    spelled = unicodedata.normalize("NFKD", folder.stem if folder.is_file() else folder.name)  # ö becomes o and a mark
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub("[\u0300-\u036f]", "", spelled)).strip("-._")[:64]
     name = given or owner.answer(
         "Dataset name (permanent: the privacy budget is counted under it)", before or plain or "images"
@@ -307,7 +313,7 @@ def choose_name(folder: Path, given: str | None, owner: Owner, state: Path) -> s
 def look_for_persons(
     seen: Survey, options: InitOptions, owner: Owner, state: Path
 ) -> tuple[Survey, Literal["group", "image"] | None]:
-    """Return what is seen with the persons that the owner names, and the unit of privacy.
+    """Return the survey with the persons that the owner named, and the unit of privacy.
 
     Raises ConfigError as `confirm_companions` and `ask_for_groups` do.
     """
@@ -326,10 +332,10 @@ def look_for_persons(
 
 
 def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOptions | None:
-    """Ask how each image's person is found, and return the options with it; None if no two images are of one person.
+    """Ask how to find each image's person, and return the options with the answer.
 
-    Where something repeats, the default is to protect persons; without a proposal there is none. Raises ConfigError if
-    something repeats and nobody is asked.
+    Returns None if no two images show the same person. If ids seem to repeat, the default is to protect persons; it
+    has a default pattern only if one was found. Raises ConfigError if ids seem to repeat and no one can be asked.
     """
     likely: bool | None = False
     pattern = None
@@ -360,7 +366,7 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
 
 
 def ask_for_size(seen: Survey, owner: Owner) -> int:
-    """The rounded number of images, or of persons, that are not held out: it is published."""
+    """Ask for the rounded number of images, or of persons, that are not held out. It is published."""
     from sfumato.planning.proposal import rounded_size
 
     what = "sensitive images" if seen.persons is None else "persons"
@@ -375,7 +381,7 @@ def ask_for_size(seen: Survey, owner: Owner) -> int:
 
 
 def understood(seen: Survey) -> Iterator[str]:
-    """What the folder was taken for, as a small tree with counts: private."""
+    """Describe how the folder was understood, as a small tree with counts. It is private."""
     by = f", by column {seen.data['label_column']}" if "label_column" in seen.data else ""
     yield f"local    {seen.images} images in {len(seen.classes)} classes{by}"
     for name, count in zip(seen.classes, seen.counts, strict=True):
@@ -383,7 +389,7 @@ def understood(seen: Survey) -> Iterator[str]:
     if seen.groups is not None:
         yield f"         ├─ {seen.persons} persons, by {seen.groups.words}"
     for person, count in seen.largest:
-        yield f"         ├─ person {person}: {count} images, one of the largest numbers"
+        yield f"         ├─ person {person}: {count} images, among the most of any person"
     way = "test/,"
     held = seen.held_out
     if held is None:
@@ -394,7 +400,7 @@ def understood(seen: Survey) -> Iterator[str]:
 
 
 def summary(made: Proposed) -> Iterator[str]:
-    """What was seen, what is proposed and why, and what becomes public."""
+    """Describe the images, the proposal with its reasons, and what becomes public."""
     classes = made.survey.classes
     params = made.chosen.params
     colours = "colour" if made.survey.colour else "grey"
@@ -404,7 +410,7 @@ def summary(made: Proposed) -> Iterator[str]:
     yield f"hold-out {drawn if made.survey.held_out is None else 'test/'}"
     trained = [part.name for part in split_of(Path(str(params.data.path)))[0]]
     if joined := [name for name in trained if {*words_in(name)} & {*VALIDATION}]:
-        yield f"         {', '.join(joined)}/ is added to the training images: no choice is made by it"
+        yield f"         {', '.join(joined)}/ is added to the training images, because no choice depends on it"
     yield f"protects {protected(made)}"
     yield f"recipe   {params.recipe}: {made.chosen.row}"
     if params.synthesize.choose:
@@ -416,11 +422,11 @@ def summary(made: Proposed) -> Iterator[str]:
     if made.counted:
         what = "persons" if params.privacy.unit == GROUP else "images"
         option = made.spelling("size_hint")
-        yield f"         size_hint is the number of {what}, rounded to one digit: to publish another, use {option}"
+        yield f"         size_hint is the number of {what}, rounded to one digit. To publish another, use {option}"
 
 
 def warnings(made: Proposed, state: Path) -> Iterator[str]:
-    """What weakens the guarantee, what must be set before the first run, and what was spent before."""
+    """Warn of what weakens the guarantee, must be set before the first run, or was already spent."""
     from sfumato.planning.make import settings_for_ever_lines
     from sfumato.planning.resolve import warnings_of
     from sfumato.privacy.odometer import Odometer
@@ -436,7 +442,7 @@ def warnings(made: Proposed, state: Path) -> Iterator[str]:
 
 
 def size_rows(made: Proposed) -> Iterator[list[str]]:
-    """Of each size, the largest first: its pixels, its minutes, up to how many more help, and its usefulness."""
+    """Yield a row per size, the largest first: pixels, minutes, the most minutes that help, usefulness."""
     from sfumato.planning.forecast import forecast
 
     for one in sorted([made.chosen, *made.others], key=lambda one: both_sides(one.params.data.size or 0), reverse=True):

@@ -1,9 +1,9 @@
-"""How long each stage should take on this machine when it is idle: operations of its networks, each counted once on one
-blank image, divided by the speed.
+"""Estimate how long each stage takes on this machine when it is idle.
 
-The speed is that of a small reference network: measured once per machine, in processor time of one thread, so that
-other programs count little. A free stage that ran before corrects its estimate by the time it took. Durations of
-queries depend on sensitive draws: they are not kept.
+The estimate is the number of operations of the stage's networks, counted on one blank image, divided by the speed of
+this machine. The speed is measured once per machine with a small reference network, in processor time of one thread, so
+that other programs have little effect. A free stage corrects its estimate by the duration of its last run. Durations of
+queries depend on sensitive draws, so they are not stored.
 """
 
 import json
@@ -31,13 +31,16 @@ from sfumato.settings.stages import STAGES
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
 
-DURATIONS = Path("cache") / "durations.json"  # below the state directory
-FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # commands that the plan does not resolve
+DURATIONS = Path("cache") / "durations.json"  # path in the state directory
+FRAME = ("prepare sensitive", "prepare public", "plan", "ledger", "report")  # commands without a resolved file
 START = 8.0  # seconds that DVC, imports and the files of an artifact add to a stage
 
 
 def now() -> float:
-    """Seconds of processor time if one thread does the work, so that other programs count little; else wall time."""
+    """Return processor time in seconds if one thread does the work, otherwise wall time.
+
+    Other programs affect processor time little.
+    """
     if device().type == "cuda":
         torch.cuda.synchronize()
     elif torch.get_num_threads() == 1:
@@ -46,15 +49,15 @@ def now() -> float:
 
 
 def gain(threads: int) -> float:
-    """How many times as fast so many threads should be as one: about the root of their number."""
+    """Estimate the speed-up by this many threads: about the square root of their number."""
     return 1.0 if device().type == "cuda" else threads**0.5
 
 
 @cache
 def operations_per_second() -> float:
-    """Of one thread, in the precision of trainings: in a convolution and a matrix product, by the best of passes."""
+    """Measure the speed of one thread: the best of several passes of a convolution and a matrix product."""
     layers = [nn.Conv2d(64, 64, 3, padding=1), nn.SiLU(), nn.Flatten(), nn.Linear(64 * 14 * 14, 576)]
-    operations = operations_of(partial(nn.Sequential, *layers), (64, 14, 14))  # before they are moved
+    operations = operations_of(partial(nn.Sequential, *layers), (64, 14, 14))  # counted before the layers are moved
     network = nn.Sequential(*layers).to(device())
     images = torch.rand(64, 64, 14, 14, device=device())
     with torch.no_grad(), torch.autocast(device().type, torch.bfloat16, enabled=fast_bfloat16(device().type)):
@@ -63,7 +66,7 @@ def operations_per_second() -> float:
 
 
 class Machine:
-    """The speed of this machine, and the last run of each stage on it: measured once, kept in the state directory."""
+    """The speed of this machine and the last duration of each stage, stored in the state directory."""
 
     def __init__(self, state: Path) -> None:
         name = torch.cuda.get_device_name() if device().type == "cuda" else platform.machine()
@@ -89,15 +92,17 @@ class Machine:
 def expected_seconds(
     params: Params, shape: Shape, classes: int, state: Path, public_images: int = 0
 ) -> dict[str, float | None]:
-    """Seconds of each stage and of the commands of FRAME, by name; None without an estimate and a past run.
+    """Estimate the seconds of each stage and of the commands of FRAME, by name; None if nothing is known.
 
-    shape: (C, H, W) of an image. Their number is `privacy.size_hint`, never a private count. public_images: how many
-    there are, if a stage reads them; state: the private state directory.
+    The number of images is taken from `privacy.size_hint`, never from a private count.
+
+    shape: (C, H, W) of an image; public_images: number of public images, if a stage reads them; state: the private
+    state directory.
     """
     machine = Machine(state)
     work = Work(params, shape, classes, public_images)
-    expected: dict[str, float | None] = dict.fromkeys(STAGES, 1.0)  # that are switched off, with DVC's part
-    with one_thread():  # several would wait for each other where other programs run
+    expected: dict[str, float | None] = dict.fromkeys(STAGES, 1.0)  # DVC's time for a stage that is off
+    with one_thread():  # several threads would wait for each other while other programs run
         for name in filter(params.runs, STAGES):
             seconds = corrected(name, work, machine)
             expected[name] = None if seconds is None else START + seconds
@@ -105,12 +110,12 @@ def expected_seconds(
 
 
 def corrected(name: str, work: Work, machine: Machine) -> float | None:
-    """The estimate of a stage's work, times what its last run took for each second that it was expected to take."""
+    """Estimate a stage's seconds, scaled by the ratio of its last run's duration to the estimate for that run."""
     run = machine.content["runs"].get(name, {})
     same_model = run.get("model") in (None, work.params.model.non_default())
     then = None
     if run.get("shape") == list(work.shape) and same_model:
-        with suppress(*UNREADABLE):  # of another version
+        with suppress(*UNREADABLE):  # written by another version
             settings = STAGES[name].settings.model_validate(run["settings"])
             then = replace(work, params=work.params.model_copy(update={name: settings}))
     operations = work.of(name)
@@ -120,16 +125,16 @@ def corrected(name: str, work: Work, machine: Machine) -> float | None:
     if then is None:
         return seconds
     before = machine.seconds(then.of(name) or 0.0)
-    if before > 1 and 1 / 4.0 < run["seconds"] / before < 4.0:  # else it was resumed, or disturbed
+    if before > 1 and 1 / 4.0 < run["seconds"] / before < 4.0:  # otherwise it was resumed, or other programs ran
         return seconds * run["seconds"] / before
     return seconds
 
 
 @contextmanager
 def timed(state: Path, plan: StagePlan[Any]) -> Iterator[None]:
-    """Keep how long the work of a free stage takes, to two digits, if it ends well. Of many processes the first writes.
+    """Store the duration of a free stage, to two digits, if it succeeds. Only the first process writes.
 
-    It is kept with the settings that decide it, in the private state directory.
+    It is stored in the private state directory, with the settings that determine it.
     """
     begun = now()
     yield

@@ -30,10 +30,14 @@ from sfumato.storage.artifacts import merge_records, read_artifact
 def resolve_project(
     folder: Path, state: Path, params: Path, *, dry_run: bool = False, say: Say = unsaid, see: Say | None = None
 ) -> ProjectPlan:
-    """Work out the plan of a project; writes nothing.
+    """Compute the plan of a project. Writes nothing.
 
-    params: below the folder; dry_run: images need not be prepared; say: shows a note; see: to the owner only,
-    if they look on. Raises ConfigError, DataError or BudgetError where the project does not fit together.
+    params: path of the parameters, relative to the folder;
+    dry_run: allow images that are not prepared;
+    say: function that shows a note;
+    see: function that shows a note to the owner only, or None.
+
+    Raises ConfigError, DataError or BudgetError if the project's settings, images and charges do not match.
     """
     if not dry_run and renew(folder / "dvc.yaml"):
         raise ConfigError("dvc.yaml was written by an older version and has been updated: run `dvc repro` again")
@@ -47,7 +51,7 @@ def resolve_project(
         say(f"the images are not yet prepared as version {version}: `dvc repro` prepares them first")
         card = replace(card, version=version)
         prepared = False
-    if see is not None and (note := changed_pictures(loaded, state)):  # that there were changes is private
+    if see is not None and (note := changed_pictures(loaded, state)):  # whether pictures changed is private
         see(note)
     if loaded.privacy.unit is None and loaded.data.groups is None and card.source in OF_THE_OWNER:
         say(
@@ -81,7 +85,7 @@ def resolve_project(
 
 
 def unprepared(folder: Path, params: Params, say: Say) -> Card:
-    """The card that images in a folder will have. Raises DataError for another source: prepare them first."""
+    """Return the card that images in a folder will have. Raises DataError for other sources, to be prepared first."""
     reading_sensitive()
     data = params.data
     if data.source != "imagefolder" or data.path is None or data.size is None or data.channels is None:

@@ -1,7 +1,8 @@
 """Forecast the usefulness of a release before anything is spent, from results on public images only.
 
-The noise affects 500 persons at ε = 1 as much as 50 at ε = 10: their product decides. `benchmarks/forecast.py`
-fits `forecast.yaml` to the results of public sets, as a share of what there is to learn (`evaluation.verdict`):
+The noise affects 500 persons at ε = 1 as much as 50 at ε = 10, so the forecast depends on the product.
+`benchmarks/forecast.py` fits `forecast.yaml` to the results of public sets, as a share of what there is to learn
+(`evaluation.verdict`):
 
     logit(learned) = offset of the kind of images + slope · log10(units · ε)
 """
@@ -23,7 +24,7 @@ LINE: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("forecast.yaml"))
 
 
 def kind_of(params: Params, channels: int | None) -> str | None:
-    """The kind of public runs that a forecast goes by, one of the offsets; None for several labels, without any."""
+    """Return the kind of public runs that a forecast uses, a key of the offsets; None for several labels."""
     if params.data.labels == SEVERAL:
         return None
     if set(params.synthesize.sources) == {"select"}:
@@ -32,37 +33,40 @@ def kind_of(params: Params, channels: int | None) -> str | None:
 
 
 def kept(grown: float, side: int, largest: int, product: float) -> float:
-    """The part of it that is left with shorter fits and smaller images: above 1 where smaller ones teach more.
+    """Return the factor that shorter fits and smaller images apply to a forecast; above 1 if smaller images teach more.
 
-    grown: length of the fits, 0, the shortest, to 1, the longest that were measured; side: of the images in pixels, the
-    longer one; largest: to which they could be resized; product: units · ε, as detail is lost in noise with few.
+    grown: length of the fits, from 0, the shortest, to 1, the longest that was measured;
+    side: longer side of the images, in pixels;
+    largest: largest size to which they could be resized;
+    product: units · ε; if it is small, noise hides the detail of large images.
     """
     rule = LINE["sizes"]
     power = rule["offset"] + rule["slope"] * math.log10(product)
-    fits = 1 - 0.3 * (1 - grown) ** 2  # by brain MRI with 18, 49 and 64 % of the longest
+    fits = 1 - 0.3 * (1 - grown) ** 2  # fitted to brain MRI with 18, 49 and 64 % of the longest
     return fits * float((min(side, rule["largest"]) / min(largest, rule["largest"])) ** power)
 
 
 def expected_part(kind: str, product: float, left: float = 1.0, sure: float = 0.0) -> float:
-    """The part of what there is to learn that is expected of units · ε.
+    """Return the expected share of what there is to learn, for a product of units · ε.
 
-    kind: one of the offsets; left: by `kept`; sure: standard deviations of the public results, of which two of three
-    lay within one.
+    kind: key of the offsets;
+    left: result of `kept`;
+    sure: number of standard deviations to add; two of three public results lay within one.
     """
     middle = LINE["offsets"][kind] + LINE["slope"] * math.log10(product)
     return left * float(expit(middle + sure * LINE["spread"]))
 
 
 def forecast(kind: str, product: float, left: float) -> str:
-    """Return the level, and the share in per cent with its range."""
+    """Describe the forecast: its level, and its share in per cent with the range."""
     low, part, high = (expected_part(kind, product, left, sure) for sure in (-1, 0, 1))
     return f"{level_of(part)}, {100 * part:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
 
 
 def advice(kind: str, units: int, epsilon: float, what: str) -> str:
-    """Translate units · ε to another ε, and state how many units would raise the forecast by a level.
+    """Give the same forecast at another ε, and the number of units that would raise it by a level.
 
-    An ε that would do so is named too, up to MOST_EPSILON.
+    Also name the ε that would do so, if it is at most MOST_EPSILON.
     """
     product = units * epsilon
     other = 10 if epsilon < 4 else 1
@@ -79,9 +83,11 @@ def advice(kind: str, units: int, epsilon: float, what: str) -> str:
 
 
 def curve(kind: str, product: float) -> dict[str, Any]:
-    """The forecast for a drawing: points (log10(units · ε), part) of "line" and its "band"; "runs": (name, point).
+    """Return the data of the forecast's plot; a point is (log10(units · ε), share).
 
-    kind: one of the offsets, of which the public runs are; product: units · ε of a project, whose point is "here".
+    "line" and "band" contain points, "runs" a (name, point) per public run, and "here" the point of the project.
+
+    kind: key of the offsets, which selects the public runs; product: units · ε of the project.
     """
     powers = [step / 10 for step in range(15, 66)]
     low, line, high = ([(x, expected_part(kind, 10**x, sure=sure)) for x in powers] for sure in (-1, 0, 1))

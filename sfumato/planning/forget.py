@@ -1,4 +1,4 @@
-"""Delete the private files of a dataset: private copy, caches, checkpoints and kept releases. The journal stays."""
+"""Delete the private files of a dataset: its copy, caches, checkpoints and kept releases. Its journal is kept."""
 
 import re
 import shutil
@@ -22,8 +22,9 @@ from sfumato.storage.in_use import unused
 from sfumato.storage.locks import file_lock, holding
 
 FORGOTTEN = "forget"  # purpose of the entry in the journal
-STAYS = (ORIGIN, UNNAMED)  # against a second name of the same folder, and a second version of the same images
-OF_ANY = "withheld output, survey caches"  # of any dataset: a later command may have written them
+# Kept to detect a second name for the same folder, and a second version of the same images
+STAYS = (ORIGIN, UNNAMED)
+OF_ANY = "withheld output, survey caches"  # deleted for all datasets: a later command may have written them
 
 
 def datasets(state: Path) -> list[str]:
@@ -50,7 +51,7 @@ def private_files(state: Path, dataset_id: str) -> dict[str, list[Path]]:
 
 
 def runs_of(state: Path, dataset_id: str) -> list[Path]:
-    """Return the folders of all runs in the journal, valid or not; if entries are lost, of unknown runs too."""
+    """Return the folders of all runs in the journal, which may be invalid. If it lost entries, add unknown runs."""
     files = [file for file in (state / "odometer").glob("*") if file.suffix in (".jsonl", ".aside") and file.is_file()]
     texts = {file.name: file.read_text("utf-8", "replace") for file in files}
     own = re.compile(rf"{re.escape(dataset_id)}(\.jsonl|\.\d+\.aside)")
@@ -74,10 +75,10 @@ def forgotten_on(state: Path, dataset_id: str) -> str | None:
 
 
 def forget(state: Path, dataset_id: str, here: Iterable[Path] = ()) -> str | None:
-    """Delete `private_files`, then the files `here` in a project. The journal stays, records this, and still counts.
+    """Delete `private_files`, then the files `here` in a project. The journal is kept, records this, and still counts.
 
-    It may be killed at any time and called again. Returns why the journal is invalid, or None; an invalid journal is
-    not changed. Raises BudgetError if another process works with the images.
+    If the process is killed, call the function again. Returns why the journal is invalid, or None; an invalid journal
+    is not changed. Raises BudgetError if another process works with the images.
     """
     odometer = Odometer(state, dataset_id)
     home = odometer.images

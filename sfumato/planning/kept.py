@@ -26,9 +26,9 @@ class Plan:
 
     params: Params
     files: dict[str, dict]  # the resolved configuration of each stage
-    mechanisms: dict[str, Mechanism]  # of each query that is switched on
+    mechanisms: dict[str, Mechanism]  # the mechanism of each query that is on
     budget: dict
-    lineage: dict[str, Lineage]  # of each such query
+    lineage: dict[str, Lineage]  # the lineage of each query that is on
 
 
 def stages_before(name: str, params: Params) -> tuple[str, ...]:
@@ -42,8 +42,11 @@ def stages_before(name: str, params: Params) -> tuple[str, ...]:
 class Past:
     """The charges on prepared images, from the journal, the ledger and the artifacts.
 
-    folder: of the project; runs: released, or left open by a kill; terms: what a record of today would hold. Whether
-    the images have changed is private, and not looked at.
+    Whether the images have changed is private, so it is not checked.
+
+    folder: folder of the project;
+    runs: runs that are released, or were left open by a kill;
+    terms: fields that a new record would contain.
     """
 
     state: Path
@@ -52,7 +55,7 @@ class Past:
     terms: Mapping[str, object]
 
     def decide(self, name: str, lineage: Lineage, settings: str, inputs: Sequence[str], made: bool = True) -> Decision:
-        """Decide what a query will do. settings: digest of its own; made: whether its inputs exist and will stay."""
+        """Decide what a query will do. settings: their digest; made: whether its inputs exist and will not change."""
         files = [self.artifact(other) / PRIVACY for other in inputs]
         made = made and all(file.is_file() for file in files)
         work = Work(
@@ -73,9 +76,9 @@ class Past:
 
 
 def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) -> Past:
-    """Return the charges on the images of a card. Those found only in the project's files were released elsewhere.
+    """Return the charges on the images of a card. Charges found only in the project's files were released elsewhere.
 
-    A record that cannot be read is skipped: the odometer still refuses to spend on what it covers.
+    A record that cannot be read is skipped. The odometer still refuses to spend again on the same work.
     """
     version = card.dataset_id, card.version
     journal = Odometer(state, card.dataset_id).charges(card.version)
@@ -89,28 +92,28 @@ def known_past(state: Path, card: Card, folder: Path, *, declared_size: bool) ->
 
 
 def repeat_count(name: str, params: Params, plan: str, runs: Sequence[Run]) -> int:
-    """Count how often a query was, or will be, paid for again under its plan, which has the digest `plan`.
+    """Count how often a query was, or will be, paid for again under the plan with the digest `plan`.
 
-    The number in privacy.spend_again is compared with what was released, or else left open, so a wish is granted once.
-    It also reaches the queries that depend on a named one, because their inputs will change.
+    The number in privacy.spend_again is compared with the releases, or with open runs if there are none, so that each
+    request is granted once. It also applies to queries that depend on a named one, because their inputs will change.
     """
     mine = [run for run in runs if run.opened.get("plan") == plan and run.end != ABANDON]
     done = [run.record.get("again", 0) for run in [run for run in mine if run.end == CLOSE] or mine]
     wished = sum(params.privacy.spend_again.get(other, 0) for other in (name, *stages_before(name, params)))
-    last = max(done, default=wished)  # a first release fulfils the wish
+    last = max(done, default=wished)  # a first release fulfils the request
     return last + (wished > last)
 
 
 def spending_of(made: Plan, past: Past, out: Path) -> tuple[list[Decision], set[str]]:
-    """Decide on each query, and which stages will run: with changed settings or inputs, or without an artifact.
+    """Decide on each query, and find the stages that will run because of changed settings, inputs or no artifact.
 
-    out: the folder of the plan so far. Released queries are restored at once, and do not count as run.
+    out: folder of the plan so far. Released queries are restored at once, and do not count as run.
     """
-    changed: dict[str, str] = {}  # stage -> the stage whose change reaches it
+    changed: dict[str, str] = {}  # stage -> the stage whose change makes it run
     coming = set[str]()
     spending = []
     for name, stage in STAGES.items():
-        there = name == "evaluate" or past.artifact(name).is_dir()  # evaluate leaves no artifact
+        there = name == "evaluate" or past.artifact(name).is_dir()  # evaluate writes no artifact
         same = holds(out / f"{name}.yaml", made.files[name])
         done = there and same and not coming & {*stage.upstream}
         cause = next((changed[other] for other in stage.upstream if other in changed), None)

@@ -1,4 +1,4 @@
-"""The plan of a project: every parameter resolved, the noise calibrated, and what the next run would spend."""
+"""Plan a project from its cards: resolve parameters, calibrate the noise, and list what the next run would spend."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,10 +27,12 @@ from sfumato.storage.files import make_folder, replace_file
 class ProjectPlan(Plan):
     """The plan of a project, before it is written.
 
-    card: of the images as they are prepared, or will be; public: of the public images, if a stage reads them;
-    inherited: the records that these and a public model bring; past: what was released before, from which folder;
-    seen: the charges and heads that the project's ledgers and artifacts name, once there is a journal;
-    unprepared: the commands that must prepare images first.
+    card: card of the images as they are, or will be, prepared;
+    public: card of the public images, if a stage reads them;
+    inherited: records of the public images and of a public model;
+    past: earlier charges;
+    seen: charges and heads that the project's ledgers and artifacts name, if there is a journal;
+    unprepared: commands that must prepare images first.
     """
 
     card: Card
@@ -68,7 +70,7 @@ class ProjectPlan(Plan):
         return estimate.expected_seconds(self.params, self.card.shape, classes, self.past.state, many)
 
     def check_lifetime(self, spending: Sequence[Decision]) -> None:
-        """Raise BudgetError if a run would use up the lifetime budget half-way, before its first query."""
+        """Raise BudgetError before the first query if a run would exceed the lifetime budget at a later one."""
         coming = {entry.stage: self.mechanisms[entry.stage] for entry in spending if entry.pays}
         if coming:
             check_lifetime(self.odometer, coming, policy_of(self), self.params.privacy.protected)
@@ -78,7 +80,7 @@ class ProjectPlan(Plan):
 
 
 def write_texts(out: Path, texts: Mapping[str, str]) -> None:
-    """Replace the files that changed, one by one, and remove files of an older plan."""
+    """Replace the files that have changed, and remove files of an older plan."""
     ours = (".yaml", ".json", ".csv", ".tmp")
     if any(path.name not in texts and path.suffix not in ours for path in out.glob("*")):
         raise ConfigError(f"{out} contains files that are not part of a plan: move them elsewhere")
@@ -92,7 +94,7 @@ def write_texts(out: Path, texts: Mapping[str, str]) -> None:
 
 
 def risk_line(made: Plan) -> str:
-    """State how often an attacker is right at most, and the ε at which the excess over chance is half as large."""
+    """State how often an attacker can be right, and the ε at which the excess over chance is half as large."""
     mechanisms = tuple(made.mechanisms.values())
     adjacency = made.budget["adjacency"]
     one = "person" if made.params.privacy.unit == GROUP else "image"
@@ -106,7 +108,7 @@ def risk_line(made: Plan) -> str:
 
 
 def share_lines(made: Plan, content: Mapping[str, Any], file: Path) -> Iterator[str]:
-    """Yield the stages whose share differs from the requested one, and why. content: of the file."""
+    """Yield the stages whose share differs from the requested one, and why. content: content of `file`."""
     apart = []
     for name in made.mechanisms:
         noise = getattr(made.params, name).noise
@@ -128,7 +130,7 @@ def spending_lines(made: ProjectPlan, spending: Sequence[Decision]) -> Iterator[
     odometer = made.odometer
     before = {record["stage"] for record in odometer.opened()}
     if not before:
-        yield f"no charge on dataset {odometer.dataset_id!r} so far, by the journal in {odometer.path.parent}"
+        yield f"no charge on dataset {odometer.dataset_id!r} so far, according to the journal in {odometer.path.parent}"
     for entry in spending:
         stage = entry.stage
         cost = f"ε = {made.budget['stages'][stage]['epsilon']:.3f} alone ({made.mechanisms[stage]})"

@@ -25,25 +25,25 @@ from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, copy_directory
 def merge_projects(
     folders: Sequence[Path], out: Path, say: Say, *, different_people: bool
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Add up the noisy counts and means of owners with the same settings, as a project at `out`; each keeps their ε.
+    """Add up the noisy counts and means of owners with the same settings, and write a project to `out`.
 
-    different_people: the confirmation that no person is among the images of two owners. Returns the merged queries and
-    the dataset ids. Raises ConfigError or DataError if they do not fit.
+    Each owner's ε stays the same, because no person is among the images of two owners. different_people: the owners'
+    confirmation of this. Returns (merged queries, dataset ids). Raises ConfigError or DataError if merging fails.
     """
     own_folder = out.resolve() in [folder.resolve() for folder in folders] or (out / "params.yaml").exists()
     if len(folders) < 2 or own_folder:
-        raise ConfigError(f"name two projects or more, and an --out that is none of them and has no params.yaml: {out}")
+        raise ConfigError(f"name two or more projects, and a different folder without params.yaml as --out, not {out}")
     for folder in folders:
         refuse_links(folder / ARTIFACTS)
         refuse_links(folder / PUBLIC.parts[0], folder / PUBLIC)
-    for folder, name in itertools.product(folders, STAGES):  # raises ConfigError if one is missing or not whole
+    for folder, name in itertools.product(folders, STAGES):  # raises ConfigError if a plan is missing or incomplete
         read_stage_plan(folder / PLAN / f"{name}.yaml", name)
     plans = [{name: read_yaml(folder / PLAN / f"{name}.yaml") for name in STAGES} for folder in folders]
     first = plans[0]
     queries = same_settings(folders, plans)
     releases_of = {name: [read_artifact(folder / ARTIFACTS / name, name) for folder in folders] for name in queries}
     budgets = [read_budget(folder / PLAN / "budget.json") for folder in folders]
-    releases = zip(*releases_of.values(), strict=True)  # of each owner
+    releases = zip(*releases_of.values(), strict=True)  # one tuple per query, with the releases of all owners
     owners = [check_owner(*each) for each in zip(folders, plans, budgets, releases, strict=True)]
     apart = sorted(name for names in owners for name in names)
     if len({*apart}) < len(apart):
@@ -74,7 +74,7 @@ def merge_projects(
             merge_means(name, releases_of[name], sizes, total, directory, plan)
     for name in [name for name in QUERIES if name not in queries]:
         write_empty(out / ARTIFACTS / name, name)
-    for path in (*(ARTIFACTS / name for name in shared), PUBLIC):  # those that the features rest on are of all
+    for path in (*(ARTIFACTS / name for name in shared), PUBLIC):  # inputs of the features, which all owners share
         if (folders[0] / path).is_dir():
             read_artifact(folders[0] / path, path.name)
             copy_directory(folders[0] / path, out / path)
@@ -87,7 +87,7 @@ def merge_projects(
 def write_plans(
     plans: Mapping[str, dict[str, Any]], dataset_id: str, size_hint: int, budget: Mapping[str, Any], folder: Path
 ) -> None:
-    """Write the plan of the merged project: the first owner's, for all owners. No query can run by it."""
+    """Write the plan of the merged project: the first owner's, extended to all owners. No query can run with it."""
     texts = {"budget.json": json.dumps(dict(budget), indent=1) + "\n"}
     for name, plan in plans.items():
         merged = {key: value for key, value in plan.items() if key != "about"}
@@ -100,7 +100,7 @@ def write_plans(
 
 
 def write_pipeline(out: Path, free: Sequence[str], say: Say, **limit: Any) -> None:
-    """Write `dvc.yaml` with the free stages: all else came from the owners. limit: of the check of the ledger."""
+    """Write `dvc.yaml` with the free stages; all other results came from the owners. limit: see `workflow_text`."""
     stages = {name: entry for name, entry in dvc_content()["stages"].items() if name in (*free, "ledger", "report")}
     made = {f"{ARTIFACTS}/{name}" for name in stages} | {str(LEDGER)}
     for entry in stages.values():

@@ -1,4 +1,4 @@
-"""A project from Python: what `stage init` writes and `dvc repro` runs, as one object."""
+"""Use a project from Python: create, plan, run and check it with one object."""
 
 from __future__ import annotations
 
@@ -26,16 +26,23 @@ if TYPE_CHECKING:
     from sfumato.release.loading import Release
 
 NOISE = ("Running stage", "Updating lock", "To track", "\tgit add", "To enable", "\tdvc config", "Use `dvc push`")
-# Becomes a program, and leaves a watcher in its process group, which ends with all of it unless a line comes to stdin.
+# Starts a program, with a watcher in its process group. If stdin is closed before it gets a line, because this process
+# has died, the watcher ends the whole group.
 WATCHER = """exec 3<&0
 { read -r line || { kill -INT 0; sleep 2; kill -KILL 0; }; } <&3 >/dev/null 2>&1 &
 exec "$@" 3<&- </dev/null"""
 
 
 class Project:
-    """A folder with `params.yaml` and `dvc.yaml`: the same stages, ledger and odometer as on the command line.
+    """A folder with `params.yaml` and `dvc.yaml`, with the same stages, ledger and odometer as on the command line.
 
-    Threads may work with several projects at once. Raises ConfigError without a project, which `create` makes.
+    Threads may work with several projects at once.
+
+    Args:
+        folder: Folder of the project.
+
+    Raises:
+        ConfigError: The folder is not a project. Use `create` to make one.
     """
 
     def __init__(self, folder: str | Path = ".") -> None:
@@ -56,7 +63,7 @@ class Project:
 
     @classmethod
     def create(cls, folder: str | Path, *, images: str | Path, epsilon: float, **options: Any) -> Project:
-        """Look at a folder of images and write a project that fits them, ε and the minutes; spends nothing.
+        """Survey a folder of images, choose parameters for them, and write a project. Spends nothing.
 
         Prints what was chosen, and what becomes public.
 
@@ -86,10 +93,14 @@ class Project:
         return cls(folder)
 
     def plan(self) -> pandas.DataFrame:
-        """What each stage would cost, in ε and minutes; spends nothing. Images that are not prepared are.
+        """Compute what each stage would cost, in ε and minutes. Spends nothing.
 
-        Returns a row for each stage that runs: noise_multiplier, sample_rate, releases, epsilon (of this query only)
-        and share of the budget, empty for a stage that is free; minutes. `attrs` holds epsilon, delta and target.
+        Images that are not prepared yet are prepared first.
+
+        Returns:
+            One row per stage that runs, with the columns noise_multiplier, sample_rate, releases, epsilon (of this
+            query only) and share (of the budget), which are empty for a free stage, and minutes. Its `attrs` contain
+            epsilon, delta and target.
         """
         import pandas
 
@@ -110,10 +121,18 @@ class Project:
         return table
 
     def check(self, epsilon: float | None = None, *, delta: float | None = None, unit: str | None = None) -> Verified:
-        """Verify the ledger and the files of the release, from the records and without data.
+        """Verify the ledger and the files of the release. Needs no images.
 
-        epsilon: the largest allowed, beside the ledger's own target; delta: to compute at; unit: "image" or "group", if
-        it must be protected. Raises BudgetError, whose `problems` are the reasons, unless all holds.
+        Args:
+            epsilon: Largest ε allowed, besides the ledger's own target.
+            delta: δ at which ε is computed, by default the ledger's.
+            unit: "image" or "group", to require that privacy unit.
+
+        Returns:
+            The verified ledger, with its ε.
+
+        Raises:
+            BudgetError: The ledger or a file is not valid. Its `problems` list every reason.
         """
         from sfumato.privacy.check import verify
 
@@ -122,30 +141,48 @@ class Project:
         return verified(ledger, limit=epsilon, delta=delta, unit=unit)
 
     def run(self, *, progress: bool = True) -> Release:
-        """Run what changed since the last run, and return the release. Every charge is journalled as ever.
+        """Run all stages that changed since the last run, and return the release.
 
-        progress: print a line for each stage. Raises the error of the stage that failed, in its own words.
+        Charges are journalled as on the command line.
+
+        Args:
+            progress: Print a line for each stage.
+
+        Raises:
+            SfumatoError: A stage failed. The error is the stage's own.
         """
         repro(self.folder, shown=progress)
         return self.release
 
     @property
     def release(self) -> Release:
-        """The release of the last run. Raises DataError if there is none, or if a file of it was changed."""
+        """Return the release of the last run.
+
+        Raises:
+            DataError: There is no release, or one of its files was changed.
+        """
         from sfumato.release.loading import load_release
 
         return load_release(self.folder / ARTIFACTS / "synthesize")
 
     @property
     def verdict(self) -> dict[str, Any]:
-        """What the last evaluation says of the release: level, sentence, accuracies. Local. DataError without one."""
+        """Return the result of the last evaluation: level, sentence and accuracies. It is local: do not share it.
+
+        Raises:
+            DataError: The release was not evaluated.
+        """
         metrics = self.folder / "metrics.json"
         if not metrics.is_file():
             raise DataError(f"{metrics} does not exist: call run() in a project whose `run` contains evaluate")
         return dict(read_json(metrics)["verdict"])
 
     def report(self) -> Path:
-        """The page that says what was released, what it cost and what an attacker can learn at most."""
+        """Return the path of the page about the release: its content, its cost, and how much an attacker can learn.
+
+        Raises:
+            DataError: There is no page yet.
+        """
         page = self.folder / ARTIFACTS / "report" / "index.html"
         if not page.is_file():
             raise DataError(f"{page} does not exist: call run() first")
@@ -153,10 +190,11 @@ class Project:
 
 
 def repro(folder: Path, *targets: str, shown: bool) -> None:
-    """Run `dvc repro` of this very environment, its `stage` first on the path. shown: print its lines.
+    """Run `dvc repro` of this Python environment, with its `stage` command first on the path.
 
-    If this process is killed or interrupted, all that DVC started gets Ctrl-C, and a kill 2 seconds later. What an
-    earlier run left in DVC's lock is removed first. Raises the error of the stage that failed.
+    If this process is killed or interrupted, everything that DVC started is interrupted too, and killed 2 seconds
+    later. Entries that an earlier run left in DVC's lock are removed first. shown: print the output. Raises the error
+    of the stage that failed.
     """
     release_left(folder)
     with tempfile.TemporaryDirectory() as place:
@@ -164,7 +202,7 @@ def repro(folder: Path, *targets: str, shown: bool) -> None:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         watcher = ["sh", "-c", WATCHER, "sh"] if os.name == "posix" else []
         with subprocess.Popen(
-            # -P: nothing in the user's folder takes the place of a package
+            # -P: no file in the user's folder can replace a package
             [*watcher, sys.executable, "-P", "-m", "dvc", "repro", *targets],
             cwd=folder,
             env={**os.environ, "PATH": path, LAST_ERROR: str(said)},
@@ -176,16 +214,16 @@ def repro(folder: Path, *targets: str, shown: bool) -> None:
             errors="replace",
         ) as running:
             last = deque[str](maxlen=5)
-            command = ""  # DVC's line of a command, shown before the first line of a stage that says something
+            command = ""  # DVC's line for a command, shown before the first line that its stage prints
             for line in running.stdout or ():
                 last.append(line)
-                shown &= not line.startswith("error: ")  # it is raised below
+                shown &= not line.startswith("error: ")  # raised below instead
                 if line.startswith("> "):
                     command = line
                 elif shown and line.strip() and not line.startswith(NOISE):
                     print(command + line, end="", flush=True)
                     command = ""
-            running.communicate("\n")  # the watcher leaves
+            running.communicate("\n")  # ends the watcher
         if running.returncode and said.is_file():
             raise error_from(read_json(said))
         if running.returncode:

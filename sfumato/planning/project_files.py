@@ -1,4 +1,4 @@
-"""The files of a project, as `stage init` writes them, and the repository's own `dvc.yaml`.
+"""Write the files of a project, for `stage init`, and the `dvc.yaml` of this repository.
 
 `python -m sfumato.planning.project_files` prints the latter.
 """
@@ -30,8 +30,8 @@ def unsaid(text: str) -> None:
 
 IGNORED = "/artifacts/\n/data/raw/\n/data/sensitive/\n/data/public/\n/models/\n/evaluation/\n/dvc_plots/\n/.sfumato/\n"
 IGNORED += "/metrics.json\n"
-DVC_HEADERS: dict[str, str] = dict(read_yaml(Path(__file__).with_name("dvc_headers.yaml")))  # of `dvc.yaml`
-# what git tracks in a project; a folder of recipes, if the owner has one
+DVC_HEADERS: dict[str, str] = dict(read_yaml(Path(__file__).with_name("dvc_headers.yaml")))  # comments of `dvc.yaml`
+# Files that git tracks in a project; `pipelines` exists if the owner has recipes
 TRACKED = (
     ".dvc .dvcignore .gitattributes .github .gitignore README.md params.yaml pipelines dvc.yaml dvc.lock ledger.json"
 )
@@ -42,7 +42,7 @@ def dvc_text(*, clone: bool = False) -> str:
 
 
 def dvc_content(*, clone: bool = False) -> dict[str, Any]:
-    """Return the content of `dvc.yaml`. clone: of the repository, whose code and recipes are dependencies."""
+    """Return the content of `dvc.yaml`. clone: for this repository, whose code and recipes are dependencies."""
     stages: dict[str, Any] = {}
     for name, (commands, reads, writes) in dvc_stages().items():
         entry: dict[str, Any] = {"cmd": commands[0] if len(commands) == 1 else commands}
@@ -56,7 +56,7 @@ def dvc_content(*, clone: bool = False) -> dict[str, Any]:
             if path == str(LEDGER):
                 entry["metrics"] = [{path: {"cache": False, "persist": True}}]
             else:
-                # DVC's run cache must bring back no old card and no old plan
+                # DVC's run cache must not restore an old card or an old plan.
                 kept = path in (str(CARD_PATH), str(PLAN))
                 entry.setdefault("outs", []).append({path: {"persist": True}} if kept else path)
         stages[name] = entry
@@ -67,7 +67,7 @@ def dvc_content(*, clone: bool = False) -> dict[str, Any]:
 
 
 def renew(file: Path) -> bool:
-    """Rewrite a project's `dvc.yaml` if it names stages of an older version; stages of the owner's own stay.
+    """Rewrite a project's `dvc.yaml` if it lists stages of an older version. Stages that the owner added are kept.
 
     Returns whether it was rewritten.
     """
@@ -89,7 +89,7 @@ def renew(file: Path) -> bool:
 
 
 def params_text(content: Mapping[str, Any], notes: Mapping[str, str]) -> str:
-    """Return `params.yaml`, one paragraph per section. notes: a comment line for some of the sections."""
+    """Return the text of `params.yaml`, one paragraph per section. notes: comments by section."""
     lines = [
         "# Written by `stage init`. Keys that are missing here come from the recipe, then from the defaults:",
         "# `stage recipe show` prints every parameter, `stage recipe list` the recipes.",
@@ -126,14 +126,14 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
             missing = [line for line in text.splitlines() if line not in there]
             text = "".join(f"{line}\n" for line in there + missing)
         elif path.exists() and name not in ("params.yaml", "dvc.yaml") and not force:
-            say(f"{name} exists already, and is not changed")
+            say(f"{name} already exists, and is not changed")
             continue
         replace_file(path, text.encode())
     begin_repository(out, say)
 
 
 def begin_repository(out: Path, say: Say) -> None:
-    """Begin a git repository, if there is none, and DVC's folder in it."""
+    """Create a git repository, if there is none, and DVC's folder in it."""
     has_git = shutil.which("git") is not None
     if not has_git:
         say("git is not installed: the project has no history, so others cannot check its ledger. Install git")
@@ -143,13 +143,13 @@ def begin_repository(out: Path, say: Say) -> None:
         return
     from dvc.repo import Repo
 
-    logging.getLogger("dvc").setLevel(logging.WARNING)  # it greets
-    inside = has_git and not (out / ".git").exists()  # a folder of a repository
+    logging.getLogger("dvc").setLevel(logging.WARNING)  # hides its greeting
+    inside = has_git and not (out / ".git").exists()  # the project is a subfolder of a repository
     failed = explained(ConfigError, lambda error: f"`dvc init` failed in {out}: {error}", causes=(Exception,))
     with failed, Repo.init(str(out), no_scm=not has_git, subdir=inside) as repo:
         with repo.config.edit("repo") as config:
             config["core"] |= {"analytics": False, "check_update": False}  # both contact DVC's makers
-        # by default, every account may write into DVC's index, and `dvc checkout` runs what is pickled there
+        # By default, any account may write into DVC's index, and `dvc checkout` runs code that is pickled there.
         with repo.config.edit("local") as config:
             config["core"]["site_cache_dir"] = str(state_dir() / DVC_INDEX)
 

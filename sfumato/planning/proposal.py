@@ -1,7 +1,7 @@
-"""Propose parameters for a folder of images that fit the images, ε and the minutes.
+"""Propose parameters for a folder of images, an ε and a number of minutes.
 
-The rules are the table `proposals.yaml`. They use public values only: the shape of the images, their classes, a rounded
-number of them, ε, and the minutes that `planning/estimate.py` expects.
+The rules are in the table `proposals.yaml`. They use public values only: the shape of the images, their classes and
+rounded number, ε, and the minutes that `planning/estimate.py` expects.
 """
 
 import math
@@ -27,31 +27,31 @@ from sfumato.settings.stage import RECIPES
 from sfumato.storage.documents import read_yaml
 
 PROPOSALS: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("proposals.yaml")))
-JUDGING = 0.25  # part of the minutes that the evaluation takes at most; the release has the rest
+JUDGING = 0.25  # largest share of the minutes for the evaluation; the rest is for the release
 
-Seconds = Callable[[Params], Mapping[str, float]]  # of each stage
+Seconds = Callable[[Params], Mapping[str, float]]  # expected seconds of each stage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is public of the images, and what the owner asks for."""
+    """The public facts about the images, and the owner's requests."""
 
     dataset_id: str
     path: str
-    side: Size  # of the images as they will be stored, at most; or rows and columns
+    side: Size  # largest side of the stored images, in pixels; or rows and columns
     channels: int
-    longer: int = 0  # pixels of the longer side of the images as they are; 0: of the largest size
-    size_hint: int  # a rounded number of sensitive images, or of persons
+    longer: int = 0  # longer side of the original images, in pixels; 0 if it is the largest size
+    size_hint: int  # rounded number of sensitive images, or of persons
     epsilon: float
     minutes: float
     unit: str | None = None  # privacy.unit
-    data: Mapping[str, Any] = field(default_factory=dict)  # further keys of the section: where the labels are, range
+    data: Mapping[str, Any] = field(default_factory=dict)  # further keys of the section, such as range
     fit: str = "crop"
-    groups: Groups | None = None  # where persons' ids are found
+    groups: Groups | None = None  # rule for finding persons' ids
     public: str | None = None  # folder of public images
-    public_images: int = 0  # how many it holds
-    evaluate: bool = True  # whether the release is judged on real images
-    sided: bool = False  # whether classes may be mirror images of one another, as of a left and a right hand
+    public_images: int = 0  # number of public images
+    evaluate: bool = True  # whether to evaluate the release on real images
+    sided: bool = False  # whether classes may be mirror images of each other, such as left and right hands
 
 
 @dataclass(frozen=True)
@@ -60,22 +60,22 @@ class Proposal:
 
     content: dict[str, Any]  # the content of `params.yaml`
     params: Params  # the same, resolved
-    row: str  # of the table
-    grown: float  # length of the fits: 0, the shortest, to 1, as long as what was measured
-    seconds: float  # expected
-    judging: float  # seconds of them that the evaluation takes
-    enough: bool  # whether the time suffices
-    whole: float = math.inf  # minutes for fits as long as what was measured
-    left: float = 1.0  # part of what whole fits of the largest images teach: see `forecast.kept`
+    row: str  # name of the row of the table
+    grown: float  # length of the fits, from 0, the shortest, to 1, the longest that was measured
+    seconds: float  # expected seconds of a run
+    judging: float  # seconds of them for the evaluation
+    enough: bool  # whether the requested time is enough
+    whole: float = math.inf  # minutes that the longest measured fits would take
+    left: float = 1.0  # result of `forecast.kept`
 
     @property
     def kind(self) -> str | None:
-        """The public runs that its usefulness is forecast by; None for several labels, without any."""
+        """Kind of public runs that its forecast uses; None for several labels."""
         return kind_of(self.params, self.params.data.channels)
 
 
 def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> Card:
-    """The card of images that are not prepared yet. official: whether they bring their hold-out."""
+    """Return the card of images that are not prepared yet. official: whether they include a hold-out."""
     data = params.data
     return Card(
         dataset_id=data.name,
@@ -90,12 +90,13 @@ def proposed_card(params: Params, classes: tuple[str, ...], official: bool) -> C
 
 
 def sizes_of(side: int, longer: int, proportion: float) -> tuple[Size, ...]:
-    """Sizes to which images may be resized, the largest first; only the smallest may enlarge.
+    """Return the sizes to which images may be resized, the largest first. Only the smallest may enlarge images.
 
-    side, longer: the medians of their sides; proportion: rows over columns. The longer side of a size is in the table,
-    and the shorter one is a multiple of 4 pixels, 8 or more.
+    The longer side of a size is in the table, and the shorter one is a multiple of 4 pixels, at least 8.
+
+    side, longer: medians of the shorter and longer sides, in pixels; proportion: rows divided by columns.
     """
-    quarter = max(1, round(4 * min(proportion, 1 / proportion))) / 4  # shorter over longer: 1 for what is nearly square
+    quarter = max(1, round(4 * min(proportion, 1 / proportion))) / 4  # shorter side / longer side; 1 if nearly square
     most = min(side / quarter, longer)
     sides = [each for each in PROPOSALS["sides"] if each <= most] or [min(PROPOSALS["sides"])]
     sizes = []
@@ -112,12 +113,12 @@ def are_sided(classes: Sequence[str]) -> bool:
 
 
 def rounded_size(count: int) -> int:
-    """`count` to one significant digit, 3 at least: what may be published of it."""
+    """Round a count to one significant digit, at least 3, so that it may be published."""
     return max(3, int(float(f"{count:.0e}")))
 
 
 def propose(known: Known, seconds: Seconds) -> Proposal:
-    """The parameters for `known`, at its size. seconds: that the stages are expected to take on this machine.
+    """Propose parameters for `known` at its size. seconds: function that estimates each stage on this machine.
 
     Raises ConfigError if no row of the table fits.
     """
@@ -136,10 +137,10 @@ def propose(known: Known, seconds: Seconds) -> Proposal:
 
 
 def proposals(known: Known, sides: Sequence[Size], seconds: Seconds) -> list[Proposal]:
-    """A proposal for each of the sizes that the table has a row for: the chosen one first, then the others by size.
+    """Make a proposal for each size that the table has a row for. The chosen one is first, then the others by size.
 
-    The largest that the minutes allow, and that is nine tenths as useful as the best, is chosen, else the smallest.
-    Raises ConfigError if there is a row for none of them.
+    It is the largest size that fits the minutes and is at least 90 % as useful as the best one, otherwise the smallest
+    size. Raises ConfigError if the table has no row for any size.
     """
     ordered = sorted(sides, key=both_sides, reverse=True)
     by_size = []
@@ -175,7 +176,7 @@ def row_for(known: Known) -> Mapping[str, Any]:
 
 
 def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, seconds: Seconds) -> Proposal:
-    """One point between the first and the last numbers of a row: part 0 to 1."""
+    """Interpolate between the first and the last numbers of a row. part: position, from 0 to 1."""
     data: dict[str, Any] = {"dataset_id": known.dataset_id, "source": "imagefolder", "path": known.path}
     data |= {"size": known.side, "channels": known.channels, **known.data}
     if known.fit != Data().fit:
@@ -200,7 +201,7 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
     if beside or not known.evaluate:
         content["run"] = runs
     content = for_so_many(content, known.epsilon * known.size_hint, row, runs)
-    for key, (first, last) in row["grows"].items():  # by equal factors, to two digits
+    for key, (first, last) in row["grows"].items():  # geometric interpolation, to two digits
         value: Any = int(float(f"{first * (last / first) ** part:.1e}"))
         for name in reversed(key.split(".")):
             value = {name: value}
@@ -231,7 +232,7 @@ def proposal(known: Known, row: Mapping[str, Any], overlays: list, part: float, 
 
 
 def for_so_many(content: dict[str, Any], product: float, row: Mapping[str, Any], runs: Sequence[str]) -> dict[str, Any]:
-    """The content with shares and teacher's constants that fit `product`, images or persons times ε."""
+    """Adapt the shares and the teacher's constants to `product`, the number of images or persons times ε."""
     if row.get("tuned_at"):
         effective = product / row["tuned_at"]
         rules = at_effective_epsilon(content["recipe"], effective)
@@ -245,14 +246,14 @@ def for_so_many(content: dict[str, Any], product: float, row: Mapping[str, Any],
 
 
 def few(what: str, product: float) -> float:
-    """What the table `few` gives for a number of images, or persons, times ε."""
+    """Look up a value of the table `few`. product: number of images or persons times ε."""
     rule = PROPOSALS["few"][what]
     low, high = rule["within"]
     return float(min(max(rule["value"] * (product / rule["at"]) ** rule["power"], low), high))
 
 
 def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:
-    """The shares and the teacher's constants of a recipe as they are at `epsilon`, below 1 with a slower teacher."""
+    """Return a recipe's shares and teacher's constants at `epsilon`. Below 1, the teacher learns more slowly."""
     content = read_overlay(recipes_at(RECIPES), recipe, "recipe")
     sections: dict[str, Any] = {}
     for name, section in content.items():
@@ -261,6 +262,6 @@ def at_effective_epsilon(recipe: str, epsilon: float) -> dict[str, Any]:
     if "teacher" not in content:
         return sections
     rules = Teacher.constants(str(content["teacher"].get("fitted_on", "public")), epsilon)
-    rules["learning_rate"] *= min(epsilon, 1.0) ** 0.6  # by brain MRI at ε = 1 and 10
+    rules["learning_rate"] *= min(epsilon, 1.0) ** 0.6  # fitted to brain MRI at ε = 1 and 10
     plain = {key: float(f"{value:.3g}") for key, value in rules.items() if key in ("learning_rate", "max_norm")}
     return {**sections, "teacher": {**plain, "steps": rules["steps"]}}

@@ -1,6 +1,6 @@
 """Resolve parameters into one configuration per stage, with the noise calibrated to the budget.
 
-All of it is public: nothing here reads an image or a noisy answer.
+The result is public: no code here reads an image or a noisy release.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ def noise_requests(params: Params) -> dict[str, NoiseRequest]:
 def make_plan(
     params: Params, card: Card, public: PublicCard | None = None, runs: Sequence[Run] = (), records: Sequence[dict] = ()
 ) -> Plan:
-    """Resolve everything. Raises BudgetError, naming the stage and the excess, if the budget cannot be met.
+    """Resolve all parameters. If the budget cannot be met, raises BudgetError with the stage and the excess.
 
-    public: the card of the public set, if a stage reads it; runs: on these images so far (`Past`); records: of
-    earlier releases, that public images and a public model bring, which the budget holds too.
+    public: card of the public set, if a stage reads it;
+    runs: earlier runs on these images (see `Past`);
+    records: records of public images and of a public model, which the budget must include.
     """
     check_consistent(params, card, public)
     privacy = params.privacy
@@ -107,9 +108,10 @@ def make_plan(
 
 
 def plan_digest(name: str, params: Params, files: Mapping[str, dict], public: PublicCard | None) -> str:
-    """Digest of the settings of a stage and of all before it, and of the public card if one reads the public set.
+    """Compute the digest of the settings of a stage and of all stages before it.
 
-    The revision of a free stage before it does not count: better code for what is free is no reason to spend again.
+    If one of them reads the public set, its card is included. Revisions of earlier free stages are not included,
+    because a change in free code must not cause new spending.
     """
     stages = (*stages_before(name, params), name)
     reads = any("public" in params.inputs_of(n) for n in stages)
@@ -154,7 +156,7 @@ def warnings_of(params: Params, delta: float, classes: int) -> Iterator[str]:
 
 
 def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | None) -> dict:
-    """Return all that one stage may depend on: its revision and non-default settings. Nothing else re-runs it."""
+    """Return everything that one stage may depend on: its revision and non-default settings."""
     enabled = params.runs(stage.name)
     content: dict[str, Any] = {"stage": stage.name, "revision": stage.revision, "enabled": enabled}
     content |= {"dataset_id": card.dataset_id, "shape": list(card.shape), "classes": list(card.classes)}
@@ -172,7 +174,7 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["model"] = params.model.non_default()
     if enabled and stage.owned and (about := params.release.model_dump(exclude_none=True)):
         content["about"] = about
-    if enabled and stage.name in ("teacher", "synthesize"):  # they say how pictures were prepared
+    if enabled and stage.name in ("teacher", "synthesize"):  # their cards describe how pictures were prepared
         if prepared := params.data.model_dump(mode="json", include={"fit", "range"}, exclude_defaults=True):
             content["prepared"] = prepared
         if by_line(params.privacy.accountant) == EXACT:
@@ -181,13 +183,13 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["mechanism"] = dict(vars(mechanism))
         if params.privacy.unit == GROUP:
             content |= {"unit": GROUP, "group_cap": params.privacy.group_cap or 1}
-    # a stage that reads only the public set does not see these
+    # A stage that reads only the public set does not get these.
     private = ("dataset_id", "classes", "size_hint", "labels")
     return {key: value for key, value in content.items() if not stage.public_only or key not in private}
 
 
 def policy_of(plan: Plan) -> SpendingPolicy:
-    """Return what the owner allows beyond the plan of one stage."""
+    """Return the owner's permissions that are not part of a stage's plan."""
     privacy = plan.params.privacy
     return SpendingPolicy(
         delta=plan.budget["delta"],
@@ -199,7 +201,7 @@ def policy_of(plan: Plan) -> SpendingPolicy:
 
 
 def plan_texts(plan: Plan, before: Path | None = None) -> dict[str, str]:
-    """Return file name -> text, byte-deterministic. A file in `before` with the same meaning keeps its text."""
+    """Return the text of each file by name, deterministically. A file in `before` with equal content keeps its text."""
     texts = {
         file: (before / file).read_text("utf-8") if before and holds(before / file, content) else as_yaml(content)
         for file, content in ((f"{stage}.yaml", content) for stage, content in plan.files.items())

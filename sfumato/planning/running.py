@@ -1,4 +1,4 @@
-"""DVC's lock on what runs: which of the programs that it names still run."""
+"""Read DVC's lock, and find which of the programs in it still run."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ SERVER_SKEW = 60.0  # seconds by which the clock of a file server may be behind
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A program that DVC's lock names: number and command, a path that it uses, and when the lock was last written."""
+    """A program in DVC's lock: its process number, its command, a path that it uses, and the lock's last change."""
 
     process: int
     command: str
@@ -25,7 +25,7 @@ class Holder:
 
     @property
     def runs(self) -> bool:
-        """Whether it still runs, as far as the system shows.
+        """Return whether it still runs, as far as the system shows.
 
         After a reboot or in another container, its number may belong to a different program. Such a program started
         after the lock was written, or has a different command. Only the last words of the two commands are compared,
@@ -53,7 +53,7 @@ def holders(folder: Path = Path()) -> list[Holder]:
 
 
 def release_left(folder: Path) -> None:
-    """Remove DVC's lock if none of its programs runs. DVC does so itself, unless another program has their number."""
+    """Remove DVC's lock if none of its programs runs. DVC does not if another program has their number now."""
     lock = folder / RUNNING
     if lock.exists():
         with suppress(*UNREADABLE, Timeout), FileLock(lock.with_suffix(".lock"), timeout=3):  # DVC's, while it writes

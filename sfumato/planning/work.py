@@ -26,7 +26,7 @@ _counted: dict[str, int] = {}
 
 
 class Count(TorchDispatchMode):
-    """Counts the operations of convolutions and matrix products, and what takes as long as so many of them."""
+    """Counts operations of convolutions and matrix products, and converts the cost of other calls into operations."""
 
     operations = 0
 
@@ -41,9 +41,9 @@ class Count(TorchDispatchMode):
 
 
 def operations_of(build: Callable[[], nn.Module], *inputs: Any) -> int:
-    """Count the operations of a forward pass of the network that `build` makes, on one image.
+    """Count the operations of a forward pass, on one image, of the network that `build` returns.
 
-    inputs: of the pass; a tuple is the shape of a blank tensor.
+    inputs: arguments of the pass; a tuple is the shape of a blank tensor.
     """
     key = repr((build, inputs))
     if key not in _counted:

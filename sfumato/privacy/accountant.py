@@ -2,8 +2,8 @@
 
 Costs are bounded by RDP (with the tight conversion and with the classic one of the papers) and by
 PLD. dp-accounting provides the Rényi curves, the privacy-loss distributions and the closed form of
-a Gaussian. This module adds the conversion, which drops an order whose value is not a number (it
-never counts as free), and the solver for shares of the budget.
+a Gaussian. This module adds the conversion, which ignores an order whose value is not a number
+instead of counting it as free, and the solver for shares of the budget.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # dp-accounting takes a second to import: it is imported wher
 
 # Upper limit of δ: with probability δ there is no guarantee, so a larger one is refused
 LARGEST_DELTA = 1e-3
-# The grid is fine near 1, where expensive mechanisms have their best order, and reaches 4096,
-# because cheap ones have theirs far out.
+# The grid is fine near 1, where the best order of an expensive mechanism lies, and reaches 4096 for
+# cheap mechanisms.
 ORDERS: tuple[float, ...] = (
     *(1 + x / 20 for x in range(1, 60)),
     *(4 + x / 4 for x in range(24)),
@@ -58,9 +58,9 @@ def relation(adjacency: str) -> NeighboringRelation:
 
 
 def rdp_curve(events: Iterable[DpEvent], orders: tuple[float, ...] = ORDERS) -> np.ndarray:
-    """Return the Rényi divergence of all events together at each order.
+    """Compute the Rényi divergence of the composition of all events at each order.
 
-    Returns (len(orders),), infinite at orders where it cannot be computed.
+    Returns (len(orders),) float64, infinite at each order at which it cannot be computed.
     """
     return sum((_computed_curve(event, orders) for event in events), np.zeros(len(orders)))
 
@@ -79,7 +79,7 @@ def _computed_curve(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
             accountant.compose(event)
     finally:
         logging.set_verbosity(verbosity)
-    curve = np.array(accountant._rdp, dtype=float)  # no public name gives it
+    curve = np.array(accountant._rdp, dtype=float)  # not available under a public name
     return np.where(np.isfinite(curve) & (curve >= 0), curve, np.inf)
 
 
@@ -93,10 +93,10 @@ def default_delta(size_hint: int) -> float:
 
 
 def checked_delta(delta: float | None, size_hint: int, section: str = "") -> float:
-    """Return δ for a release over `size_hint` units: `delta`, or the default.
+    """Return δ for a release over `size_hint` units: `delta`, or the default if it is None.
 
-    section: settings section of both, for errors. Raises ConfigError for a δ or a size that gives
-    no guarantee.
+    section: prefix of both settings in error messages. Raises ConfigError if δ or the size gives no
+    guarantee.
     """
     if type(size_hint) is not int or not FEWEST_UNITS <= size_hint <= MOST_UNITS:
         limits = f"{FEWEST_UNITS} to {MOST_UNITS:g}"
@@ -106,7 +106,7 @@ def checked_delta(delta: float | None, size_hint: int, section: str = "") -> flo
     if not is_positive(chosen):
         raise ConfigError(f"{named} must be a probability above 0. Raise it, or leave it out")
     if chosen > 1 / size_hint:
-        above = f"1/{section}size_hint={1 / size_hint:.3g}: it would allow publishing an image"
+        above = f"1/{section}size_hint={1 / size_hint:.3g}, so it would allow an image to be published"
         raise ConfigError(f"{named} is above {above}. Lower it, or leave it out")
     if chosen > LARGEST_DELTA:
         above = f"{LARGEST_DELTA:g}: with that probability there is no guarantee"
@@ -152,7 +152,7 @@ def epsilon(
     Source:
         Balle & Wang 2018, theorem 8, and Dong, Roth & Su 2022, corollary 2, for the closed form.
     """
-    # sorted, so that the order of opening changes no bit of the result
+    # Sorted, so that the result does not depend on the order of the events, not even in its last bits.
     events = sorted(events, key=repr)
     if not events:
         return 0.0
@@ -161,27 +161,26 @@ def epsilon(
     if not 0 < delta < 1:
         raise BudgetError(f"delta={delta} must lie in (0, 1)")
     if accountant in ("pld", EXACT):
-        # Above LARGEST_PLD, the distribution takes gigabytes and minutes. Rényi's bound is valid.
+        # Above LARGEST_PLD, the distribution takes gigabytes and minutes. Rényi's bound is still valid.
         if (bound := epsilon(events, delta, "rdp", adjacency)) > LARGEST_PLD:
             return bound
         if accountant == EXACT and math.isfinite(square := math.fsum(map(squared_mu, events))):
             from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
-            # a mu so small that it costs nothing divides by zero
+            # A negligible mu leads to a division by zero.
             with np.errstate(divide="ignore"):
                 return float(get_epsilon_gaussian(1 / math.sqrt(square), delta)) + ROOT_ERROR
         return float(loss_distribution(tuple(events), adjacency).get_epsilon(delta))
     if accountant not in ACCOUNTANTS:
         raise BudgetError(f"accountant={accountant!r} is unknown: expected one of {', '.join(ACCOUNTANTS)}")
-    # Setting one image to zero and removing one image give the same pair of Gaussians, hence the
-    # same curve.
+    # Zeroing an image and removing it lead to the same pair of Gaussians, and so to the same curve.
     return epsilon_and_order(rdp_curve(events), delta, accountant == "rdp_classic")[0]
 
 
 def squared_mu(event: DpEvent) -> float:
-    """Return μ² of an event that is exactly μ-GDP: a Gaussian over all images, or several.
+    """Return μ² of an event that is exactly μ-GDP, otherwise infinity.
 
-    Their μ² add up. Returns infinity for any other event.
+    Exact events are one or several Gaussians over all images. The μ² of several events add up.
     """
     from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 
@@ -222,7 +221,7 @@ def smallest_noise(fits, low: float = 0.05, high: float = MOST_NOISE, tolerance:
 class NoiseRequest:
     """A stage's request for budget: its sample rate, its number of uses, and its noise.
 
-    Without a noise multiplier and a share, the stage takes the rest.
+    A stage with neither a noise multiplier nor a share takes the rest of the budget.
 
     Args:
         sample_rate: Probability of each unit to enter a draw.
@@ -241,10 +240,10 @@ class NoiseRequest:
 
 
 def reference_order(ask: NoiseRequest, target: float, delta: float) -> float:
-    """Return the order at which one Gaussian with the whole budget would be accounted.
+    """Return the best order α for one Gaussian that uses the whole budget.
 
-    Its RDP is α·ρ, so this is the order with the largest allowed RDP per order, among those where
-    the RDP of `ask` is finite. Raises BudgetError if there is none.
+    The RDP of a Gaussian is α·ρ. The best order is the one that allows the largest ρ, among all
+    orders at which the RDP of `ask` is finite. Raises BudgetError if there is no such order.
     """
     known = [
         order
@@ -266,19 +265,19 @@ def calibrate(
 ) -> dict[str, Mechanism]:
     """Compute mechanisms whose composition with `before` costs at most `target` at `delta`.
 
-    At each order, the allowed RDP is `target` less the conversion and the RDP of `before`. A share
-    is a part of `target` less the conversion at `reference_order`, which depends only on the
-    stage's sampling, the target and delta. The stage with neither takes the rest, at the order of
-    least noise. Multipliers are rounded up to 4 digits. With `exact`, a share is a part of the RDP
-    (μ² over all images) of one Gaussian with the whole budget, and the rest is exact.
+    At each order, the allowed RDP is `target` minus the conversion term and the RDP of `before`. A
+    share is a fraction of (`target` minus the conversion term) at `reference_order`, which depends
+    only on the stage's sampling, the target and delta. The stage with neither takes the rest, at
+    the order that needs the least noise. Multipliers are rounded up to 4 digits. With `exact`, a
+    share is a fraction of the RDP of one Gaussian with the whole budget; the rest is exact.
 
     Args:
         asks: Request of each stage, by its name; exactly one has neither a multiplier nor a share.
-        target: ε of all together.
-        delta: δ of all together.
+        target: Largest ε of the composition.
+        delta: δ of the composition.
         accountant: Accountant of `epsilon`.
         adjacency: Neighbour relation of `epsilon`.
-        before: Events that were spent already.
+        before: Events that have already been spent.
 
     Raises:
         BudgetError: The budget cannot be met. The message names the stage that costs most.
@@ -309,7 +308,7 @@ def calibrate(
         return epsilon([*others, asks[rest].with_noise(noise).event], delta, accountant, adjacency)
 
     if accountant == EXACT:
-        enough = min(1.1 * best_noise, MOST_NOISE)  # Rényi's bound is the larger one
+        enough = min(1.1 * best_noise, MOST_NOISE)  # Rényi's bound needs more noise than the exact ε
         best_noise = smallest_noise(lambda noise: total(round_up(noise)) <= target, high=enough, tolerance=1e-4)
     solved[rest] = with_found(rest, best_noise)
     if accountant == "pld":
@@ -319,10 +318,10 @@ def calibrate(
 
 
 def noise_of_share(ask: NoiseRequest, share: float, target: float, delta: float, accountant: str) -> float:
-    """Return the noise multiplier with which a stage uses a share of the whole budget."""
+    """Return the noise multiplier at which a stage uses a share of the whole budget."""
     order = reference_order(ask, target, delta)
     whole = target - conversion(order, delta)
-    if accountant == EXACT:  # RDP, at this order, of the one Gaussian that meets the target
+    if accountant == EXACT:  # at this order, the RDP of a single Gaussian that exactly meets the target
         from dp_accounting.gaussian_mechanism import get_sigma_gaussian
 
         whole = order / 2 / get_sigma_gaussian(target, delta) ** 2
@@ -332,7 +331,7 @@ def noise_of_share(ask: NoiseRequest, share: float, target: float, delta: float,
 def noise_of_rest(
     ask: NoiseRequest, solved: Mapping[str, Mechanism], before: Sequence[DpEvent], target: float, delta: float
 ) -> float:
-    """Return the least noise multiplier, over all orders, that meets the target with all stages."""
+    """Return the smallest noise multiplier over all orders at which all stages meet the target."""
     taken = dict(zip(ORDERS, rdp_curve(before), strict=True))
     best_noise = math.inf
     for order in ORDERS:

@@ -1,6 +1,6 @@
-"""Open a charge: refuse it, or journal it completely and return it.
+"""Open a charge, or refuse it; open the images for local work.
 
-Open the images for local work.
+A charge is written to the journal completely before it is returned.
 """
 
 import secrets
@@ -47,7 +47,8 @@ from sfumato.storage.locks import file_lock, holding
 if TYPE_CHECKING:
     pass
 
-# seconds: two exact times would reveal how long a query took, and so how many images it read
+# In seconds. Records contain no exact times, because the duration of a query would reveal how many
+# images it read.
 DAY = 86_400
 
 
@@ -104,16 +105,16 @@ class AlreadyReleasedError(BudgetError):
 
 
 class RefusedElsewhereError(BudgetError):
-    """Raised in the other processes if the first opened no charge; its error gives the reason."""
+    """Raised in the other processes if the first one opened no charge and raised the reason."""
 
 
 def open_charge(
     state: Path, card: Card, work: ChargeRequest, permission: SpendingPolicy, noise: NoiseSource | None = None
 ) -> Charge:
-    """Open a charge for `work` in the first process, by `open_alone`; the others get a share.
+    """Open a charge for `work` in the first process, with `open_alone`, and share it with the others.
 
-    They get it once the charge is journalled. With many processes this is a collective call. Raises
-    RefusedElsewhereError in the others if the first raises.
+    The other processes get their share after the charge is journalled. With many processes this is
+    a collective call. If the first process raises an error, the others raise RefusedElsewhereError.
     """
     if work.stage in STAGES and STAGES[work.stage].one_process and distributed.world_size() > 1:
         raise ConfigError(f"{work.stage} runs in one process, not in {distributed.world_size()}")
@@ -134,7 +135,8 @@ def open_charge(
 def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None) -> WorkerCharge:
     """Return this process's part of the first process's charge.
 
-    Raises RefusedElsewhereError if there is no charge; BudgetError if it is not journalled here.
+    Raises RefusedElsewhereError if there is no charge, and BudgetError if the journal that this
+    process reads does not contain it.
     """
     if share is None:
         raise RefusedElsewhereError(f"{work.stage}: the first process opened no charge")
@@ -151,7 +153,7 @@ def open_share(state: Path, card: Card, work: ChargeRequest, share: dict | None)
 def images_of(state: Path, card: Card, work: ChargeRequest) -> ImageSet | LatentSet:
     """Return the images or latents that the charge draws.
 
-    Raises BudgetError if they were prepared for another unit than the one the charge protects.
+    Raises BudgetError if they were not prepared for the unit that the charge protects.
     """
     if card.unit != work.unit or work.unit not in UNITS or not (work.group_cap == 1 or work.unit == GROUP):
         raise BudgetError(
@@ -167,12 +169,12 @@ def open_alone(
 ) -> Charge:
     """Open a charge for `work` on the images of `card`, or refuse it.
 
-    The whole charge is journalled before it is returned. The same work on the same images is
-    refused once it was released. If a kill left a charge for it open, that charge has released
-    nothing: it resumes after its last durable use, with fresh noise and at no further cost, under a
-    new record id, so two continuations of one copied state directory leave two records. An open
-    charge of the same plan on other inputs never resumes, and no second one is opened beside it:
-    two clones whose free stages gave other bytes would pay twice. noise: only for tests.
+    The whole charge is journalled before it is returned. Work that was already released on the same
+    images is refused. If a killed process left a charge for the same work open, that charge has
+    released nothing. It resumes after its last durable use, with fresh noise and at no further
+    cost, under a new record id, so that resuming from two copies of a state directory leaves two
+    records. An open charge of the same plan on different inputs never resumes, and no second one is
+    opened, so that two clones with different free results do not pay twice. noise: only for tests.
 
     Raises BudgetError if the work was already released, the lifetime budget would be exceeded,
     another process uses the run, or the journal is invalid or lacks entries of `work.seen`;
@@ -186,7 +188,7 @@ def open_alone(
         check_known(odometer, card, work.seen, permission.lifetime_epsilon != UNLIMITED)
         runs = odometer.charges(card.version)
         record = new_record(card, work, permission, noise.label)
-        # Terms that a resumed run keeps.
+        # The terms that must not change if a run resumes.
         terms = {key: record.get(key) for key in ("event", "max_norm", "adjacency", "unit", "group_weight")}
         decision = decide(state, work, runs, prepared, terms, noise.label)
         refuse_released(decision, work, prepared)
@@ -201,7 +203,7 @@ def open_alone(
         if left_open is None:
             odometer.append(OPEN, plan=work.plan, work=work.digest, images=prepared, record=record)
         elif decision.problem:
-            # private: it reveals that the images have changed
+            # A DataError is private: this one reveals that the images have changed.
             withheld = left_open.drew_others(prepared)
             raise (DataError if withheld else BudgetError)(decision.problem)
         else:
@@ -248,11 +250,11 @@ def refuse_kept(odometer: Odometer, kept: Path, run: Run, work: ChargeRequest) -
 def open_local(state: Path, card: Card, purpose: str, *, everywhere: bool = False) -> tuple[ImageSet, ImageSet]:
     """Open the sensitive and the hold-out images for work outside the guarantee.
 
-    Its results must be local. `stage forget` refuses from here until the process ends, because
-    until then the process may write results. everywhere: open them in all processes, as a
-    collective call: the first one journals it before another reads the images.
+    Its results must be local. From this call until the process ends, `stage forget` refuses to run,
+    because the process may still write results. everywhere: open the images in all processes, as a
+    collective call; the first process journals the use before any other reads them.
     """
-    use_until_the_end(state, card.dataset_id)  # first: until it returns, images may be forgotten
+    use_until_the_end(state, card.dataset_id)  # first: before it returns, `stage forget` may run
     sensitive = load_prepared(state, card, SENSITIVE)
     holdout = load_prepared(state, card, "holdout")
     if not everywhere or distributed.is_main():
@@ -270,12 +272,12 @@ def ensure_latents(
     load: Callable[[], Encode],
     progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]],
 ) -> str:
-    """Return the key of the images' latents, and encode them first if they do not exist.
+    """Return the key of the images' latents; encode the images first if there are none.
 
-    Encoding is local work: journalled, and its results stay private. Progress is
+    Encoding is local work: it is journalled, and its results stay private. Progress is
     reported in whole per cent only, because the number of images is private.
 
-    encoder: digest of everything that decides a latent;
+    encoder: digest of everything that a latent depends on;
     load: function that loads the encoder.
     """
     key = latents_key(card, encoder)

@@ -33,22 +33,23 @@ LARGEST_NORM = 1e20
 
 
 def check_norm(stage: str, max_norm: float) -> None:
-    """Raise BudgetError for a bound for which no noise could be added."""
+    """Raise BudgetError for a bound at which rounding would lose the noise."""
     if not is_positive(max_norm) or not SMALLEST_NORM <= max_norm <= LARGEST_NORM:
         raise BudgetError(
             f"{stage}: max_norm={max_norm!r} must be a number from {SMALLEST_NORM:g} to {LARGEST_NORM:g}: "
-            "the noise of another one would be lost in the rounding"
+            "beyond this range, rounding could hide the noise"
         )
 
 
 class Charge:
-    """The uses of one mechanism, each a draw and then a release; the (uses + 1)-th is refused.
+    """A paid mechanism. Each use is one draw followed by one release; any further use is refused.
 
-    With groups, the unit of sampling is the group. It contributes the mean of its images' rows (in
-    DP-SGD, of K sampled images). Only `sfumato.privacy.authorize.open_charge` creates it. It is not
-    thread-safe, and refuses to be copied or used in a forked process.
+    If images have groups, groups are sampled instead of images. A group contributes the mean of its
+    images' rows (in DP-SGD, the mean over K images sampled from it). Only
+    `sfumato.privacy.authorize.open_charge` creates a charge. It is not thread-safe, and refuses to
+    be copied or used in a forked process.
 
-    group_cap: m, if a group of n < m images counts n/m; 1 if all groups count alike.
+    group_cap: m, to weight a group of n < m images by n/m; 1 to weight all groups equally.
     """
 
     def __init__(
@@ -65,8 +66,8 @@ class Charge:
         group_cap: int = 1,
     ) -> None:
         self.record = record
-        self.used = used  # completed uses, including an earlier process's
-        self.checkpoint = checkpoint  # sha256 of the state that an earlier process left after them
+        self.used = used  # number of completed uses, including those by earlier processes
+        self.checkpoint = checkpoint  # sha256 of the state that an earlier process saved after them
         self.run = run
         self._mechanism = Mechanism.from_json(record["event"])
         self._images = images
@@ -103,20 +104,20 @@ class Charge:
     ) -> Iterator[tuple[Tensor, ...]]:
         """Draw one Poisson sample with the mechanism's rate, in pieces of at most `size`.
 
-        An empty draw yields nothing and still counts as a draw. Memory grows with `size`, not with
-        the set or the draw; but groups are found by an index of all images.
+        An empty draw yields nothing and still counts as a draw. Memory use grows with `size`, not
+        with the set or the draw, except that groups need an index of all images.
 
         Args:
-            size: Largest B.
-            draws: K, for rows that are a mean over K draws of a unit. K images of each group are
-                then picked at random, ((B, K, C, H, W), (B, K)), as many of a small group as of a
-                large one. An image without a group comes once, for any K.
+            size: Maximum B.
+            draws: K, for rows that are a mean over K images of a group. Picks K images of each
+                drawn group at random, with replacement, whatever the group's size, and yields
+                ((B, K, C, H, W), (B, K)). Without groups, each image is yielded once, for any K.
             labels_only: Read no pixels; images are (B, 0).
 
         Yields:
-            ((B, C, H, W) float32, (B,) int64): images in [0, 1] or their latents, and labels. If
-            images have groups, groups are drawn, and it yields all images of each, with a third
-            tensor, (B,) float64: the weight of each image in its group, for `sum`.
+            ((B, C, H, W) float32, (B,) int64): images in [0, 1] or their latents, and labels. With
+            groups and without `draws`, all images of each drawn group, and a third tensor,
+            (B,) float64, of each image's weight in its group, for `sum`.
 
         Raises:
             BudgetError: All uses are spent, or the last draw was not released.
@@ -135,19 +136,20 @@ class Charge:
     def _pieces(self, use: int, size: int, draws: int | None, labels_only: bool) -> Iterator[tuple[Tensor, ...]]:
         """Read this process's part of the draw for one use, piece by piece.
 
-        Nothing of it can be read after its release.
+        No piece can be read after the draw is released.
         """
         for chosen, weights in self._draw(draws):
             for piece in (slice(start, start + size) for start in range(0, len(chosen), size)):
                 if not self._drawn or self.used != use:
-                    raise BudgetError(f"{self.record['stage']}: this draw was released: nothing more of it can be seen")
+                    raise BudgetError(f"{self.record['stage']}: this draw was released: no more of it can be read")
                 yield self._read(chosen[piece], None if weights is None else weights[piece], labels_only)
 
     def _draw(self, draws: int | None) -> Iterator[Drawn]:
         """Draw one sample in blocks of image indices, (n,).
 
-        With groups, yields the indices of all their images, and weights. With `draws`, indices are
-        (groups, draws). A group of n < m images is sampled at n/m times the charged rate.
+        With groups, yields the indices of all images of the drawn groups, and their weights. With
+        `draws`, indices are (groups, draws), and a group of n < `group_cap` images is sampled at
+        n/`group_cap` times the charged rate.
         """
         generator = self._noise.generator
         groups = self._groups
@@ -184,29 +186,30 @@ class Charge:
         integer: bool = False,
         labels_only: bool = False,
     ) -> Tensor:
-        """Release the noisy sum of the rows of one draw, float64: one use.
+        """Release the noisy sum, float64, of the rows of one draw. Spends one use.
 
-        The row of a group is the mean of its images' rows, so queries ignore groups. A batch of the
-        draw whose rows have another form than rows of public noise adds nothing.
+        The row of a group is the mean of its images' rows, so queries need not handle groups. A
+        batch adds nothing if its rows differ in form from the rows of public noise.
 
         Args:
             rows_of: Function from images and labels of a batch of at most `size` to one row per
-                image, each of that image only. Rows that are not finite are left out, and rows
-                longer than `max_norm` are scaled to it.
+                image, which depends on that image only. Rows that are not finite are left out, and
+                rows longer than `max_norm` are scaled to it.
             max_norm: See `release`.
             size: See `batches`.
             integer: See `release`.
             labels_only: See `batches`.
 
         Raises:
-            ConfigError: Images of public noise do not get one row each. No use is lost.
+            ConfigError: `rows_of` does not return one row per image of public noise. No use is
+                lost.
         """
         images, labels = self.probe()
         alone = rows_of(images[:1], labels[:1])
         trial = rows_of(images, labels)
         form = form_of(trial, len(labels))
         if form_of(alone, 1) != form:
-            raise ConfigError("the row of one image has another form than those of several: make them one")
+            raise ConfigError("the form of a row changes with the batch: return the same form for one image")
         self.check_alike([part for part in trial if part is not None])
         total = bounded_sum(Rows(trial.left[:0], None if trial.right is None else trial.right[:0]), max_norm)
         for images, labels, *weights in self.batches(size, labels_only=labels_only):
@@ -216,9 +219,9 @@ class Charge:
         return self.release(total.cpu(), max_norm, integer=integer)
 
     def probe(self) -> tuple[Tensor, Tensor]:
-        """Return images of public noise, and labels.
+        """Return images of public noise, and labels, which are the same in all processes.
 
-        Their rows have the shape of a sum, and are alike in all processes.
+        Their rows show the shape of a sum before any sensitive image is drawn.
         """
         images, none = self._images.batch(np.zeros(0, dtype=np.int64))
         labels = torch.arange(PROBES) if none.ndim == 1 else none.new_ones(PROBES, *none.shape[1:])
@@ -231,11 +234,11 @@ class Charge:
         type of `total`.
 
         Args:
-            total: Tensor of any shape, a sum over the units of the draw in which each unit changes
-                it by at most `max_norm` in L2; with many processes, over the units of this process.
+            total: Tensor of any shape: the sum over the units of the draw, or over this process's
+                units. Each unit changes it by at most `max_norm` in L2.
             max_norm: Bound of the charge.
-            integer: `total` counts images, and the result consists of whole numbers; otherwise, and
-                with groups, the grid is `public_grid`.
+            integer: True if `total` counts images: the result is rounded to whole numbers, unless
+                images have groups. Otherwise it is rounded to `public_grid`.
 
         Guarantee:
             The rounding is post-processing, so the cost equals the cost of the Gaussian; no release
@@ -261,31 +264,31 @@ class Charge:
             )
 
     def end_use(self) -> None:
-        """Spend the use of a draw, released or abandoned.
+        """Spend the use of the current draw, whether it was released or abandoned.
 
-        No more of it can be read; the next use may start.
+        No more of the draw can be read. The next use may start.
         """
         if self._drawn:
             self._drawn = False
             self.used += 1
 
     def _noised(self, total: Tensor, std: float, integer: bool) -> Tensor:
-        """Add the noise: the only place that does."""
-        # The noise comes first: a GPU may still be computing the sum.
+        """Add the noise. No other code adds it."""
+        # The noise is drawn first, because a GPU may still be computing the sum.
         noisy = self._noise.gaussian(tuple(total.shape), std) + total.cpu().double()
         on_integers = integer and self._groups is None
         return rounded(noisy, 1.0 if on_integers else public_grid(std)).to(total)
 
     def agree(self, tensors: Iterable[Tensor], *plain: object) -> None:
-        """Give all processes of the charge the same `tensors`, on which rows depend, and `plain`.
+        """Copy `tensors` and `plain`, which rows depend on, from the first process to all others.
 
-        Here, one process.
+        This class has one process and does nothing.
         """
 
     def check_alike(self, rows: Sequence[Tensor]) -> None:
-        """Raise ConfigError unless rows of public noise are alike in all processes of the charge.
+        """Raise ConfigError unless rows of public noise are equal in all processes of the charge.
 
-        Here, one process.
+        This class has one process and does nothing.
         """
 
     def _check_owner(self) -> None:
@@ -297,15 +300,15 @@ class Charge:
         raise TypeError("a charge cannot be saved, copied or sent: its uses are counted once")
 
     def durable(self, checkpoint: str | None = None) -> None:
-        """Journal that the uses so far are on disk.
+        """Journal that the state after all uses so far is on disk.
 
-        A later process may resume from here, and from nowhere else. checkpoint: sha256 of the file
-        that contains the state.
+        A later process can resume from this point only. checkpoint: sha256 of the file that
+        contains the state.
         """
         self._journal(PROGRESS, uses=self.used, checkpoint=checkpoint)
 
     def abandon(self) -> None:
-        """Abandon the charge, whose durable state is lost.
+        """Abandon the charge because its durable state is lost.
 
         It stays on the odometer and can never be resumed.
         """
@@ -314,9 +317,9 @@ class Charge:
     def close(self, released: str | None = None) -> None:
         """Journal that this work is released, so that it is refused from now on.
 
-        released: sha256 of the `privacy.json` of the release. By now the release is on disk in
-        `run`, and was nowhere else before: an open charge has released nothing, so it may draw
-        again.
+        The release must be on disk in `run`, and must not have been written anywhere else before:
+        an open charge may draw again because it has released nothing. released: sha256 of the
+        release's `privacy.json`.
         """
         self._journal(CLOSE, uses=self.used, released=released)
 

@@ -56,7 +56,8 @@ class LedgerError(BudgetError):
 class Verified:
     """A valid ledger.
 
-    epsilon: at `delta`; apart: for a person in one data set only, if owners share no person.
+    epsilon: ε at `delta`;
+    apart: ε of a person by the data set they are in, if owners declared that they share no person.
     """
 
     ledger: dict
@@ -77,11 +78,13 @@ def verify(
     all_opinions: bool = False,
     state: Path | None = None,
 ) -> Verified:
-    """Verify the ledger beside `dvc.lock` without data, and its `artifacts`.
+    """Verify a ledger and, on request, the artifacts of its project. Needs no images.
 
-    Raises LedgerError with every reason. ledger_only: compare it with no run, for a ledger without
-    its project. Raises ConfigError inside a project. all_opinions: compare ε with Opacus' two
-    accountants too, which takes seconds. Raises ConfigError without Opacus.
+    limit, delta, unit: see `check_ledger`; artifacts: check the files of all artifacts too;
+    ledger_only: compare the ledger with no run, because its project is missing; all_opinions: also
+    use Opacus' two accountants, which takes seconds; state: state directory with their cache.
+
+    Raises LedgerError with every reason, and ConfigError if an argument cannot be used.
     """
     check_bounds(limit, delta, unit)
     beside = [path.parent / name for name in PROJECT_FILES if os.path.lexists(path.parent / name)]
@@ -144,12 +147,12 @@ def check_ledger(
 
     Args:
         ledger: Content of a ledger, from `read_ledger`.
-        limit: Largest epsilon allowed, beside the ledger's own target.
+        limit: Largest epsilon allowed, besides the ledger's own target.
         delta: δ of the result, by default the ledger's.
-        unit: "image" or "group", if the ledger must be of that unit.
+        unit: "image" or "group", to require that privacy unit.
 
     Returns:
-        (epsilon by the ledger's accountant at `delta`, the reasons).
+        (epsilon by the ledger's accountant at `delta`, list of reasons).
     """
     if problems := malformed(ledger):
         return math.inf, problems
@@ -212,11 +215,11 @@ def stated_problems(ledger: Mapping, computed: Mapping) -> list[str]:
         if differs(said, cost):
             problems.append(f"its epsilon ({name}) is {said}, but its records come to {cost:.6g}")
     if others := sorted(ledger["epsilon"].keys() - computed["epsilon"].keys()):
-        problems.append(f"its epsilon ({', '.join(others)}) belongs to no accountant: it was added")
+        problems.append(f"it states an epsilon for an unknown accountant ({', '.join(others)}): it was edited")
     if listed(ledger["stages"]) != listed(computed["stages"]):
         problems.append("its table of stages does not list the records it contains: one was added or removed")
     for name, line in ledger["stages"].items():
-        # earlier versions had more stages
+        # An earlier version may have had a stage that no longer exists.
         of_records = computed["stages"].get(name, {"epsilon": 0.0, "share": 0.0})
         problems += [
             f"its {key} of {name} is {line[key]}, but its records come to {of_records[key]:.6g}"
@@ -235,7 +238,7 @@ def differs(stated: float, computed: float) -> bool:
 
 
 def odometer_problems(ledger: Mapping) -> list[str]:
-    """List what is wrong in the odometer's line, recomputed from what the ledger lists."""
+    """Recompute the odometer's line from the charges that the ledger lists, and list all errors."""
     said = ledger["odometer"]
     try:
         others = [{"id": None, "event": event} for event in said["others"]]
@@ -259,7 +262,7 @@ def odometer_problems(ledger: Mapping) -> list[str]:
 
 
 def malformed(ledger: Mapping) -> list[str]:
-    """Return one sentence on why this does not have the form of a ledger, or nothing."""
+    """Return one sentence on why this does not have the form of a ledger, or an empty list."""
     try:
         validated(Ledger, ledger)
     except ValueError as error:
@@ -270,7 +273,7 @@ def malformed(ledger: Mapping) -> list[str]:
 def listed(stages: Mapping) -> dict[str, list[str]]:
     """Return the record ids of each stage that has any.
 
-    An older ledger may lack a stage that is off.
+    Stages without records are skipped, because an older ledger may not list them.
     """
     return {name: entry["records"] for name, entry in stages.items() if entry["records"]}
 
@@ -279,7 +282,7 @@ def listed(stages: Mapping) -> dict[str, list[str]]:
 class LockedFile:
     """A file or folder that `dvc.lock` lists.
 
-    hash: name of the algorithm, as DVC writes it beside the value.
+    hash: name of the hash algorithm, as DVC writes it.
     """
 
     path: str
@@ -288,7 +291,7 @@ class LockedFile:
 
     @property
     def place(self) -> str:
-        """Path in one spelling: `./artifacts//count` becomes `artifacts/count`."""
+        """Normalized path: `./artifacts//count` becomes `artifacts/count`."""
         return posixpath.normpath(self.path)
 
 
@@ -307,9 +310,9 @@ class LockFile:
 
 
 def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
-    """List what contradicts the ledger in `dvc.lock`.
+    """List the contradictions between `dvc.lock` and the ledger.
 
-    That is another md5, or a query stage that ran without a record in the ledger.
+    Examples are a different md5, or a query stage that ran without a record in the ledger.
     """
     for path in (ledger_path, lock):
         if path.is_symlink():
@@ -322,8 +325,8 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
             "use `stage ledger check --ledger-only`"
         ]
     except MergeConflict:
-        take = f"`git checkout HEAD -- {ledger_path} {lock}` takes your side of it and of the ledger"
-        return [f"{lock} cannot be read: it holds both sides of a merge conflict. {take}; then run `dvc repro`"]
+        take = f"`git checkout HEAD -- {ledger_path} {lock}` takes your side of both files"
+        return [f"{lock} cannot be read: it contains both sides of a merge conflict. {take}; then run `dvc repro`"]
     except (OSError, ValueError) as error:
         return [f"{lock} cannot be read ({error})"]
     name = ledger_path.name
@@ -346,7 +349,7 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
     for place in sorted({out.place for out in outs if len(found[out.place]) > 1}):
         stale = f"{name} was written before {place} changed (`dvc repro`), or an entry was edited"
         problems.append(f"{lock} has two md5 for {place}: {stale}")
-    # a damaged record may have none
+    # A damaged record may have no stage.
     recorded = {record.get("stage") for record in ledger["records"]}
     for place, stage in query_of.items():
         if stage not in recorded and found[place] - {empty_artifact_md5(stage)}:
@@ -356,7 +359,7 @@ def lock_problems(ledger: Mapping, ledger_path: Path, lock: Path) -> list[str]:
 
 
 def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
-    """List what is wrong with artifacts on disk: bytes, names, records.
+    """List the errors in artifacts on disk: in their bytes, names and records.
 
     Each artifact contains its own record and the records of all its inputs.
     """
@@ -364,10 +367,10 @@ def artifact_problems(ledger: Mapping, project: Path) -> list[str]:
     paths = {path.parent for path in folder.glob("*/privacy.json")}
     if not paths:
         return [f"{folder} contains no artifact to verify (`dvc checkout`, `dvc pull`)"]
-    # there is no lock, or `lock_problems` reports what is wrong with it
+    # If the lock file cannot be read, `lock_problems` reports it.
     with suppress(OSError, ValueError):
         outs = [Path(out.place) for stage in read_lock(project / LOCK) for out in stage.outs]
-        # DVC keeps entries of stages that only an earlier version had.
+        # DVC keeps the entries of stages that no longer exist.
         paths |= {project / path for path in outs if path.parent == ARTIFACTS and path.name in STAGES}
     if (project / PUBLIC / "privacy.json").is_file():
         paths.add(project / PUBLIC)  # an earlier release may be among the public images

@@ -1,6 +1,6 @@
 """Checkpoints of an iterative query such as DP-SGD.
 
-Each is on disk before its consequences are shown.
+A checkpoint is on disk before anyone sees a result of its steps.
 """
 
 import json
@@ -20,9 +20,9 @@ def checkpoint_path(run: Path, uses: int) -> Path:
 
 
 def save_checkpoint(run: Path, uses: int, state: dict[str, Tensor], log: list[dict]) -> str:
-    """Write and flush the state after `uses` releases and its public log.
+    """Write and flush the state after `uses` releases, with its public log.
 
-    Returns the sha256, for the journal.
+    Returns the sha256 of the file, for the journal.
     """
     with replacing(checkpoint_path(run, uses)) as temporary:
         save_tensors(state, temporary, {"run": run.name, "uses": str(uses), "log": json.dumps(log)})
@@ -31,9 +31,10 @@ def save_checkpoint(run: Path, uses: int, state: dict[str, Tensor], log: list[di
 
 
 def load_checkpoint(run: Path, uses: int, digest: str | None) -> tuple[dict[str, Tensor], list[dict]] | None:
-    """Load state and log after `uses` releases of this run.
+    """Load the state and the log after `uses` releases of this run.
 
-    Returns None if they are missing, damaged, or of another run, step or sha256.
+    Returns None if the file is missing or damaged, or if it belongs to another run or step or has a
+    different sha256.
     """
     path = checkpoint_path(run, uses)
     try:
@@ -46,7 +47,7 @@ def load_checkpoint(run: Path, uses: int, digest: str | None) -> tuple[dict[str,
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             return tensors, json.loads(metadata["log"])
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        if is_failure(error):  # the checkpoint is not lost, so nothing is paid again
+        if is_failure(error):  # The checkpoint may still exist, so the query must not pay again.
             raise
         return None
 

@@ -1,6 +1,6 @@
 """Decide what a query will do: restore its release, resume after a kill, or pay.
 
-Plan, doctor and charge use `decide`.
+`stage plan`, `stage doctor` and `open_charge` use `decide`.
 """
 
 import os
@@ -18,7 +18,8 @@ from sfumato.storage.artifacts import own_record
 from sfumato.storage.digest import digest_of
 
 Outcome = Literal["restore", "go on", "pay"]
-RELEASED = "released"  # folder of the release in a run's directory; complete once it has this name
+# Folder of the release in a run's directory. It gets this name when it is complete.
+RELEASED = "released"
 OTHER_BYTES = (
     "an earlier free stage was rerun and produced different bytes. Restore the old ones (`git checkout` dvc.lock, "
     "`dvc checkout`)"
@@ -27,12 +28,12 @@ OTHER_BYTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Work(Lineage):
-    """A query to be paid for once: its settings and its inputs.
+    """A query to be paid for once, identified by its settings and inputs.
 
     settings: digest of its own settings;
-    inputs: digests of the artifacts that it reads, or None if one is still to be created and will
-    be the same;
-    rests_on: ids of the charges behind them.
+    inputs: digests of the artifacts that it reads, or None if one does not exist yet and will be
+    restored unchanged;
+    rests_on: ids of the charges that the inputs depend on.
     """
 
     stage: str
@@ -55,8 +56,8 @@ class Work(Lineage):
 class Decision:
     """Decision about one query.
 
-    run: the released run, or the open one, which is paid for if its checkpoint is lost;
-    problem: refusal;
+    run: the released run, or the open one, even if its checkpoint is lost and the query must pay;
+    problem: reason for a refusal, or empty;
     cause: in a plan, the stage whose change makes the query run.
     """
 
@@ -90,9 +91,10 @@ def decide(
     terms: Mapping[str, object],
     noise_source: str = SECRET,
 ) -> Decision:
-    """Decide by journal and kept copies.
+    """Decide from the journal and the kept copies of releases.
 
-    prepared: fingerprint of the images; terms: fields of a new record.
+    prepared: fingerprint of the images;
+    terms: fields of a new record, which a resumed run must match.
     """
     if last := last_for(work, [run for run in runs if run.end == CLOSE]):
         run, same_inputs = last
@@ -104,7 +106,7 @@ def decide(
     run = last[0]
     kind: Outcome = "go on"
     home = state / "runs" / run.id
-    if (home / RELEASED).exists():  # complete: a kill came before its journal entry
+    if (home / RELEASED).exists():  # The process was killed before it journalled the release.
         kind = "restore"
     elif run.uses and load_checkpoint(home, run.uses, run.checkpoint) is None:
         kind = "pay"
@@ -123,9 +125,9 @@ def last_for(work: Work, runs: Sequence[Run]) -> tuple[Run, bool] | None:
 
 
 def restoring_problem(state: Path, work: Work, run: Run, same_inputs: bool) -> str:
-    """Return why a release cannot be restored, or nothing.
+    """Return why a release cannot be restored, or an empty string.
 
-    Free work before it may be repeated, but not if the query trains on its results.
+    Earlier free stages may have been rerun, unless the query trained on their results.
     """
     kept = state / "runs" / run.id / RELEASED
     if not os.path.lexists(kept):
@@ -137,9 +139,9 @@ def restoring_problem(state: Path, work: Work, run: Run, same_inputs: bool) -> s
 
 
 def resuming_problem(work: Work, run: Run, same_inputs: bool, prepared: str | None, terms: Mapping[str, object]) -> str:
-    """Return why an open run may not resume, or nothing.
+    """Return why an open run must not resume, or an empty string.
 
-    It resumes only on the same inputs and images, with the same mechanism.
+    It resumes only with the same inputs, images and mechanism.
     """
     other = [f"{key}={run.record.get(key)}" for key, value in terms.items() if run.record.get(key) != value]
     if not same_inputs:

@@ -1,7 +1,7 @@
-"""Mechanisms: their dp-accounting events, and their closed JSON form.
+"""Mechanisms, their dp-accounting events, and the only JSON form in which they are stored.
 
-A record of the ledger contains a mechanism, not an epsilon, so a reader can apply any delta and any
-accountant later.
+A record of the ledger contains a mechanism instead of an epsilon, so a reader can apply any delta
+and any accountant later.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.fields import is_positive
 
 if TYPE_CHECKING:
-    # imported for types only: it takes a second, which a stage without a charge saves
+    # Imported for types only: the import takes a second, and stages without a charge do not need it.
     from dp_accounting import DpEvent
 
 SECRET = "os-entropy, AES counter"  # Noise source of a valid record
-SEEDED = "seeded: for tests only"  # No check accepts a record with this one
+SEEDED = "seeded: for tests only"  # Every check refuses a record with this noise source
 ADD_OR_REMOVE_ONE = "add-or-remove-one"
 ZERO_OUT_ONE = "zero-out-one"
 ADJACENCIES = (ADD_OR_REMOVE_ONE, ZERO_OUT_ONE)
 MOST_USES = 10**9  # Largest number of uses of one mechanism
-# Range of its numbers, and of norms: no square or product leaves float64's range
+# Range of a mechanism's numbers and of norms, whose squares and products then fit into float64.
 LOWEST, HIGHEST = 1e-100, 1e100
-# As named in records
+# Names of the units in records
 UNITS = {IMAGE: "one (image, label)", GROUP: "all (image, label) of one group"}
 PROTECTED = {UNITS[IMAGE]: "one image with its label", UNITS[GROUP]: "all images of one person with their labels"}
 
@@ -38,8 +38,8 @@ class Mechanism:
     Args:
         noise_multiplier: Standard deviation of the noise, divided by the L2 bound of one image's
             contribution.
-        sample_rate: Probability of each unit to enter a draw.
-        uses: Number of releases, each of a draw of its own.
+        sample_rate: Probability that a unit enters a draw.
+        uses: Number of releases, each from a separate draw.
     """
 
     noise_multiplier: float
@@ -60,7 +60,7 @@ class Mechanism:
             data: Parsed JSON.
 
         Raises:
-            BudgetError: It is anything else. No part is guessed or skipped.
+            BudgetError: `data` has any other form. No part of it is guessed or skipped.
         """
         uses, rate, inner = 1, 1.0, data
         if is_form(inner, "SelfComposed", "count", "event"):
@@ -68,7 +68,7 @@ class Mechanism:
         if is_form(inner, "PoissonSampled", "sampling_probability", "event"):
             rate, inner = _number(inner["sampling_probability"], "sampling_probability", high=1), inner["event"]
         if not is_form(inner, "Gaussian", "noise_multiplier") or type(uses) is not int:
-            raise BudgetError(f"{str(data)[:120]} is not a mechanism that a ledger can hold")
+            raise BudgetError(f"{str(data)[:120]} is not a mechanism that a ledger can contain")
         noise = _number(inner["noise_multiplier"], "noise_multiplier")
         return cls(noise_multiplier=noise, sample_rate=rate, uses=uses)
 
@@ -99,7 +99,7 @@ def event_of(record: Mapping) -> DpEvent:
 
 
 def common_adjacency(records: Iterable[Mapping]) -> str:
-    """Return the relation that is valid for all records: add-or-remove if any record has it."""
+    """Return the adjacency that is valid for all records: add-or-remove-one if any record has it."""
     adjacencies = {record["adjacency"] for record in records}
     return ZERO_OUT_ONE if adjacencies == {ZERO_OUT_ONE} else ADD_OR_REMOVE_ONE
 

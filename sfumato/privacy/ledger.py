@@ -1,4 +1,7 @@
-"""The ledger: every charge behind a release, composed. `sfumato.privacy.check` checks a ledger."""
+"""Build and read the ledger, which composes every charge that a release depends on.
+
+`sfumato.privacy.check` checks a ledger.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -55,7 +58,7 @@ class Ledger(Budget, Exact):
     records: tuple[Any, ...]
     odometer: OdometerLine
     digest: str
-    # data sets of a merged release, declared to show different people
+    # Data sets of a merged release that were declared to show different people.
     apart: tuple[str, ...] = ()
 
 
@@ -71,10 +74,10 @@ def read_budget(path: Path) -> dict[str, Any]:
 
 
 def of_one_person(records: Sequence[dict], apart: Sequence[str] = ()) -> dict[str, list[dict]]:
-    """Return the records that concern one person, by the data set of `apart` that the person is in.
+    """Return the records that can depend on one person, for each data set of `apart`.
 
-    These are the records of that set, and of all sets that are not in `apart`, which may contain
-    anyone. Without `apart`, returns all records under "".
+    For a person in one of these data sets, these are its records, and the records of all data sets
+    that are not in `apart`, which may contain anyone. Without `apart`, returns all records under "".
 
     Guarantee: if a person is in at most one set of `apart`, only these records depend on that
     person.
@@ -92,7 +95,7 @@ def without_records(records: Sequence[dict], apart: Sequence[str]) -> bool:
 def spent_on_one(
     records: Sequence[dict], delta: float, accountant: str, adjacency: str, apart: Sequence[str] = ()
 ) -> float:
-    """Return epsilon for one person: the largest over the data sets that are apart."""
+    """Return epsilon for one person: the largest over the data sets of `apart`."""
     parts = of_one_person(records, apart).values()
     return max(epsilon(map(event_of, part), delta, accountant, adjacency) for part in parts)
 
@@ -105,14 +108,14 @@ def by_line(accountant: str) -> str:
 def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = (), accountant: str = "rdp") -> dict:
     """Compute the cost of the records, in total and by stage.
 
-    `epsilon` gives the total by every accountant, `stages` each stage's own epsilon and share of
-    the RDP. With `apart`, each number is the largest over its data sets, and shares are for the
-    data set that costs most. Raises BudgetError if the records have different privacy units, which
-    cannot be composed.
+    `epsilon` of the result contains the total by every accountant, and `stages` each stage's own
+    epsilon and share of the RDP. With `apart`, each number is the largest over its data sets, and
+    shares are computed for the data set that costs most. Raises BudgetError if the records have
+    different privacy units, which cannot be composed.
     """
     if len(units := {record["unit"] for record in records}) > 1:
         raise BudgetError(f"records of different units ({', '.join(sorted(units))}) cannot be composed")
-    adjacency = common_adjacency(records)  # under either relation a Gaussian sum costs the same
+    adjacency = common_adjacency(records)  # a Gaussian sum costs the same under both
     parts = of_one_person(records, apart).values()
     dearest = max(parts, key=lambda part: epsilon(map(event_of, part), delta, "rdp", adjacency))
     shares = shares_of_rdp({n: [event_of(r) for r in dearest if r["stage"] == n] for n in QUERIES}, delta)
@@ -134,11 +137,12 @@ def compose(records: Sequence[dict], delta: float, apart: Sequence[str] = (), ac
 def odometer_line(
     records: Sequence[dict], journal: Sequence[dict], delta: float, dataset_id: str, head: str | None, accountant: str
 ) -> dict:
-    """Compute the odometer's line: every charge ever opened on a dataset.
+    """Compute the odometer's line, which composes every charge ever opened on a dataset.
 
-    These are the charges in its journal or the release's records, including aborted ones. `others`
-    of the line are the mechanisms of charges that the release does not depend on. head: head of the
-    journal, or None if the journal lacks a known charge: the line is then incomplete.
+    It covers the charges in the dataset's journal and in the release's records, including aborted
+    ones. `others` in the result lists the mechanisms of the charges that the release does not
+    depend on. head: head of the journal, or None if the journal lacks a known charge; the line is
+    then marked incomplete.
     """
     released = {record["id"]: record["event"] for record in records if record["dataset_id"] == dataset_id}
     others = sorted((record["event"] for record in journal if record["id"] not in released), key=canonical)
@@ -159,7 +163,7 @@ def build_ledger(
 ) -> dict:
     """Build the ledger of a release.
 
-    dataset_id: owner of `journal`, by default the first that the records name.
+    dataset_id: id of the dataset of `journal`, by default of the first record.
     """
     delta = budget["delta"]
     accountant = budget["accountant"]
@@ -209,10 +213,10 @@ def read_ledger(path: Path) -> dict:
 
 
 def unreadable(path: Path, error: Exception) -> str:
-    """Why a ledger cannot be read, and what to do."""
+    """Describe why a ledger cannot be read, and what to do."""
     if isinstance(error, MergeConflict):
         take = f"take one side of it and of {LOCK} (`git checkout HEAD -- {path} {LOCK}` takes yours)"
-        return f"{path} holds both sides of a merge conflict: {take}, and then run `dvc repro`"
+        return f"{path} contains both sides of a merge conflict: {take}, and then run `dvc repro`"
     return f"{path} is truncated or not JSON ({error}): restore it from git, or run `stage ledger write`"
 
 
@@ -238,7 +242,7 @@ def records_in(file: Path) -> list[dict]:
 
 
 def seen_of(ledger: Mapping, dataset_id: str) -> set[str]:
-    """Return the head of a dataset's journal and the record ids on that dataset in a ledger."""
+    """Return the journal head and the record ids that a ledger contains for a dataset."""
     seen = {key for key, record in by_id(ledger).items() if record.get("dataset_id") == dataset_id}
     odometer = ledger.get("odometer")
     if isinstance(odometer, Mapping) and odometer.get("dataset_id") == dataset_id and odometer.get("head"):

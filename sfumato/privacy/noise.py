@@ -1,4 +1,4 @@
-"""Gaussians and uniforms from a cryptographic bit generator, keyed by the system's entropy."""
+"""Gaussian and uniform noise from a cryptographic generator, keyed by the system's entropy."""
 
 import math
 import os
@@ -10,10 +10,10 @@ from randomgen import AESCounter
 
 from sfumato.privacy.events import SECRET, SEEDED
 
-PIECE = 2**18  # Most numbers of noise that one source draws
+PIECE = 2**18  # Maximum number of noise values from one source
 GRID_BITS = 20  # A release is rounded to about a millionth of its noise
-# Position of the Mersenne twister's words in the state of torch's CPU generator: 624 of 32 bits,
-# each stored in 64.
+# Position of the Mersenne twister's words in the state of torch's CPU generator: 624 words of 32
+# bits, each stored in 64 bits.
 TWISTER = slice(24, 24 + 8 * 624)
 
 
@@ -21,8 +21,8 @@ class NoiseSource:
     """A stream of randomness that cannot be replayed.
 
     It runs AES in counter mode, with 128 bits of `os.urandom` as the key. A forked process gets a
-    new stream. It cannot be saved, copied or pickled. With `seed` (tests only) the stream repeats,
-    `label` states so in records, and every check of such a record fails.
+    new stream. A source cannot be saved, copied or pickled. With `seed` (tests only) the stream is
+    repeatable; `label` then marks each record, and every check of such a record fails.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -42,7 +42,7 @@ class NoiseSource:
     def gaussian(self, shape: tuple[int, ...], std: float) -> torch.Tensor:
         """Draw N(0, std²), float64, on the CPU.
 
-        More than PIECE numbers come from many new sources, drawn in threads.
+        More than PIECE numbers are drawn in threads, each from a new source.
         """
         if self._seed is None and (count := math.prod(shape)) > PIECE:
             sizes = [min(PIECE, count - start) for start in range(0, count, PIECE)]
@@ -61,12 +61,12 @@ def rounded(noisy: torch.Tensor, grid: float) -> torch.Tensor:
 
 
 def public_grid(std: float) -> float:
-    """Return the grid that a release with noise of this standard deviation is rounded to.
+    """Return the grid to which a release with noise of this standard deviation is rounded.
 
-    The grid is a power of two, GRID_BITS below the noise. Its spacing is public. In double
-    precision, the last bits of "sum + noise" depend on the sum: they can distinguish an empty sum
-    from another one. No release shows them: a rounded value lies many thousand floats away from the
-    next value.
+    The grid is a public power of two, about 2^GRID_BITS times finer than the noise. In double
+    precision, the last bits of "sum + noise" depend on the sum, so they could distinguish an empty
+    sum from any other. A release contains none of these bits, because neighbouring points of the
+    grid are thousands of floats apart.
 
     Source: Mironov 2012.
     """
@@ -76,8 +76,8 @@ def public_grid(std: float) -> float:
 def secret_generator(device: torch.device | str = "cpu") -> torch.Generator:
     """Create a torch generator that cannot be replayed, for secret draws other than the noise.
 
-    A CPU generator uses 32 bits of a seed, few enough to try them all. So all its 624 words come
-    from the operating system. Generators of other devices use 64 bits of a seed.
+    A CPU generator uses only 32 bits of a seed, so an attacker could try all seeds. Therefore its
+    624 words are filled from the operating system. Generators of other devices use 64 bits.
     """
     generator = torch.Generator(device)
     if generator.device.type != "cpu":
@@ -90,7 +90,7 @@ def secret_generator(device: torch.device | str = "cpu") -> torch.Generator:
     drawn = torch.rand(4, generator=torch.Generator().set_state(state))
     if drawn.tolist() != [int(word) % 2**24 / 2**24 for word in twin.random_raw(4)]:
         raise RuntimeError(
-            "this release of torch stores the state of its generators in another layout: "
-            "install one that constraints.txt names"
+            "this version of torch stores the state of its generators in an unknown layout: "
+            "install a version that constraints.txt allows"
         )
     return generator.set_state(state)

@@ -1,9 +1,9 @@
 """The odometer: the journal of every charge ever opened on a dataset.
 
-It is outside the repository and DVC. The whole charge is in the journal before its first batch is
-drawn, and no entry ever lowers the total. A run is identified by the id of the record that it was
-opened with. If a kill left it open and it resumes, a record with a new id replaces the old one: two
-copies of one state directory then leave two records, not one id for both.
+It is stored outside the repository and DVC. A charge is journalled completely before its first
+batch is drawn, and no entry ever lowers the total. A run is identified by the id of the record that
+it was opened with. If a killed run resumes, a record with a new id replaces the old one, so that
+resuming from two copies of one state directory leaves two records instead of one id for both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Run:
 
     opened: entry that opened it;
     record: newest record;
-    uses: last durable use;
+    uses: number of durable uses;
     checkpoint: sha256 of the checkpoint of that use;
     end: CLOSE if it released, ABANDON if it was abandoned, None while it is open;
     released: sha256 of the release's `privacy.json`.
@@ -50,17 +50,20 @@ class Run:
         return str(self.opened["record"]["id"])
 
     def drew_others(self, images: str) -> bool:
-        """Return whether it was opened on images of another fingerprint; older journals lack it."""
+        """Return whether it was opened on images with another fingerprint.
+
+        Returns False for a run of an older journal, which has no fingerprints.
+        """
         return self.opened.get("images") not in (None, images)
 
 
 class Odometer(Journal):
-    """The journal of one dataset id, read for what was spent."""
+    """The journal of one dataset, interpreted as charges."""
 
     def runs(self) -> dict[str, dict]:
-        """Return the record of every charge ever opened, including aborted ones, by its run.
+        """Return the record of every charge ever opened, including aborted ones, by run id.
 
-        A resumed run gives its newest record. Adopted records are runs of their own.
+        A resumed run has its newest record. Each adopted record counts as a run.
         """
         found: dict[str, dict] = {}
         for entry in self.entries():
@@ -90,7 +93,7 @@ class Odometer(Journal):
         return bool(spent - {UNITS[unit]})
 
     def known(self) -> set[str]:
-        """Return all heads and record ids in this journal. Ledgers of its charges name no other."""
+        """Return all heads and record ids that a ledger of this journal's charges can name."""
         found: set[str] = set()
         for entry in self.entries():
             found |= {entry["head"]} if "head" in entry else set()
@@ -104,15 +107,14 @@ class Odometer(Journal):
         return kinds[:1] == [GENESIS] and not {ADOPT, REGROUP} & {*kinds}
 
     def adopt(self, records: Iterable[dict], seen: Iterable[str]) -> tuple[int, int]:
-        """Count records that the journal lacks, and start a new journal if it is invalid.
+        """Add records that the journal lacks; start a new journal if the old one is invalid.
 
-        Entries of an invalid journal are counted as far as they can be read, and its file is set
-        aside. From then on, `complete()` returns False.
+        The readable entries of an invalid journal are added too, and its file is set aside. From
+        then on, `complete()` returns False.
 
         seen: heads and ids to treat as known from now on.
 
-        Returns the number of new records, and the number of unreadable entries of an invalid
-        journal.
+        Returns (number of added records, number of unreadable entries of an invalid journal).
         """
         with self.locked():
             salvaged: list[dict] = []
@@ -136,9 +138,9 @@ class Odometer(Journal):
             return len(new), lost
 
     def charges(self, version: str | None = None) -> list[Run]:
-        """Return the charges opened here, by default on any version of the images.
+        """Return the charges opened here, by default for all versions of the images.
 
-        The order is by when each was last opened or ended.
+        They are sorted by the time when each was opened or, if it has ended, when it ended.
         """
         found: dict[str, Run] = {}
         for entry in self.entries():

@@ -1,14 +1,14 @@
 """Compute a ledger's cost by Opacus' accountants too, so that a mistake in one library is noticed.
 
-Every accountant gives an upper bound on the same ε. The declared bound is refuted if a computation
-of the same kind comes out larger by more than its own error: then one of the two is wrong, and the
-check must fail.
+Every accountant computes an upper bound on the same ε. If a second computation of the declared
+bound is larger by more than its own error, one of the two is wrong, and the check must fail.
 
-- - RDP: Opacus' curve, with the same conversion, against ours over the orders that Opacus computes.
-- - PLD: Opacus' PRV accountant, an upper bound that is at most twice its `eps_error` above a lower
-  one.
-- - exact: the distributions of both libraries against the closed form; and Rényi's bound, which may
-  only be larger.
+- RDP: Opacus' curve is compared with ours, with the same conversion, over the orders that Opacus
+  computes.
+- PLD: Opacus' PRV accountant gives an upper bound, at most twice its `eps_error` above a lower
+  bound.
+- exact: The distributions of both libraries are compared with the closed form, and Rényi's bound
+  must not be smaller than it.
 """
 
 import json
@@ -37,9 +37,9 @@ class Opinion:
     """One accountant's result for a composition.
 
     epsilon: result, or None if the accountant cannot express the composition;
-    kind: accountant that it is compared with;
-    ours: bound of that kind by our own code;
-    error: the most by which `epsilon` exceeds the true value of its kind.
+    kind: our accountant that it is compared with;
+    ours: ε by that accountant;
+    error: largest amount by which `epsilon` can exceed the true value.
     """
 
     epsilon: float | None
@@ -56,7 +56,10 @@ class Opinion:
 
 
 def own_opinions(records: Sequence[Mapping], delta: float, accountant: str = "rdp") -> dict[str, Opinion]:
-    """Compute epsilon of the records at `delta` by our four accountants. accountant: the ledger's."""
+    """Compute epsilon of the records at `delta` by our four accountants.
+
+    accountant: accountant of the ledger.
+    """
     events = [event_of(record) for record in records]
     adjacency = common_adjacency(records)
     bounds = {name: epsilon(events, delta, name, adjacency) for name in ACCOUNTANTS}
@@ -86,8 +89,8 @@ def all_opinions(records: Sequence[Mapping], delta: float, accountant: str = "rd
 def kept_opinions(records: Sequence[Mapping], delta: float, accountant: str, state: Path | None) -> dict[str, Opinion]:
     """Return `all_opinions`, from the cache if the same records were checked here before.
 
-    Opacus is slow to import. The cache is in the private state directory only, so that no one who
-    hands over a ledger can hand over opinions.
+    The cache avoids importing Opacus, which is slow. It is kept in the private state directory
+    only, so that the author of a ledger cannot supply its opinions.
     """
     versions = [version(name) for name in ("sfumato", "opacus", "dp-accounting")]
     about = {"records": list(records), "delta": delta, "accountant": accountant, "versions": versions}
@@ -104,26 +107,26 @@ def kept_opinions(records: Sequence[Mapping], delta: float, accountant: str, sta
 
 
 def disagreements(opinions: Mapping[str, Opinion], accountant: str) -> list[str]:
-    """List discrepancies of the declared accountant with independent ones, one sentence each.
+    """List the computations that contradict the declared accountant, one sentence each.
 
-    `rdp_classic` rests on `rdp`.
+    `rdp_classic` is checked through `rdp`, whose curve it uses.
     """
     kinds = {"pld": ("pld",), EXACT: (EXACT, "rdp")}.get(accountant, ("rdp",))
     return [
-        f"{name} comes to epsilon={opinion}, where {opinion.kind} comes to {opinion.ours:.4f}: one of the two is wrong"
+        f"{name} comes to epsilon={opinion}, but {opinion.kind} comes to {opinion.ours:.4f}: one of the two is wrong"
         for name, opinion in opinions.items()
         if opinion.kind in kinds and opinion.disagrees
     ]
 
 
 def opacus_rdp(parts: Sequence[Mechanism], delta: float) -> Opinion:
-    """Compute epsilon by Opacus' Rényi curves. `ours` covers the orders that they cover."""
+    """Compute epsilon by Opacus' Rényi curves, and `ours` over the same orders."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
     theirs = np.full(len(ORDERS), np.inf)
     terms = [{"q": one.sample_rate, "noise_multiplier": one.noise_multiplier, "steps": one.uses} for one in parts]
     for i, order in enumerate(ORDERS):
-        # its series are long below, and its binomial coefficients overflow beyond
+        # Below 2, Opacus sums long series; above 1024, its binomial coefficients overflow.
         if 2 <= order <= 1024:
             with suppress(ValueError, OverflowError):  # a series that floats cannot represent
                 theirs[i] = sum(compute_rdp(**term, orders=float(order)) for term in terms)
@@ -145,8 +148,8 @@ def opacus_prv(parts: Sequence[Mechanism], delta: float, pld: float) -> Opinion:
     none = Opinion(None, "pld", pld)
     if not parts or not pld <= LARGEST_PLD:
         return none
-    # The accountant's grid spans twice this, in steps of error / sqrt(uses · ln(12 / delta_error) /
-    # 2).
+    # The accountant's grid spans twice this, in steps of
+    # error / sqrt(uses · ln(12 / delta_error) / 2).
     span = epsilon([part.event for part in parts], delta / 4000) + 3
     uses = sum(part.uses for part in parts)
     # 2**20 points take about a second per mechanism.

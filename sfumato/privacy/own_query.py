@@ -1,4 +1,4 @@
-"""Charge a query of one's own: `sfumato.open_charge`, for researchers and notebooks."""
+"""Charge a custom query: `sfumato.open_charge`, for researchers and notebooks."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -18,45 +18,46 @@ from sfumato.privacy.rows import Rows, form_of
 from sfumato.settings.stages import STAGES
 
 FAILED = (
-    "rows failed on drawn images: this use is spent, it releases nothing, and the next one may go on. The reason is "
-    "not shown, for it may tell who is in the set: look for it with public images"
+    "rows failed on drawn images: this use is spent and releases nothing; the next use may start. The reason is not "
+    "shown, because it could identify people in the set: reproduce the failure with public images"
 )
 
 
 class OwnCharge:
-    """A charge for a query of one's own: `uses` noisy sums, each over a draw of its own."""
+    """A charge for a custom query: `uses` noisy sums, each over a new draw."""
 
     def __init__(self, charge: Charge) -> None:
         self._charge = charge
 
     @property
     def record(self) -> dict:
-        """Record of this charge in the odometer; public."""
+        """Public record of this charge in the odometer."""
         return self._charge.record
 
     def sum(self, rows: Callable[[Tensor, Tensor], Tensor], max_norm: float | None = None, *, size: int = 1) -> Tensor:
-        """Release the noisy sum of the rows of all drawn images: one use.
+        """Release the noisy sum of the rows of all images in a new draw. Spends one use.
 
         Args:
             rows: Function from (B, C, H, W) float32 in [0, 1] and (B,) int64 to (B, K), one row per
-                image, each a function of that image only. It keeps nothing, draws no random numbers
-                and prints nothing. First calls get public noise.
-            max_norm: Bound of the charge, by default. Longer rows are scaled to it; rows that are
-                not finite, and batches whose rows are not (B, K), are left out.
-            size: Largest B. With 1, no image can change another's row unless the function remembers
-                it. A larger batch is faster, but the function itself must then keep rows
+                image, which depends on that image only. It must not store anything, draw random
+                numbers or print. Its first calls get public noise.
+            max_norm: L2 bound of a row, which must equal the charge's; by default the charge's.
+                Longer rows are scaled to it. Rows that are not finite, and batches whose rows are
+                not (B, K), are left out.
+            size: Maximum B. With 1, an image can change another's row only if the function
+                remembers it. A larger batch is faster, but the function itself must then keep rows
                 independent (batch normalisation does not).
 
         Returns:
             (K,) float64.
 
         Raises:
-            ConfigError: The function fails on public noise, does not give one row per image, or
-                gives an image another row the second time. No use is lost.
+            ConfigError: The function fails on public noise, does not return one row per image, or
+                returns a different row if it is called again. No use is lost.
             DataError: The function fails on a drawn image. That use is spent and releases nothing;
                 the next one may start.
-            BudgetError: All uses are spent, `max_norm` is another one, or the `with` block has
-                ended.
+            BudgetError: All uses are spent, `max_norm` differs from the charge's, or the `with`
+                block has ended.
 
         Guarantee:
             One image more or less moves the sum by at most `max_norm` before the noise, if rows
@@ -75,7 +76,7 @@ class OwnCharge:
             except Exception as error:
                 if charge.drawing:
                     raise DataError(f"{name}: {FAILED}") from None
-                raise ConfigError(f"{name}: rows fails on public noise, no use is lost ({error!r}): mend it") from error
+                raise ConfigError(f"{name}: rows fails on public noise, no use is lost ({error!r}): fix it") from error
 
         check_repeats(name, guarded, *charge.probe())
         try:
@@ -85,14 +86,14 @@ class OwnCharge:
 
 
 def check_repeats(name: str, rows: Callable[[Tensor, Tensor], Rows], images: Tensor, labels: Tensor) -> None:
-    """Raise ConfigError if an image of public noise gets another row the second time."""
+    """Raise ConfigError if two calls return different rows for one image of public noise."""
     first, second = (rows(images[:1], labels[:1]) for _ in range(2))
     alike = form_of(first, 1) == form_of(second, 1)
     if not alike or not torch.allclose(first.left.double(), second.left.double(), rtol=1e-3, equal_nan=True):
         raise ConfigError(
-            f"{name}: rows gave one image of public noise two different rows, no use is lost. It remembers earlier "
-            "images or draws random numbers, so one image could change the rows of others, which the noise does not "
-            "cover: let each row follow from its own image only"
+            f"{name}: rows returned two different rows for one image of public noise; no use is lost. It remembers "
+            "earlier images or draws random numbers, so one image could change the rows of others, which the noise "
+            "does not cover: compute each row from its own image only"
         )
 
 
@@ -112,32 +113,32 @@ def open_charge(
 ) -> Iterator[OwnCharge]:
     """Charge the odometer for `uses` Gaussian sums over the sensitive images, and yield the charge.
 
-    Every call is a new charge, journalled completely before the first image is drawn, and stays
-    spent even if it is not used. If its numbers follow from earlier releases, `docs/concepts.md`
-    describes what is proven of the lifetime.
+    Every call is a new charge. It is journalled completely before the first image is drawn, and it
+    stays spent even if it is not used. If you choose its numbers from earlier releases, see
+    `docs/concepts.md` for what is proven about the lifetime budget.
 
     Args:
         state: Private state directory.
         card: Card of the prepared images, `data/sensitive/card.json`.
-        name: Name of the query in the odometer; not a stage's name.
+        name: Name of the query in the odometer. The names of stages are reserved.
         sigma: Noise multiplier: the noise has the standard deviation sigma · max_norm.
-        size_hint: Public, rounded number of units, which gives the default of `delta`.
+        size_hint: Public, rounded number of units, from which the default of `delta` is computed.
         lifetime_epsilon: Limit for all charges on the dataset, including this one; or "unlimited".
         uses: Number of sums.
-        sample_rate: Probability of each unit to enter a draw.
+        sample_rate: Probability that a unit enters a draw.
         max_norm: L2 bound of a row.
-        delta: δ at which the lifetime is composed.
+        delta: δ at which the lifetime's ε is computed.
 
     Raises:
         BudgetError: The lifetime budget would be exceeded, or a number gives no guarantee.
-        ConfigError: The name is a stage's, or the size or δ is beyond the limits of a plan.
+        ConfigError: The name is reserved, or the size or δ is outside the limits of a plan.
 
     Guarantee:
-        The charge covers sums of rows that each follow from one image only. A function that
-        remembers breaks it, such as one that keeps earlier images, a running mean or a count of its
-        calls, skips images that it has seen, or draws from a random generator. Then one image
-        changes the rows of others, and no noise covers this. `sum` refuses a function that gives an
-        image of public noise another row the second time; it finds no other memory.
+        The charge covers sums of rows that each depend on one image only. A function with memory
+        breaks this, such as one that stores earlier images, a running mean or a count of its calls,
+        skips images that it has seen, or draws from a random generator. One image then changes the
+        rows of others, which the noise does not cover. `sum` refuses a function that returns two
+        different rows for one image of public noise, but cannot detect any other memory.
     """
     if not isinstance(name, str) or name in STAGES or not name.isidentifier() or len(name) > 64:
         raise ConfigError(f"name={name!r}: give a word that is not the name of a stage, such as 'edges'")

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SpendingPolicy(Exact):
-    """Permissions and declarations of the owner beyond the plan of a stage.
+    """Permissions and declarations of the owner that are not part of a stage's plan.
 
-    Changing them re-runs nothing.
+    Changing them does not rerun any stage.
     """
 
     delta: Annotated[float, Field(gt=0, lt=1)]
@@ -65,7 +65,10 @@ def check_known(odometer: Odometer, card: Card, seen: Collection[str], bounded: 
 
 
 def check_lifetime(odometer: Odometer, coming: Mapping[str, Mechanism], permission: SpendingPolicy, unit: str) -> None:
-    """Raise BudgetError if all charges and `coming`, by stage, exceed the budget of one `unit`."""
+    """Raise BudgetError if all charges and the `coming` ones exceed the lifetime budget of one `unit`.
+
+    coming: mechanisms of the next run, by stage.
+    """
     limit = permission.lifetime_epsilon
     dataset = odometer.dataset_id
     if isinstance(limit, str):

@@ -1,6 +1,7 @@
 """Share a charge between processes.
 
-The first draws and assigns rows, adds the noise and writes the journal.
+The first process draws the images, assigns them to processes, adds the noise and writes the
+journal.
 """
 
 import os
@@ -24,7 +25,7 @@ from sfumato.runtime import distributed
 class SharedCharge(Charge):
     """A charge in the first of many processes.
 
-    Each sees a part of a draw and adds up a part of the sum.
+    Each process reads a part of the draw and adds up a part of the sum.
     """
 
     def agree(self, tensors: Iterable[Tensor], *plain: object) -> None:
@@ -34,8 +35,8 @@ class SharedCharge(Charge):
         distributed.check_alike(rows)
 
     def _draw(self, draws: int | None) -> Iterator[Drawn]:
-        """Yield this process's rows of the blocks that it draws and assigns in secret."""
-        # a source of its own keeps the draws of a seeded charge equal to one process's draws
+        """Draw blocks, assign their rows to processes in secret, and yield this process's rows."""
+        # From a separate source, so that a seeded charge draws the same images as with one process.
         secret = NoiseSource().generator
         for chosen, weights in super()._draw(draws):
             places = dealt(secret, chosen, distributed.world_size())
@@ -48,9 +49,9 @@ class SharedCharge(Charge):
 
 
 class WorkerCharge(SharedCharge):
-    """The part of another process.
+    """A charge in the other processes.
 
-    It sums images that the first one drew: no draw, no noise, no journal.
+    It sums images that the first process drew. It does not draw, add noise or write the journal.
     """
 
     def __init__(self, record: dict, images: ImageSet | LatentSet, *, run: Path, used: int) -> None:
@@ -71,11 +72,11 @@ class WorkerCharge(SharedCharge):
         return distributed.broadcast(torch.zeros_like(total))
 
     def _journal(self, kind: str, **fields: object) -> None:
-        """Mark the end only: the first process writes the journal."""
+        """Mark the charge as closed if it ends. The first process writes the journal."""
         self._closed |= kind != PROGRESS
 
 
 def own_rows(chosen: np.ndarray, weights: np.ndarray | None, places: np.ndarray) -> Drawn:
-    """Return this process's rows of a block. places: process of each row."""
+    """Return this process's rows of a block. places: rank of each row's process."""
     mine = places == distributed.rank()
     return chosen[mine], None if weights is None else weights[mine]

@@ -1,7 +1,7 @@
 """Bound how well any attacker can detect whether one image was used.
 
-Everything follows from the privacy profile, delta as a function of epsilon. It bounds the trade-off
-between false alarms and hits of every test, for any other knowledge of the attacker.
+Everything follows from the privacy profile: delta as a function of epsilon. It bounds the trade-off
+between false alarms and hits of every test, whatever else the attacker knows.
 
 Source: Wasserman & Zhou 2010; Dong, Roth & Su 2022.
 """
@@ -24,10 +24,9 @@ from sfumato.privacy.events import ADD_OR_REMOVE_ONE, ADJACENCIES, Mechanism
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-# The grid is fine while e^epsilon · 1 % is below 1, and coarse above, up to where the bound is
-# trivial.
+# The grid is fine while e^epsilon · 1 % is below 1, then coarse until the bound becomes trivial.
 EPSILONS = np.concatenate([np.arange(0, 6, 0.025), np.arange(6, 20.5, 0.5)])
-# The divergence rises with the order, and is exact at 2
+# Orders up to 2 suffice to bound the advantage: the divergence rises with the order
 LOW_ORDERS = tuple(order for order in ORDERS if order <= 2)
 
 
@@ -37,7 +36,7 @@ class Profile:
 
     epsilons: (E,) rising from 0;
     deltas: (E,) in [0, 1], never rising;
-    advantage_bound: bound on membership advantage, or 1.
+    advantage_bound: bound on the membership advantage; 1 if none is known.
     """
 
     epsilons: np.ndarray
@@ -48,14 +47,14 @@ class Profile:
 def privacy_profile(events: Iterable[DpEvent], adjacency: str = ADD_OR_REMOVE_ONE) -> Profile:
     """Compute the profile of the composition of all events.
 
-    It is the better of Rényi's bound and the privacy-loss distribution at each epsilon.
+    At each epsilon it is the smaller of Rényi's bound and the privacy-loss distribution's.
 
     Guarantee: an upper bound on delta in both directions of the adjacency. Without a finite bound,
     delta is 1.
     """
     if adjacency not in ADJACENCIES:
         raise BudgetError(f"adjacency={adjacency!r} is unknown: one of {', '.join(ADJACENCIES)}")
-    # sorted as in `epsilon`, so that their distribution is computed once
+    # Sorted as in `epsilon`, so that both share one cached distribution.
     events = sorted(events, key=repr)
     if not events:
         return Profile(EPSILONS, np.zeros(len(EPSILONS)), 0.0)
@@ -80,7 +79,7 @@ def deltas_of_rdp(curve: np.ndarray) -> np.ndarray:
 def advantage_of_rdp(curve: np.ndarray) -> float:
     """Bound the total variation by the Kullback-Leibler divergence.
 
-    It is at most every Rényi divergence here.
+    Each Rényi divergence of `curve` is an upper bound on that divergence.
 
     Source: Pinsker; Bretagnolle & Huber.
     """
@@ -89,12 +88,12 @@ def advantage_of_rdp(curve: np.ndarray) -> float:
 
 
 def membership_advantage(profile: Profile) -> float:
-    """Return the most by which any attacker's hit rate can exceed the false-alarm rate, in [0, 1].
+    """Return how far any attacker's hit rate can exceed their false-alarm rate, in [0, 1].
 
-    It is the total variation of the outcomes. With even odds beforehand, a guess is right with
-    probability at most (1 + advantage) / 2. At epsilon 0 the advantage is delta; each other
-    (epsilon, delta) allows (e^epsilon − 1 + 2 delta) / (e^epsilon + 1), which matters if only the
-    Rényi curve is known.
+    This is the total variation between the outcomes with and without the image. At even odds, a
+    guess is right with probability at most (1 + advantage) / 2. The advantage is at most delta at
+    epsilon 0, and at most (e^epsilon − 1 + 2 delta) / (e^epsilon + 1) at any other point of the
+    profile, which matters if only the Rényi curve is known.
 
     Guarantee: no test of "was this image used?" does better, whatever else is known.
     """
@@ -107,8 +106,8 @@ def membership_advantage(profile: Profile) -> float:
 def best_guess(mechanisms: tuple[Mechanism, ...], adjacency: str = ADD_OR_REMOVE_ONE, noise: float = 1.0) -> float:
     """Return the largest probability of a right answer to "was this image used?" at even odds.
 
-    It lies in [1/2, 1]. It takes a tenth of a second, by a coarser distribution than
-    `privacy_profile`. noise: factor of all noise multipliers.
+    The result lies in [1/2, 1]. It takes a tenth of a second, because it uses a coarser
+    distribution than `privacy_profile`. noise: factor applied to all noise multipliers.
 
     Guarantee: no test does better, whatever else is known.
     """
@@ -116,14 +115,14 @@ def best_guess(mechanisms: tuple[Mechanism, ...], adjacency: str = ADD_OR_REMOVE
     from dp_accounting import ComposedDpEvent
     from dp_accounting.pld import PLDAccountant
 
-    # a coarse grid is fast
+    # A coarse grid, for speed.
     distribution = PLDAccountant(relation(adjacency), 5e-3).compose(ComposedDpEvent(events))
     advantage = min(advantage_of_rdp(rdp_curve(events, LOW_ORDERS)), distribution.get_delta(0.0))
     return float((1 + advantage) / 2)
 
 
 def noise_for_guess(mechanisms: tuple[Mechanism, ...], guess: float, adjacency: str = ADD_OR_REMOVE_ONE) -> float:
-    """Return the factor of all noise multipliers, to 1 %, at which `best_guess` falls to `guess`.
+    """Find the factor of all noise multipliers, within 1 %, at which `best_guess` falls to `guess`.
 
     `guess` must be above 1/2.
     """
@@ -132,7 +131,7 @@ def noise_for_guess(mechanisms: tuple[Mechanism, ...], guess: float, adjacency: 
 
 
 def true_positive_rate(profile: Profile, false_positive_rate: float = 0.01) -> float:
-    """Return the largest share of used images that any attacker finds at a false-positive rate.
+    """Return the largest true-positive rate that any attacker reaches at a false-positive rate.
 
     Guarantee: with alpha the false-positive rate, no test does better than the least of
     e^epsilon·alpha + delta, 1 − e^−epsilon·(1 − delta − alpha) and alpha + advantage over the
@@ -147,12 +146,12 @@ def true_positive_rate(profile: Profile, false_positive_rate: float = 0.01) -> f
 
 
 def bound_text(value: float, digits: int = 4) -> str:
-    """Format a cost, rounded up to `digits` significant digits: never below the true one."""
+    """Format a cost, rounded up to `digits` significant digits so that it is never understated."""
     if not 0 < value < math.inf:
         return "∞" if value > 0 else "0"
     return f"{round_up(value, digits):g}"
 
 
 def percent_up(share: float) -> str:
-    """Format a share in per cent, one decimal, rounded up, so that a ceiling is never too low."""
+    """Format a share in per cent with one decimal, rounded up so that it is never understated."""
     return f"{min(100.0, math.ceil(1000 * share - 1e-9) / 10):.1f}".removesuffix(".0")

@@ -23,9 +23,9 @@ from sfumato.storage.state_directory import REFUSED, git
 
 
 def ledgers(folder: Path) -> list[dict]:
-    """Read the project's ledger.json, of any version: the file at hand, and as last committed.
+    """Read the project's ledger.json from disk and from the last commit, in any schema version.
 
-    Raises BudgetError if it is not JSON, or if git does not read the project's repository.
+    Raises BudgetError if it is not JSON, or if git refuses to read the project's repository.
     """
     file = folder / LEDGER
     code, committed = git("-C", str(folder), "show", f"HEAD:./{LEDGER}")
@@ -51,7 +51,7 @@ def seen_in_ledgers(dataset_id: str, folder: Path = Path()) -> set[str]:
 
 
 def known_records(folder: Path, state: Path) -> dict[str, dict]:
-    """Return every record named by a project or its kept releases, by id, unchecked."""
+    """Return the records in a project and in its kept releases, by id. They are not checked."""
     files = [
         *(folder / ARTIFACTS).glob(f"*/{PRIVACY}"),
         folder / PUBLIC / PRIVACY,
@@ -66,11 +66,11 @@ def known_records(folder: Path, state: Path) -> dict[str, dict]:
 def cached(folder: Path) -> Iterator[Path]:
     """Yield the `privacy.json` files in DVC's cache.
 
-    DVC removes an artifact before it reruns the stage.
+    They cover a stage that failed to rerun, because DVC removes its artifact first.
     """
     cache = folder / ".dvc/cache/files/md5"
     hashes: list[str] = []
-    with passing_over(OSError, ValueError):  # there is no readable lock file
+    with passing_over(OSError, ValueError):  # the lock file is missing or cannot be read
         hashes = [out.md5 for stage in read_lock(folder / LOCK) for out in stage.outs]
     for md5 in hashes:
         with passing_over(*UNREADABLE):  # not an artifact, or not in the cache
@@ -79,7 +79,7 @@ def cached(folder: Path) -> Iterator[Path]:
 
 
 def seen_in_project(dataset_id: str, folder: Path, state: Path) -> set[str]:
-    """Return all heads and charges of a dataset that ledgers, artifacts and kept releases name.
+    """Return the heads and charges of a dataset named in its ledgers, artifacts and kept releases.
 
     The journal of the dataset must contain all of them.
     """
@@ -90,7 +90,7 @@ def seen_in_project(dataset_id: str, folder: Path, state: Path) -> set[str]:
 def write_ledger(folder: Path, state: Path, out: Path, say: Callable[[str], None]) -> tuple[dict, float]:
     """Compose, check and write the ledger of the release and all queries.
 
-    Returns it and ε. Raises LedgerError.
+    Returns (ledger, ε). Raises LedgerError if the ledger is not valid.
     """
     budget = read_budget(folder / PLAN / "budget.json")
     artifacts = [read_artifact(folder / ARTIFACTS / stage, stage) for stage in ("synthesize", *QUERIES)]
@@ -115,8 +115,9 @@ def write_ledger(folder: Path, state: Path, out: Path, say: Callable[[str], None
         say(f"note: the odometer is incomplete: {gap}")
     ledger = build_ledger(budget, records, journal, dataset_id=odometer.dataset_id, head=head, apart=apart)
     spent = save_ledger(ledger, artifacts, folder, state, out)
-    # Copies of releases in this ledger stay, to be restored at no cost. So do copies that no ledger
-    # contained yet: they are paid for, and a kill may have come before the pipeline used them.
+    # Keep copies of the releases in this ledger, to restore them at no cost. Also keep copies that
+    # no ledger has contained yet: they are paid for, and the pipeline may have been killed before
+    # it used them.
     replaced = earlier - records.keys()
     if replaced:
         for run, record in odometer.runs().items():
@@ -126,7 +127,7 @@ def write_ledger(folder: Path, state: Path, out: Path, say: Callable[[str], None
 
 
 def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -> str | None:
-    """Return why the journal does not contain everything ever opened, or None.
+    """Return why the journal does not contain every charge ever opened, or None.
 
     earlier: heads and record ids that ledgers name.
     """
@@ -145,7 +146,7 @@ def gap_in(odometer: Odometer, records: Mapping[str, dict], earlier: set[str]) -
 
 
 def save_ledger(ledger: dict, artifacts: Sequence[Artifact], folder: Path, state: Path, out: Path) -> float:
-    """Check a ledger and write it; remember what was released. Returns its epsilon."""
+    """Check a ledger, write it, and record its artifacts as released. Returns its epsilon."""
     spent, problems = check_ledger(ledger)
     if problems:
         raise LedgerError(out, problems)
@@ -155,9 +156,9 @@ def save_ledger(ledger: dict, artifacts: Sequence[Artifact], folder: Path, state
 
 
 def adopt_charges(folder: Path, state: Path, say: Callable[[str], None]) -> tuple[Odometer, int, int]:
-    """Replace a lost journal.
+    """Add all charges named in the project to the journal, and replace the journal if it is lost.
 
-    Returns the odometer, the number of new charges, and the number of unreadable old entries.
+    Returns (odometer, number of added charges, number of unreadable entries of the old journal).
     """
     if (folder / CARD_PATH).exists():
         named = read_card(folder / CARD_PATH).dataset_id

@@ -1,4 +1,4 @@
-"""A record of the ledger: its form, and the reasons not to trust one."""
+"""Define the form of a ledger's record, and list the reasons not to trust one."""
 
 import re
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from sfumato.storage.documents import Exact, validated
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Exact):
-    id: str  # also names a directory
+    id: str  # also the name of the run's directory
     stage: str
     dataset_id: DatasetId
     data_version: str
@@ -31,7 +31,7 @@ class Record(Exact):
     settings: str
     again: Annotated[int, Field(ge=0)]
     versions: dict[str, str]
-    # up to the year 9999, the last that dates support
+    # At most the year 9999, the last that Python's dates support
     time: Annotated[int, Field(ge=0, le=253_402_300_799)]
     revision: Positive = 1
     code: dict[str, str] = field(default_factory=dict)  # field of version 0.2's journals
@@ -40,7 +40,7 @@ class Record(Exact):
 
 
 def is_record(content: object) -> bool:
-    """Return whether `content` has the form of a record, of a mechanism that can be composed."""
+    """Return whether `content` has the form of a record whose mechanism can be composed."""
     try:
         Mechanism.from_json(validated(Record, content).event)
     except (ValueError, BudgetError):
@@ -51,14 +51,14 @@ def is_record(content: object) -> bool:
 def record_problems(place: str, record: object) -> list[str]:
     """List the reasons not to trust a record, one sentence each.
 
-    place: its name until its id is known.
+    place: name to use in messages if the record has no valid id.
     """
     if isinstance(record, dict) and not re.fullmatch("[0-9a-f]{32}", str(record.get("id"))):
         return [f"{place} has no id of 32 hexadecimal digits"]
     try:
         validated(Record, record)
     except ValueError as error:
-        return [f"{place} is not a whole record ({error})"]
+        return [f"{place} is not a complete record ({error})"]
     assert isinstance(record, dict)
     name = f"record {record['id'][:8]}"
     problems = []

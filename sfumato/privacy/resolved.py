@@ -1,6 +1,6 @@
-"""The resolved configuration of one stage, as `stage plan` writes it.
+"""The resolved configuration of one stage, written by `stage plan`.
 
-It is all that the stage reads besides its inputs.
+A stage reads this configuration and its inputs, and no other settings.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ if TYPE_CHECKING:
     from sfumato.privacy.events import Mechanism
 
 S = TypeVar("S", bound=Settings)
-LINEAGE = "lineage.json"  # Beside the resolved files; decides whether each query spends
+LINEAGE = "lineage.json"  # File beside the resolved files, which decides whether a query spends
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
     """Content of the resolved file of any stage.
 
-    A plan that reads only the public set names no sensitive set: its dataset id, classes and size
-    hint are empty.
+    If a plan reads only the public set, its dataset id, classes and size hint are empty.
 
     shape: (C, H, W) of the images;
     again: number of times that the owner asked to pay again;
     about: the owner's texts for the release;
-    prepared: how pictures were cut and shown, if not by default. Only cards use it: no digest
+    prepared: non-default options for cropping and showing pictures. Used by cards only: no digest
     depends on it;
-    accountant: accountant of the stated ε. Only cards use it: no digest depends on it.
+    accountant: accountant of the stated ε. Used by cards only: no digest depends on it.
     """
 
     stage: str
@@ -79,7 +78,7 @@ class StagePlan(Resolved, Generic[S]):
     def network(self) -> Model:
         """Parameters of the network, for a stage that trains it."""
         if self.model is None:
-            raise ConfigError(f"the plan of {self.stage} holds no network: run `stage plan` again")
+            raise ConfigError(f"the plan of {self.stage} contains no network: run `stage plan` again")
         return self.model
 
 
@@ -95,7 +94,7 @@ class QueryPlan(StagePlan[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage:
-    """The basis for deciding whether a query spends, besides its own plan.
+    """The facts, besides its own plan, that decide whether a query spends.
 
     plan: digest of the settings of the query and of all stages before it, and of the revisions of
     the queries among them;
@@ -123,24 +122,25 @@ def read_lineage(folder: Path, stage: str) -> Lineage:
 
 
 def settings_digest(content: Mapping[str, Any]) -> str:
-    """Compute the digest of non-default settings and the revision.
+    """Compute the digest of the revision and all non-default settings.
 
-    So new options change no digest. Fields that decide nothing are left out.
+    Defaults are left out, so that a new option does not change the digest of older plans. Fields
+    that affect no result are left out too.
     """
     decides = deepcopy({key: value for key, value in content.items() if key not in ("again", "prepared", "accountant")})
     settings = decides.get("settings", {})
     for holder in (settings, *settings.get("features", ())):
-        # identified by its sha256, so the file may move
+        # The network is identified by its sha256, so the file may be moved.
         if isinstance(holder.get("network"), dict):
             holder["network"].pop("path", None)
     return digest_of(decides)
 
 
 def read_stage_plan(path: Path, stage: str, extra: Literal["forbid", "ignore"] = "forbid") -> StagePlan[Any]:
-    """Read the plan of `stage`, a QueryPlan if it spends.
+    """Read the plan of `stage`. Returns a QueryPlan if the stage spends.
 
-    extra: treatment of settings that were removed since. Raises ConfigError if the file is missing,
-    or is not a plan of this stage.
+    extra: whether to ignore or refuse settings that no longer exist. Raises ConfigError if the file
+    is missing or is not a plan of this stage.
     """
     missing = f"{path} is missing: run `stage plan` first"
     with explained(ConfigError, lambda error: f"{path} cannot be read: {error}", missing=missing):

@@ -12,9 +12,9 @@ from sfumato.runtime import distributed
 def resume(
     open_charge: Callable[[], Charge], stage: str, say: Callable[[str], None], unit: str = "step"
 ) -> tuple[Charge, dict[str, Tensor] | None, list[dict]]:
-    """Open a charge and load its last durable state, if any, and its public log.
+    """Open a charge, and load its last durable state and public log, if there are any.
 
-    A run that lost its checkpoint stays spent, and a new charge starts.
+    If a run has lost its checkpoint, its charge stays spent and a new charge is opened.
     """
     while (charge := open_charge()).used > 0:
         short = charge.run.name[:8]
@@ -29,7 +29,10 @@ def resume(
 
 
 def make_durable(charge: Charge, state: dict[str, Tensor], log: list[dict]) -> None:
-    """Write the state, then the journal, then remove the last checkpoint: in the first process."""
+    """Write the state, then the journal, then remove the previous checkpoint.
+
+    Only the first process does so.
+    """
     if not distributed.is_main():
         return
     digest = save_checkpoint(charge.run, charge.used, state, log)

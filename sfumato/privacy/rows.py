@@ -10,14 +10,13 @@ from torch import Tensor
 from sfumato.errors import ConfigError
 from sfumato.privacy.events import HIGHEST, LOWEST
 
-FLOAT64_SLACK = 1e-12  # What float64 rounding may add to the norm of a clipped row, relative to it
+FLOAT64_SLACK = 1e-12  # Relative error that float64 rounding may add to the norm of a clipped row
 
 
 class Rows(NamedTuple):
-    """One row per image, a function of that image only.
+    """One row per image, computed from that image only.
 
-    The row is left_i ⊗ right_i, or left_i without `right`. The norm of a row is the product of both
-    norms.
+    The row is left_i ⊗ right_i, or left_i without `right`. Its norm is the product of both norms.
 
     Args:
         left: (B, a).
@@ -31,17 +30,18 @@ class Rows(NamedTuple):
 def one_hot(labels: Tensor, classes: int) -> Tensor:
     """Encode labels as one-hot rows: (B,) int64 -> (B, classes) float64.
 
-    A label out of range gives a row of zeros, so that no record can stop a query.
+    A label out of range becomes a row of zeros, so that no image can stop a query.
     """
     return (labels[:, None] == torch.arange(classes, device=labels.device)).double()
 
 
 def label_rows(labels: Tensor, classes: int) -> Tensor:
-    """Encode the labels of each image as a row of norm 1 at most, by `one_hot`.
+    """Encode the labels of each image as a row of norm 1 at most.
 
-    One label per image, (B,) int64, gives (B, classes) float64. Several labels, (B, classes) of 0
-    and 1, give (B, classes + 1): a one for each label, and in the last column for an image without
-    any; all divided by the root of their number. An entry that is not 1 counts as 0.
+    One label per image, (B,) int64, is encoded by `one_hot` as (B, classes) float64. Several
+    labels, (B, classes) of 0 and 1, are encoded as (B, classes + 1). The last column is 1 for an
+    image without labels, and each row is divided by the square root of its number of ones. An entry
+    other than 1 counts as 0.
 
     Guarantee: the norm is 1 whether an image has none, one or all of the labels.
     """
@@ -59,8 +59,9 @@ Form = tuple[tuple[int, torch.dtype, torch.device], ...]
 def form_of(rows: Rows, count: int) -> Form:
     """Return the form of the rows of `count` images.
 
-    Raises ConfigError unless each part is a real matrix with one row per image. With more rows than
-    images, or a part that broadcasts, an image would add several rows, each within the bound.
+    Raises ConfigError unless each part is a real matrix with one row per image. If there were more
+    rows than images, or a part that broadcasts, one image could add several rows, each within the
+    bound.
     """
     parts = [rows.left] if rows.right is None else [rows.left, rows.right]
     for part in parts:
@@ -69,14 +70,14 @@ def form_of(rows: Rows, count: int) -> Form:
         if part.layout != torch.strided or part.is_nested or part.is_meta or part.is_quantized or part.is_complex():
             raise ConfigError(f"rows are {part.dtype}, {part.layout} on {part.device}: return real numbers, dense")
         if part.ndim != 2 or len(part) != count or part.shape[1] == 0:
-            raise ConfigError(f"rows of {count} images are {tuple(part.shape)}: return ({count}, K), a row an image")
+            raise ConfigError(f"rows of {count} images are {tuple(part.shape)}: return ({count}, K), one row per image")
     return tuple((part.shape[1], part.dtype, part.device) for part in parts)
 
 
 def in_form(rows: Rows, count: int, form: Form) -> Rows:
-    """Return the rows of `count` images if they have this form, else rows of zeros.
+    """Return the rows of `count` images if they have this form, otherwise rows of zeros.
 
-    It neither raises nor reports: either would reveal an image that makes them differ.
+    It neither raises an error nor prints a warning, because that would reveal the image at fault.
     """
     with suppress(ConfigError):
         if form_of(rows, count) == form:
@@ -90,15 +91,15 @@ def bounded_sum(rows: Rows, max_norm: float, weights: Tensor | None = None) -> T
     Args:
         rows: Rows of B images.
         max_norm: L2 bound.
-        weights: (B,) float64, factors of the bounded rows. The weights of a group add up to at most
-            1.
+        weights: (B,) float64, factors applied to the bounded rows. The weights of one group add up
+            to at most 1.
 
     Guarantee:
         One image, or one group, more or less changes it by at most `max_norm` in L2: a longer row
-        is scaled to that norm. A row with any entry that is not finite or beyond 1e100 counts
-        nowhere; without that, a broken image would turn the release into NaN and so reveal that it
-        is there. Entries below 1e-100 count as zero: their squares would vanish, and the norm with
-        them.
+        is scaled to that norm. A row with an entry that is not finite or is beyond 1e100 is left
+        out; otherwise a broken image would turn the release into NaN and so reveal its presence.
+        Entries below 1e-100 count as zero, because their squares would underflow and be missing
+        from the norm.
     """
     parts = [part.detach().to(torch.float64, copy=True) for part in rows if part is not None]
     sound = torch.stack([torch.linalg.vector_norm(part, math.inf, dim=1) <= HIGHEST for part in parts]).all(dim=0)

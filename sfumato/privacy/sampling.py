@@ -1,6 +1,6 @@
 """Poisson sampling.
 
-Every unit, an image or a group, enters a draw independently with the same probability.
+Every unit (an image or a group) enters a draw independently, with the same probability.
 """
 
 from collections.abc import Iterator
@@ -9,16 +9,17 @@ import numpy as np
 
 from sfumato.privacy.rows import FLOAT64_SLACK
 
-SEGMENT = 2**16  # Units whose part of a draw is in memory at a time
+SEGMENT = 2**16  # Number of units that are sampled at a time
 
 
 def poisson_draw(generator: np.random.Generator, size: int, sample_rate: float) -> np.ndarray:
-    """Draw one Poisson sample out of `size` units: ascending indices, (n,) int64.
+    """Draw one Poisson sample from `size` units.
 
-    n varies and can be 0.
+    Draws a binomial number of units, then a uniform subset of that size. This has the same
+    distribution as one coin toss per unit, but its memory grows with the draw instead of the set. A
+    rate of 1 takes every unit.
 
-    The number of units is binomial, and the subset uniform given its size: the same law as one coin
-    per unit, in memory that grows with the draw instead of the set. A rate of 1 takes every unit.
+    Returns ascending indices, (n,) int64; n can be 0.
     """
     if sample_rate >= 1 or not size:
         return np.arange(size, dtype=np.int64)
@@ -27,11 +28,10 @@ def poisson_draw(generator: np.random.Generator, size: int, sample_rate: float) 
 
 
 def poisson_blocks(generator: np.random.Generator, size: int, sample_rate: float) -> Iterator[np.ndarray]:
-    """Draw one Poisson sample out of `size` units in blocks of ascending indices.
+    """Draw one Poisson sample from `size` units, in non-empty blocks of ascending indices.
 
-    No block is empty, and each is above the blocks before it. The draw is made segment by segment.
-    Units of two segments enter independently too, so the law is the law of `poisson_draw`, in
-    memory that grows neither with the set nor with the draw.
+    The sample is drawn segment by segment. Units of different segments enter independently, so the
+    distribution equals `poisson_draw`'s, but memory grows neither with the set nor with the draw.
     """
     block: list[np.ndarray] = []
     for start in range(0, size, SEGMENT):
@@ -55,10 +55,10 @@ def dealt(generator: np.random.Generator, chosen: np.ndarray, processes: int) ->
 
 
 def group_weights(sizes: np.ndarray, cap: int) -> np.ndarray:
-    """Return the weight of one image of a group of each size, (n,) float64.
+    """Return the weight of each image in groups of these sizes, (n,) float64.
 
-    With cap = 1, a group counts as the mean of its images; with m, a group of n < m images counts
-    n/m of it.
+    With cap 1, a group contributes the mean of its images. With cap m, a group of n < m images
+    contributes n/m of that mean.
 
     Guarantee: the weights of a group's images add up to at most 1, rounding included.
     """
@@ -66,8 +66,8 @@ def group_weights(sizes: np.ndarray, cap: int) -> np.ndarray:
 
 
 def group_picks(generator: np.random.Generator, sizes: np.ndarray, draws: int) -> np.ndarray:
-    """Pick `draws` images of each group, uniform and independent.
+    """Pick `draws` images of each group, uniformly and independently.
 
-    Returns their places in the group, (n, draws) int64.
+    Returns their positions in the group, (n, draws) int64.
     """
     return generator.integers(0, sizes[:, None], size=(len(sizes), draws))

@@ -1,8 +1,8 @@
 """Noisy central images: the mean or the mode of each class (DP-FETA §3.1, FETA-Pro Algorithm 1).
 
-Every release covers all classes at once: an image adds its bounded vector to the row of its own
-class, so one record moves the whole (classes × d') tensor by at most the bound, whatever the class
-sizes. An empty class gets noise, too.
+Every release covers all classes at once. An image adds its bounded vector to the row of its class,
+so one image changes the whole (classes × d') tensor by at most the bound, whatever the class sizes.
+An empty class gets noise too.
 """
 
 import math
@@ -19,13 +19,13 @@ from sfumato.settings.queries import Central
 def central_norm(shape: Shape, settings: Central) -> float:
     """Return the L2 bound of one image's contribution to a release.
 
-    This is `settings.max_norm`, or √d' without it; d' = C·H·W.
+    The bound is `settings.max_norm`, or √d' if it is not set, with d' = C·H·W.
     """
     return settings.max_norm or math.sqrt(math.prod(shape))
 
 
 def mode_rows(images: Tensor, labels: Tensor, classes: int, bins: int) -> Rows:
-    """Put every pixel into one of `bins` equal bins of [0, 1], in the row of its class.
+    """Assign every pixel to one of `bins` equal bins of [0, 1], in the row of its class.
 
     Returns (B, classes) ⊗ (B, bins·d'). A row has norm √d'. An image with any non-finite pixel gets
     a zero row; values outside [0, 1] count in the outer bins.
@@ -40,13 +40,14 @@ def mode_rows(images: Tensor, labels: Tensor, classes: int, bins: int) -> Rows:
 def query_central(charge: Charge, denominators: Tensor, shape: Shape, settings: Central) -> Tensor:
     """Release noisy means or per-pixel histograms of all classes, `settings.repeats` times.
 
-    Each release has its own draw. Without `max_norm`, an image is clipped to √d', the largest norm
-    that an image in [0, 1] can have.
+    Each release has a separate draw. If `max_norm` is not set, an image is clipped to √d', the
+    largest norm that an image in [0, 1] can have.
 
     denominators: (classes,), public: q·N̄_m, never a realised count;
     shape: (C, H, W) of the images.
 
-    Returns float32, unclamped: mean (R, M, C, H, W), mode (R, M, bins, C, H, W).
+    Returns float32, not clamped to [0, 1]: (R, M, C, H, W) for the mean, (R, M, bins, C, H, W) for
+    the mode.
     """
     classes = len(denominators)
     mode = settings.statistic == "mode"

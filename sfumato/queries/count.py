@@ -1,4 +1,4 @@
-"""Noisy class counts: public size, denominators of the other queries, and label priors."""
+"""Noisy class counts, which give the public size, the denominators of other queries, and priors."""
 
 import math
 from dataclasses import dataclass
@@ -31,32 +31,32 @@ class Counts:
 
 class PublicCounts(NamedTuple):
     total: float  # N̄
-    per_class: Tensor  # N̄_m, (classes,) float64, each at least 1: a denominator
-    # (classes,) float64, non-negative, summing to 1; with several labels, the share of images with
-    # each
+    per_class: Tensor  # N̄_m, (classes,) float64, each at least 1, because they are denominators
+    # (classes,) float64, non-negative, summing to 1. With several labels: share of images with each
+    # label
     priors: Tensor
-    # mean of `label_rows` with several labels, (classes + 1,) float64
+    # With several labels: mean of `label_rows`, (classes + 1,) float64
     row_means: Tensor | None = None
 
 
 def query_count(charge: Charge, classes: int) -> Tensor:
     """Release noisy class counts, (classes,) float64, possibly negative.
 
-    An image adds a one to its class. `public_counts` makes the counts usable.
+    An image adds 1 to its class. `public_counts` turns the result into denominators and priors.
     """
     return charge.sum(lambda _, labels: Rows(one_hot(labels, classes)), 1.0, size=4096, integer=True, labels_only=True)
 
 
 def several_bound(classes: int) -> float:
-    """Return √(classes + 2): the norm of a row of `several_rows` if an image has all labels.
+    """Return √(classes + 2), the norm of the longest row of `several_rows`.
 
-    No row is longer.
+    An image with all labels reaches it.
     """
     return math.sqrt(classes + 2)
 
 
 def several_rows(labels: Tensor, classes: int) -> Tensor:
-    """Build rows for several labels: the image's labels, a one, and its row of `label_rows`.
+    """Build rows for several labels: the image's labels, a 1, and its row of `label_rows`.
 
     labels: (B, classes) of 0 and 1. Returns (B, 2·classes + 2) float64.
 
@@ -73,7 +73,7 @@ def query_several(charge: Charge, classes: int) -> Tensor:
 
 
 def public_several(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
-    """Compute `public_counts` of the release of `query_several`.
+    """Compute the public counts from a release of `query_several`.
 
     Its noise has the standard deviation noise_multiplier · `several_bound`.
     """
@@ -85,11 +85,11 @@ def public_several(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
 
 
 def public_counts(noisy: Tensor, noise_multiplier: float) -> PublicCounts:
-    """Turn noisy counts into N̄, N̄_m and priors: free post-processing.
+    """Turn noisy counts into N̄, N̄_m and priors. This is post-processing, so it is free.
 
-    N̄_m = max(noisy count, 1, σ): below σ a count is mostly noise, which a smaller denominator
+    N̄_m = max(noisy count, 1, σ), because a count below σ is mostly noise, which a small denominator
     would amplify. N̄ is the unbiased sum of the noisy counts, with the same floor. Priors are
-    clipped at 0; if nothing remains they are uniform.
+    clipped at 0. If all of them are 0, they are uniform.
     """
     noisy = noisy.double()
     floor = max(1.0, noise_multiplier)
@@ -109,11 +109,11 @@ def save_counts(counts: PublicCounts, noisy: Tensor, directory: Path) -> None:
 
 
 def read_counts(count: Artifact, size_hint: int, classes: int) -> PublicCounts:
-    """Read the noisy counts; if counting is switched off, split the public size hint equally."""
+    """Read the noisy counts; if counting is off, split the public size hint equally."""
     if not count.enabled:
         even = torch.full((classes,), 1 / classes).double()
         return PublicCounts(float(size_hint), torch.full((classes,), size_hint / classes).double(), even)
-    with explained(DataError, lambda error: f"{count.path} holds no counts ({error}): run `stage count` again"):
+    with explained(DataError, lambda error: f"{count.path} contains no counts ({error}): run `stage count` again"):
         counts = validated(Counts, read_json(count.path / "counts.json"))
         if {len(counts.per_class), len(counts.priors)} != {classes}:
             raise ValueError(f"not of {classes} classes")

@@ -1,8 +1,8 @@
 """Noisy class means of a bounded feature map φ.
 
-They are the query of frequency, moments, covariance and embedding. All maps are differentiable, so
-that a generator can be fitted to the release. Queries may draw a map's vectors of the sensitive
-images instead of pixels.
+The stages frequency, moments, covariance and embedding use this query. All maps are differentiable,
+so that a generator can be fitted to the release. A query may draw precomputed feature vectors of
+the sensitive images instead of their pixels.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from sfumato.training.public_classifier import train_public_classifier
 if TYPE_CHECKING:
     from sfumato.privacy.charge import Charge
 
-SQUARES = 0.5  # share of the squares in the squared norm of `moments` (DP-MEPF)
+SQUARES = 0.5  # Share of the squared features in the squared norm of `moments` (DP-MEPF)
 # Arguments of CosineMoments in `covariance`
 COSINE = {"frequencies": 64, "contrasts": 16, "bound": 0.3, "products": 0.7}
-LENGTH_SCALES = (1.22, 0.63)  # length scales of `embedding`, in units of √d
-TEACHER = 0.5  # share of the teacher in the squared norm of `embedding`
+LENGTH_SCALES = (1.22, 0.63)  # Length scales of `embedding`, in units of √d
+TEACHER = 0.5  # Share of the teacher's features in the squared norm of `embedding`
 LEARNED = Classifier(network="whitened", width=32, learning_rate=0.1)  # Network of `embedding`
 EMBEDDING_DIMENSION = 512  # Number of principal directions of its features
 
@@ -58,14 +58,14 @@ Features = FourierFeatures | CosineMoments  # φ: (B, C, H, W) float32 in [0, 1]
 def query_feature_means(
     charge: Charge, features: Any, classes: int, public_size: float, *, cached: bool = False
 ) -> Tensor:
-    """Release Σ φ(x) ⊗ onehot(y) over all sensitive images, over a public size.
+    """Release Σ φ(x) ⊗ onehot(y) over all sensitive images, divided by a public size.
 
     features: φ; rows and their float64 sum are computed on its device;
     public_size: N̄, never a realised count;
     cached: the charge draws `features.vectors` of the images instead of the images.
 
-    Returns (K, classes) float32 on the CPU, for `fit_generator`; with several labels (K, classes +
-    1), by `label_rows`.
+    Returns (K, classes) float32 on the CPU, for `fit_generator`; with several labels,
+    (K, classes + 1), by `label_rows`.
 
     Guarantee: one image more or less moves the sum by at most 1 in L2, because φ has norm 1 at
     most, and so has the row of all its labels. A row is a function of its image only, to the last
@@ -90,7 +90,7 @@ def query_feature_means(
 def cosine_moments(shape: Shape, flip: bool) -> CosineMoments:
     """Build the map of an image's low frequencies and their products.
 
-    flip: an image and its mirror image have the same row.
+    flip: give an image and its mirror image the same row.
     """
     return CosineMoments(shape, **COSINE, flip=flip)  # type: ignore[arg-type]
 
@@ -98,8 +98,8 @@ def cosine_moments(shape: Shape, flip: bool) -> CosineMoments:
 def moment_features(network: PublicNetwork, feature: str = CLASSIFIER, squares: float = SQUARES) -> FourierFeatures:
     """Build the map of a public network's features and their squares: (B, C, H, W) -> (B, K).
 
-    K is twice the number of features. Features have the norm √(1 − s) and their squares √s, so one
-    Gaussian of Δ = 1 releases both.
+    K is twice the number of features. Features are scaled to norm √(1 − s) and their squares to √s,
+    so one Gaussian with sensitivity 1 releases both.
 
     feature: CLASSIFIER or CELLS; squares: s. Source: Harder et al. 2023 (DP-MEPF).
     """
@@ -113,7 +113,7 @@ def moment_features(network: PublicNetwork, feature: str = CLASSIFIER, squares: 
 def train_feature_network(
     images: ImageSet, teacher: TeacherNetwork, steps: int, seed: int, report: Callable[[int, int], None]
 ) -> ProjectedFeatures:
-    """Train a feature map on the generator's `images`, labelled by the teacher. Free."""
+    """Train a feature map on the generator's `images`, labelled by the teacher. Spends nothing."""
     how = LEARNED.model_copy(update={"steps": steps})
     network, _ = train_public_classifier(relabelled(teacher, images), how, seed, report)
     features = ProjectedFeatures(CELLS, images.shape, EMBEDDING_DIMENSION, network)
@@ -131,8 +131,10 @@ def learned_features(
 ) -> FourierFeatures:
     """Build Fourier features of the teacher's map and of a trained network's map.
 
-    The release depends on the records of both maps. size: K; share: share of the teacher's features
-    in the squared norm.
+    The release depends on the charges of both maps.
+
+    size: K;
+    share: share of the teacher's features in the squared norm.
     """
     maps = {"teacher": (teacher, share), "network": (network, 1 - share)}
     features = [FeatureMap(map=name, length_scales=length_scales, weight=part) for name, (_, part) in maps.items()]
@@ -144,16 +146,16 @@ Part = Annotated[float, Field(gt=0, lt=1)]
 
 
 class About(Strict):
-    """Form of `features.json`; each stage has its own."""
+    """Form of `features.json`. Each stage has a subclass."""
 
-    kind: ClassVar[Any]  # kind of the features, if these fields are their arguments
+    kind: ClassVar[Any]  # class of the features, if these fields are its arguments
     tensor: ClassVar[str] = "embedding"  # name of the release, in `<tensor>.safetensors`
     deviation: PositiveFloat | None
 
     def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> Features:
         """Rebuild the features from the files in `folder`.
 
-        teacher: its map, for `embedding` only.
+        teacher: the teacher's feature map, needed for `embedding` only.
         """
         return self.kind(**{name: value for name, value in self if name != "deviation"})  # type: ignore[no-any-return]
 
@@ -194,12 +196,12 @@ class AboutLearned(About):
 
     def rebuild(self, folder: Path, teacher: ProjectedFeatures | None) -> FourierFeatures:
         if teacher is None:
-            raise ValueError("these features need those of the teacher")
+            raise ValueError("these features need the teacher's features")
         network = load_network(folder, ProjectedFeatures, "embedding").eval()
         return learned_features(teacher, network, self.size, self.seed, self.length_scales, self.teacher)
 
 
-KIND_OF: dict[str, type[About]] = {  # form of features.json, by stage
+KIND_OF: dict[str, type[About]] = {  # Form of features.json, by stage
     "frequency": AboutFourier,
     "moments": AboutMoments,
     "covariance": AboutCosine,
@@ -214,9 +216,9 @@ def save_means(
     folder: Path,
     network: PublicNetwork | ProjectedFeatures | None = None,
 ) -> None:
-    """Write the release and what rebuilds its features.
+    """Write the release, and the files from which its features can be rebuilt.
 
-    about: content of features.json; network: network of the features.
+    about: content of features.json; network: network of the features, if they have one.
     """
     tensor = KIND_OF[stage].tensor
     save_tensors({tensor: means.table.contiguous()}, folder / f"{tensor}.safetensors")
@@ -230,18 +232,19 @@ def save_means(
 def load_means(
     stage: str, folder: Path, teacher: ProjectedFeatures | None = None, *, plan: StagePlan[Any]
 ) -> FeatureMeans:
-    """Load what `save_means` wrote. teacher: its map, for `embedding` only.
+    """Load what `save_means` wrote.
 
-    Raises DataError if files are missing, of another form, or do not fit together or `plan`.
+    teacher: the teacher's feature map, needed for `embedding` only. Raises DataError if files are
+    missing or invalid, or do not match each other or `plan`.
     """
     kind = KIND_OF[stage]
-    with explained(DataError, lambda error: f"{folder} holds no {kind.tensor} ({error!r}): run `stage {stage}` again"):
+    with explained(DataError, lambda error: f"{folder} has no {kind.tensor} ({error!r}): run `stage {stage}` again"):
         about = validated(kind, read_json(folder / "features.json"))
         table = load_tensors(folder / f"{kind.tensor}.safetensors")[kind.tensor]
         shape = getattr(about, "shape", plan.shape)
-        # checked before memory is allocated
+        # Checked before memory is allocated
         if getattr(about, "size", 0) > len(table) or shape != plan.shape:
-            raise ValueError(f"features.json is of {shape}, or has more rows than the release")
+            raise ValueError(f"features.json is for images of {shape}, or has more rows than the release")
         features = about.rebuild(folder, teacher)
         expected = (features.size, len(plan.classes) + plan.several)
         if table.shape != expected or table.dtype != torch.float32 or features.shape != plan.shape:
@@ -250,7 +253,7 @@ def load_means(
 
 
 def encoder_of(map: nn.Module, arguments: Mapping[str, Any]) -> str:
-    """Return a digest of everything that decides a map: its arguments and its state."""
+    """Return a digest of everything that defines a map: its arguments and its state."""
     digest = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode())
     for name, tensor in sorted(map.state_dict().items()):
         digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
@@ -258,7 +261,7 @@ def encoder_of(map: nn.Module, arguments: Mapping[str, Any]) -> str:
 
 
 def encoding_alone(function: Callable[[Tensor], Tensor], shape: Shape, where: torch.device) -> Encode:
-    """Build the encoder of a map on device `where`: images to rows, (B, C, H, W) -> (B, d).
+    """Build the encoder of a map on device `where`, from images (B, C, H, W) to rows (B, d).
 
     Guarantee: a row is a function of its image only.
     """

@@ -1,7 +1,7 @@
 """Noisy class histogram: number of sensitive images that a classifier assigns to each class.
 
-Classifier and classes are public. Counts are never divided by the number of images that voted: that
-number is private, and the choice of classes does not need it.
+The classifier and its classes are public. Counts are never divided by the number of images that
+voted, because that number is private, and choosing classes does not need it.
 
 Source: RPGen stage 1; PrivImage.
 """
@@ -20,14 +20,14 @@ from sfumato.privacy.rows import Rows, one_hot
 def vote_rows(logits: Tensor, labels: Tensor, votes: int, classes: int | None = None) -> Rows:
     """Compute the votes of a batch.
 
-    Each image gives 1 to each of its `votes` likeliest public classes. Ties are resolved in class
-    order. An image with a logit that is not finite does not vote, nor, with `classes`, an image
-    with a label out of range.
+    Each image gives one vote to each of its `votes` likeliest public classes. Ties are resolved in
+    class order. An image does not vote if a logit is not finite or, with `classes`, if its label is
+    out of range.
 
     logits: (B, P), by `rows_alone`;
     labels: (B,) int64;
-    classes: number of sensitive classes, for one row each (PrivImage), or None for one row in all
-    (RPGen).
+    classes: number of sensitive classes, to count votes separately for each (PrivImage), or None to
+    count them together (RPGen).
 
     Returns (B, classes or 1) ⊗ (B, P), whole numbers, of norm √votes.
     """
@@ -42,9 +42,9 @@ def vote_rows(logits: Tensor, labels: Tensor, votes: int, classes: int | None = 
 def query_histogram(charge: Charge, model: PublicNetwork, votes: int, classes: int | None = None) -> Tensor:
     """Release noisy votes for every public class.
 
-    The charge has one Gaussian, perhaps of a Poisson draw. The logits of an image are a function of
-    it only: if two classes nearly tie, its votes could otherwise depend on how many others were
-    drawn, and removing one image would move more than its own votes.
+    The charge covers one Gaussian, possibly over a Poisson draw. The logits of an image depend on
+    that image only. Otherwise, rounding could make the votes of a near tie depend on the number of
+    drawn images, and removing one image could change the votes of others.
 
     model: classifier in eval mode;
     votes: see `vote_rows`;

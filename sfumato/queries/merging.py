@@ -1,6 +1,6 @@
 """Merge several owners' noisy sums into one release: counts, and class means of features.
 
-This is free: it reads releases only.
+Merging is free, because it reads releases only.
 """
 
 import math
@@ -27,23 +27,23 @@ from sfumato.storage.artifacts import PRIVACY, Artifact, merge_records
 from sfumato.storage.digest import digest_of_file
 from sfumato.storage.documents import read_json, validated
 
-# All other queries rest on what one owner released before
+# Queries that can be merged. All others depend on earlier releases of one owner.
 MERGED = ("count", "frequency", "moments", "covariance")
 
 
 def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str, Any]]]) -> list[str]:
     """Return the queries that ran, if the plans agree.
 
-    Raises ConfigError if the releases do not add up, or their public settings differ.
+    Raises ConfigError if a query cannot be merged, or public settings of the plans differ.
     """
     queries = [name for name in QUERIES if any(plan[name]["enabled"] for plan in plans)]
     if name := next((name for name in queries if name not in MERGED), None):
-        way = f"take a recipe of {', '.join(MERGED)} only, such as dp-merf, dp-mepf or dp-kernel"
-        why = "its steps, draws or features rest on what one owner released before"
-        raise ConfigError(f"releases of {name} do not add up: {why}: {way}")
+        way = f"use a recipe with {', '.join(MERGED)} only, such as dp-merf, dp-mepf or dp-kernel"
+        why = "its steps, draws or features depend on earlier releases of one owner"
+        raise ConfigError(f"releases of {name} cannot be added up, because {why}: {way}")
     if "count" not in queries:
         raise ConfigError("count is not in `run`: without noisy counts the means of two owners have no weights")
-    # fields that may differ
+    # Fields that may differ
     theirs = {"dataset_id", "size_hint", "mechanism", "delta", "about", "again"}
     for folder, plan in zip(folders[1:], plans[1:], strict=True):
         for name in (name for name, stage in STAGES.items() if stage.kind is not Kind.LOCAL):
@@ -52,18 +52,18 @@ def same_settings(folders: Sequence[Path], plans: Sequence[Mapping[str, dict[str
             for key in sorted((first.keys() | other.keys()) - theirs):
                 if first.get(key) != other.get(key):
                     both = f"{folder} and {folders[0]} differ in {name}.{key}: {other.get(key)} and {first.get(key)}"
-                    what = "all settings but data.dataset_id, privacy.size_hint and ε"
-                    raise ConfigError(f"{both}. Owners agree on {what} before they spend")
+                    what = "all settings except data.dataset_id, privacy.size_hint and ε"
+                    raise ConfigError(f"{both}. Owners must agree on {what} before they spend")
     return queries
 
 
 def check_owner(
     folder: Path, plans: Mapping[str, dict[str, Any]], budget: Mapping[str, Any], queries: Sequence[Artifact]
 ) -> tuple[str, ...]:
-    """Check one owner's releases, and return the data sets behind them.
+    """Check one owner's releases, and return the ids of the data sets that they were made from.
 
-    These are several if some were merged before. Raises DataError, ConfigError or BudgetError
-    unless plan and releases fit together.
+    There are several ids if these releases were merged before. Raises DataError, ConfigError or
+    BudgetError if the plan and the releases do not match.
     """
     records = merge_records(queries)
     problems = [problem for key, record in records.items() for problem in record_problems(key, record)]
@@ -71,40 +71,40 @@ def check_owner(
     delta = checked_delta(budget["delta"], hint)
     for name, plan in plans.items():
         if plan.get("delta", delta) != delta or (plan.get("dataset_id") and plan.get("size_hint") != hint):
-            problems.append(f"its plan of {name} has another size_hint or δ than its budget: run `stage plan`")
+            problems.append(f"its plan of {name} differs from its budget in size_hint or δ: run `stage plan`")
         if not STAGES[name].public_only and plan.get("dataset_id") != plans["count"].get("dataset_id"):
-            problems.append(f"its plan of {name} is of another data set than that of count: run `stage plan`")
+            problems.append(f"its plans of {name} and count are for different data sets: run `stage plan`")
     apart = queries[0].apart
     owners = apart or (plans["count"].get("dataset_id", ""),)
     for query in queries if not problems else ():
         released = [record for record in query.records.values() if record["stage"] == query.stage]
         planned = Mechanism(**plans[query.stage]["mechanism"]).to_json()
         if query.apart != apart or len(apart) == 1:
-            problems.append(f"{query.path} declares other people apart than {queries[0].path}")
+            problems.append(f"{query.path} and {queries[0].path} differ in which data sets share no person")
         elif not query.enabled or {record["dataset_id"] for record in released} != {*owners}:
-            problems.append(f"{query.path} holds no release of its own: run `stage {query.stage}` there")
+            problems.append(f"{query.path} contains no release of its own: run `stage {query.stage}` there")
         elif not apart and any(record["event"] != planned for record in released):
-            problems.append(f"{query.path} was released by a mechanism other than its plan's: run `stage plan`")
+            problems.append(f"{query.path} was not released by the mechanism of its plan: run `stage plan`")
     if problems:
         raise DataError(f"{folder} cannot be merged: {problems[0]}")
     every = [*records.values()]
     spent = spent_on_one(every, delta, budget["accountant"], common_adjacency(every), apart)
     if spent > budget["target"] * (1 + TOLERANCE):
-        raise BudgetError(f"{folder} spent ε = {spent:.4g}, more than the {budget['target']:g} of its budget.json")
+        raise BudgetError(f"{folder} spent ε = {spent:.4g}, above the target of its budget.json, {budget['target']:g}")
     return owners
 
 
 def merged_budget(
     budgets: Sequence[Mapping[str, Any]], size_hint: int, records: Sequence[dict], apart: Sequence[str]
 ) -> dict[str, Any]:
-    """Compute the merged budget at the smallest δ of the owners.
+    """Compute the merged budget at the smallest δ of all owners.
 
-    ε is the owners' largest target, or the cost by their most cautious accountant if that is
-    larger.
+    Its target is the larger of the owners' largest target and the merged cost by their most
+    cautious accountant.
     """
     recipe, *others = {budget["recipe"] for budget in budgets}
     if others:
-        raise ConfigError("the owners differ in recipe: they agree on it before they spend")
+        raise ConfigError("the owners have different recipes: they must agree on one before they spend")
     accountant = min((budget["accountant"] for budget in budgets), key=ACCOUNTANTS.index)
     delta = checked_delta(min(budget["delta"] for budget in budgets), size_hint)
     spent = spent_on_one(records, delta, accountant, common_adjacency(records), apart)
@@ -115,15 +115,15 @@ def merged_budget(
 def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = False) -> PublicCounts:
     """Add up the noisy counts of all owners, and write them as `count` does.
 
-    In distribution, the result equals one owner's release over all images, with the summed variance
-    of all noises. several: an image can have any number of labels.
+    The result has the same distribution as one owner's release over all images, with the sum of all
+    noise variances. several: an image can have any number of labels.
     """
     noisy = torch.zeros(1, dtype=torch.float64)
     for count in counts:
-        with explained(DataError, lambda e: f"{count.path} holds no counts ({e!r}): run `stage count` again"):  # noqa: B023
+        with explained(DataError, lambda e: f"{count.path} contains no counts ({e!r}): run `stage count` again"):  # noqa: B023
             one = validated(Counts, read_json(count.path / "counts.json"))
             if len(one.noisy) != len(one.per_class) * (1 + several) + 2 * several:
-                raise ValueError(f"{len(one.noisy)} noisy numbers of {len(one.per_class)} classes")
+                raise ValueError(f"{len(one.noisy)} noisy numbers for {len(one.per_class)} classes")
             noisy = noisy + torch.tensor(one.noisy, dtype=torch.float64)
     charges = [r["event"] for count in counts for r in count.records.values() if r["stage"] == "count"]
     sigmas = [Mechanism.from_json(event).noise_multiplier for event in charges]
@@ -135,15 +135,17 @@ def merge_counts(counts: Sequence[Artifact], directory: Path, several: bool = Fa
 def merge_means(
     stage: str, releases: Sequence[Artifact], sizes: Sequence[float], size: float, directory: Path, plan: StagePlan
 ) -> FeatureMeans:
-    """Merge the means of all owners' noisy sums over `size`, and write them as the query does.
+    """Add up all owners' noisy sums, divide them by `size`, and write the means as the query does.
 
-    sizes: N̄ of each owner, the denominator of its means; size: N̄ of all. Raises ConfigError if
-    the features of two owners differ in any byte.
+    sizes: N̄ of each owner, the denominator of its means;
+    size: N̄ of all owners together.
+
+    Raises ConfigError if the features of two owners differ in any byte.
     """
-    # refuses all other forms
+    # load_means refuses all other forms.
     means = [load_means(stage, release.path, plan=plan) for release in releases]
     about = [read_json(release.path / "features.json") for release in releases]
-    # the other files rebuild the features
+    # All other files define the features.
     varying = {f"{KIND_OF[stage].tensor}.safetensors", "features.json", PRIVACY}
     maps = [
         {f.name: digest_of_file(f) for f in one.path.iterdir() if f.name not in varying and f.is_file()}
@@ -151,7 +153,7 @@ def merge_means(
     ]
     for i, release in enumerate(releases):
         if maps[i] != maps[0] or {**about[i], "deviation": 0} != {**about[0], "deviation": 0}:
-            fix = "take the same settings, seed and public network (one owner sends artifacts/classifier to the others)"
+            fix = "use the same settings, seed and public network (one owner sends artifacts/classifier to the others)"
             raise ConfigError(f"{release.path} and {releases[0].path} are means of different features: {fix}")
     table = sum((m.table.double() * n for m, n in zip(means, sizes, strict=True)), torch.zeros(1)) / size
     deviations = [m.deviation * n for m, n in zip(means, sizes, strict=True) if m.deviation is not None]

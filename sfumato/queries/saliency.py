@@ -1,7 +1,9 @@
 """Noisy gradients of weight matrices over all sensitive images, and their ranking.
 
-Source: DP-SAPF Algorithm 1. One Gaussian covers all candidates: their gradients are clipped
-jointly. Norms and ranks are free.
+One Gaussian covers all candidates, because their gradients are clipped jointly. Norms and ranks are
+post-processing, so they are free.
+
+Source: DP-SAPF Algorithm 1.
 """
 
 from collections.abc import Mapping
@@ -22,11 +24,11 @@ from sfumato.storage.files import csv_text, write_json
 
 
 def query_saliency(charge: Charge, gradients: Gradients) -> dict[str, Tensor]:
-    """Release the noisy sum of clipped gradients of the denoising loss, over a public size.
+    """Release the noisy sum of clipped gradients of the denoising loss, divided by a public size.
 
-    Each image's gradient is the mean over its draws, clipped over all candidates jointly.
-    Candidates are the parameters of `gradients`, whose `public_batch` is N̄. Returns the noisy
-    vectors by candidate, (size,) float64, on the CPU.
+    Each image's gradient is the mean over its draws, clipped over all candidates jointly. The
+    candidates are the parameters of `gradients`, and the public size, N̄, is its `public_batch`.
+    Returns one noisy vector per candidate, (size,) float64, on the CPU.
 
     Guarantee: one image more or less moves the sum, over all candidates together, by at most
     `max_norm` in L2.
@@ -37,13 +39,13 @@ def query_saliency(charge: Charge, gradients: Gradients) -> dict[str, Tensor]:
 
 
 def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.DataFrame:
-    """Compute norms and ranks of the released vectors, one row each, in order: post-processing.
+    """Compute norms and ranks of the released vectors, one row per candidate, in their order.
 
-    Noise adds size·noise_std² to the expected squared norm: a large candidate without any signal
-    beats a small one with it. "debiased" is the squared norm less that term: unbiased, so perhaps
-    negative. The norm of the gradient itself also grows with the size of a candidate, and this
-    growth remains. "rank" follows "debiased", and "raw_rank" follows "raw_norm"; 1 is the most
-    salient. noise_std: standard deviation of each entry's noise, σ·C_s/N̄, which is public.
+    Noise adds size·noise_std² to the expected squared norm, so a large candidate without any signal
+    would outrank a small one with a signal. The column "debiased" is the squared norm minus that
+    term. It is unbiased, so it may be negative. It still grows with the size of a candidate, as the
+    norm of its gradient does. "rank" sorts by "debiased" and "raw_rank" by "raw_norm"; rank 1 is
+    the most salient. noise_std: public standard deviation of each entry's noise, σ·C_s/N̄.
 
     Source: DP-SAPF Eq. 8 and Algorithm 1 for the raw norm.
     """
@@ -56,7 +58,7 @@ def rank_candidates(released: Mapping[str, Tensor], noise_std: float) -> pd.Data
 
 
 def save_ranking(table: pd.DataFrame, noise_std: float, directory: Path) -> None:
-    """Write the table, and the candidates by either norm, the most salient first."""
+    """Write the table, and the lists of candidates by either norm, the most salient first."""
     columns = {"matrix": "", "size": "", "raw_norm": ".6g", "debiased": ".6g", "rank": "", "raw_rank": ""}
     rows: list[Any] = table.assign(matrix=table["name"].str.removesuffix(".weight")).to_dict("records")
     (directory / "saliency.csv").write_text(csv_text(rows, columns), encoding="utf-8")
@@ -67,7 +69,7 @@ def save_ranking(table: pd.DataFrame, noise_std: float, directory: Path) -> None
 
 
 def read_ranking(saliency: Artifact | None) -> list[str] | None:
-    """Read the candidates, the most salient first; None if `saliency` is not read or is off."""
+    """Read the candidates, the most salient first; None if `saliency` is None or off."""
     if saliency is None or not saliency.enabled:
         return None
     file = saliency.path / "saliency.json"

@@ -16,14 +16,13 @@ def error_rows(weights: Tensor, rows: Tensor, labels: Tensor, offsets: Tensor | 
     """Compute ψ(x) ⊗ (onehot(y) − p(x)), (B, d) ⊗ (B, M).
 
     This is the negative gradient of the softmax loss. The norm of a row equals the norm of the
-    error, at most √2; an image with a label out of range has an error of norm 1 at most. With
-    several labels, the heads are independent: p is the sigmoid of each logit and its offset. One
-    row contains the errors of all heads; its norm is √M at most, and the charge clips it to
-    `max_norm`.
+    error: at most √2, or at most 1 for a label out of range. With several labels, each label has an
+    independent head, and p is the sigmoid of its logit plus its offset. One row then contains the
+    errors of all heads; its norm is at most √M, and the charge clips it to `max_norm`.
 
     weights: (d, M) float64;
-    rows: (B, d), of norm 1 up to rounding;
-    labels: (B,) int64, or several, (B, M) of 0 and 1.
+    rows: ψ(x), (B, d), of norm 1 up to rounding;
+    labels: (B,) int64, or several labels, (B, M) of 0 and 1.
     """
     logits = rows.double() @ weights
     if labels.ndim == 2:
@@ -43,15 +42,15 @@ def query_teacher(
     report: Callable[[int, int], None],
     offsets: Tensor | None = None,
 ) -> Tensor:
-    """Run noisy gradient steps from zero: one release each, of the sum over a draw.
+    """Take noisy gradient steps from zero. Each step releases the sum over one draw.
 
-    The charge draws the features ψ of the images. The result is the mean over the last part of the
-    steps: post-processing.
+    The charge draws the features ψ of the images. The result is the mean of the weights over the
+    last part of the steps, which is post-processing.
 
-    public_size: N̄, the expected size of a draw, never a realised one;
-    covariance: (d, d), of public or released images, which preconditions steps if `settings.ridge`
-    is set;
-    offsets: with several labels, the logit of the released share of images with each label, (M,).
+    public_size: N̄, the expected size of a draw, never a realised count;
+    covariance: (d, d), covariance of features of public or released images, which preconditions the
+    steps if `settings.ridge` is set;
+    offsets: with several labels, (M,), the logit of the released share of images with each label.
 
     Returns the weights, (d, M) float64.
 

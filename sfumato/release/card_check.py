@@ -35,7 +35,7 @@ def check_card(
     records: Mapping[str, dict],
     apart: Sequence[str],
 ) -> None:
-    """Raise ValueError for the first statement that does not fit. A card may leave statements out.
+    """Raise ValueError for the first wrong statement of a card. Statements may be missing.
 
     apart: data sets that `privacy.json` declares to show different people.
     """
@@ -58,13 +58,13 @@ def check_card(
         whole = f"{len(images)} images in {len(classes)} classes"
         raise ValueError(f"labels.npy is {labels.dtype} {labels.shape}, for {whole}")
     if labels.size and not 0 <= labels.min() <= labels.max() < most:
-        raise ValueError(f"labels.npy holds the label {labels.max()}, and it names {len(classes)} classes")
+        raise ValueError(f"labels.npy contains the label {labels.max()}, and it names {len(classes)} classes")
     if kinds.dtype.kind != "U" or kinds.shape != (len(images),):
         raise ValueError(f"kinds.npy is {kinds.dtype} {kinds.shape}, for {len(images)} images")
     public = int(np.count_nonzero(kinds == PUBLIC_KIND))
     sources = card.get("sources", {})
     if sources and sum(sources.values()) != len(images):
-        raise ValueError(f"its sources drew {sum(sources.values())} images, and images.npy holds {len(images)}")
+        raise ValueError(f"its sources drew {sum(sources.values())} images, and images.npy contains {len(images)}")
     if sources and public > sources.get(PUBLIC_SOURCE, 0):
         raise ValueError(f"kinds.npy calls {public} images public, its sources {sources.get(PUBLIC_SOURCE, 0)}")
     number = {name: int(np.count_nonzero(kinds == name)) for name in card.get("kinds", ("plain",))}
@@ -87,13 +87,12 @@ def check_card(
 def known_cost(card: Mapping[str, Any], records: Mapping[str, dict], apart: Sequence[str] = ()) -> dict[str, Any]:
     """Return the cost of a release: ε at its card's δ, recomputed if the accountant is installed.
 
-    The `exact` accountant states less than Rényi's. The result is the more cautious of the two that
-    the card does not fall below. Raises ValueError if the card states less than its records cost,
-    or if a record gives no guarantee.
+    If the card states an `exact` ε, which is smaller than Rényi's, the result is that ε. Raises
+    ValueError if the card states less than its records cost, or if a record gives no guarantee.
     """
     for name in ("epsilon", "delta"):
         if type(card[name]) not in (int, float) or not 0 <= card[name] < math.inf:
-            raise ValueError(f"it states {name}={card[name]!r}, which is no bound")
+            raise ValueError(f"it states {name}={card[name]!r}, which is not a bound")
     delta = card["delta"]
     units = sorted({record["unit"] for record in records.values()})
     cost = {"epsilon": card["epsilon"], "delta": delta, "adjacency": card["adjacency"], "units": units}
@@ -111,9 +110,9 @@ def known_cost(card: Mapping[str, Any], records: Mapping[str, dict], apart: Sequ
     if len(units) > 1:
         raise ValueError(f"its records are of different units ({', '.join(units)}), which cannot be composed")
     if apart and without_records(rows, apart):
-        raise ValueError(f"it sets {', '.join(apart)} apart, of which its records are not")
+        raise ValueError(f"it declares that {', '.join(apart)} share no person, but lacks records of some of them")
     if (adjacency := common_adjacency(rows)) != card["adjacency"]:
-        raise ValueError(f"it states adjacency={card['adjacency']!r}, and its records hold for {adjacency}")
+        raise ValueError(f"it states adjacency={card['adjacency']!r}, and its records are valid for {adjacency}")
     if not 0 < delta <= LARGEST_DELTA:
         raise ValueError(f"it states delta={delta:g}, and above {LARGEST_DELTA:g} there is no guarantee")
     for accountant in ("rdp", EXACT):

@@ -30,13 +30,13 @@ COLUMNS = dict.fromkeys(("column", "meaning", "type", "values"), "")
 
 
 def write_package(folder: Path, project: Path = Path()) -> str:
-    """Write what an output checker needs to decide on a release, after verifying ledger and files.
+    """Write the files that an output checker needs, after verifying the ledger and the release.
 
     The folder is written completely or not at all. folder: an empty or new folder; project: the
     folder with `ledger.json`. Returns the SHA-256 of the manifest, to be sent separately. Raises
     ConfigError for the folder, BudgetError for the ledger and DataError for the release.
 
-    Guarantee: what is written is a function of the release and the ledger, both already released.
+    Guarantee: the package depends only on the release and the ledger, which are already released.
     """
     folder = folder.resolve()
     check_folder(folder, project.resolve())

@@ -1,4 +1,4 @@
-"""Image sets in formats of other programs: `.npz`, folders of PNGs, Parquet, tar files."""
+"""Write image sets in other formats: `.npz`, folders of PNGs, Parquet, tar files."""
 
 import io
 import itertools
@@ -23,7 +23,7 @@ from sfumato.storage.png import png_bytes
 PNG = "png"
 PARQUET = "parquet/train-00000-of-00001.parquet"  # Dataset hubs name the parts of a split this way
 PARQUET_FILES = "parquet/*.parquet"
-SHARD = 2**30  # Most bytes of pixels in a Parquet or tar file
+SHARD = 2**30  # Maximum bytes of pixels in a Parquet or tar file
 SOURCE_TYPE = "Iptc4xmpExt:DigitalSourceType"
 # Exported files name the origin of their pixels by IPTC's digital source type, as the EU's AI Act,
 # Article 50, requires.
@@ -148,7 +148,7 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
 
 
 def save_png_folders(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: Mark) -> None:
-    """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv`, one row each.
+    """Write one PNG per image, `<class>/<index>.png`, and `metadata.csv` with one row per image.
 
     The columns are file_name, label, class and kind. Sorted folder names have the labels in order,
     as torchvision expects. Images with several labels are in one folder.

@@ -1,7 +1,7 @@
 """Kernel herding: keep the drawn images whose mean is nearest to the released means. It is free.
 
-A generator stops when noise hides its last faults: a disc of pure colour in one of twenty images
-is left out, for example.
+The fit of a generator stops when noise hides its remaining faults. Herding leaves out images with
+such faults, for example a plain coloured disc in one of twenty images.
 
 Source: Chen, Welling and Smola 2010, for random Fourier features of the kernel.
 """
@@ -49,7 +49,7 @@ def draw_herded(
 def herded(images: Tensor, labels: Tensor, means: FeatureMeans, priors: Tensor, number: int) -> Tensor:
     """Choose the rows of the images to keep, (number,) int64, class by class.
 
-    The same part of each class is kept, within one image.
+    The same share of each class is kept, to within one image.
 
     images: (N, C, H, W) uint8;
     labels: (N,) int64;

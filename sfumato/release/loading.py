@@ -1,4 +1,4 @@
-"""A release as arrays, for its recipients, who need only NumPy.
+"""Load a release as arrays. Recipients need only NumPy.
 
 import sfumato
 release = sfumato.load_release("artifacts/synthesize")
@@ -63,7 +63,7 @@ class Release:
         return f"<Release {self.path}: {shape}\n {classes}\n {cost}>"
 
     def prepare(self, picture: str | Path | np.ndarray) -> np.ndarray:
-        """Turn, cut and resize a picture like those of the release: (H, W, C) uint8.
+        """Rotate, crop and resize a picture like the images of the release. Returns (H, W, C) uint8.
 
         Args:
             picture: A file, or (H, W, C) uint8 of any size.
@@ -144,7 +144,7 @@ def prepared(card: dict[str, Any], picture: str | Path | np.ndarray) -> np.ndarr
     """Prepare a picture as described in `card`, (H, W, C) uint8, by the same functions."""
     from sfumato.data.decoding import decode, fit  # needs only Pillow
 
-    with explained(DataError, lambda _: "card.json does not say how pictures were prepared: an older version wrote it"):
+    with explained(DataError, lambda _: "card.json lacks how pictures were prepared: an older version wrote it"):
         made = card["prepared"]
     channels, height, width = card["shape"]
     pad = made["fit"] == "pad"
@@ -174,7 +174,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         inside = folder / "artifacts/synthesize"
         if inside.is_dir():
             raise DataError(f"{folder} is a project: name its release, {inside}")
-        raise DataError(f"{folder} is not a release: {file.name} is missing. Name the folder that holds it")
+        raise DataError(f"{folder} is not a release: {file.name} is missing. Name the folder that contains it")
     fetch = "fetch the release again"
     with explained(DataError, lambda error: f"{file} cannot be read ({error!r}): {fetch}"):
         content = read_json(file)
@@ -186,7 +186,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         stage = content["stage"]
         released = stage == "synthesize" and content["enabled"] and not content["local"]
     if not released:
-        raise DataError(f"{folder} is not a release, but what the stage `{stage}` wrote: name that of `synthesize`")
+        raise DataError(f"{folder} is the artifact of `{stage}`, not a release: name the artifact of `synthesize`")
     if outside := [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts]:
         raise DataError(f"{file} lists {outside[0][:80]!r}, which lies outside of {folder}: {fetch}")
     for name in ("images.npy", "labels.npy", "card.json"):
@@ -206,7 +206,7 @@ def load_release(path: str | Path, kinds: Collection[str] | None = None) -> Rele
         cost = known_cost(card, records, apart)
         card.setdefault("kinds", {"plain": len(images)})
     if missing := {*(kinds or ())} - {*card["kinds"]}:
-        raise DataError(f"{folder} holds no images of kind {min(missing)}: kinds={', '.join(card['kinds'])}")
+        raise DataError(f"{folder} contains no images of kind {min(missing)}: kinds={', '.join(card['kinds'])}")
     if kinds is not None:
         images, labels, kind = (array[np.isin(kind, [*kinds])] for array in (images, labels, kind))
     return Release(images, labels, kind, tuple(card["classes"]), card, records, folder, cost)

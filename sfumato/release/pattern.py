@@ -1,9 +1,10 @@
 """A keyed pattern in released pictures, which survives JPEG.
 
-A program detects by it that they were generated. In each block of 8×8 pixels, a coefficient of the
-middle frequencies becomes an even or an odd multiple of STEP. The key decides which, for each place
-and each GREY_LEVELS of the block's mean. The key depends on no image: the pattern costs no privacy.
-It is public: anyone can check the pattern, or remove it. Source: Chen and Wornell 2001.
+Programs can use it to detect that pictures were generated. In each block of 8×8 pixels, a
+coefficient of a middle frequency is rounded to an even or an odd multiple of STEP. The key decides
+which, for each place and each of GREY_LEVELS ranges of the block's mean. The key does not depend on
+any image, so the pattern costs no privacy. The key is public, so anyone can check the pattern, or
+remove it. Source: Chen and Wornell 2001.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ GREY_LEVELS = 16  # Grey levels of a mean that share a sign
 STEP = 3.0  # Step of the coefficient, JPEG's rounding at quality 90
 WAVE = np.cos((2 * np.arange(BLOCK) + 1) * np.pi / BLOCK) / 2
 BASIS = np.outer(WAVE, WAVE).ravel()  # (64,), of norm 1: two half waves down and two across
-FOUND = 4.5  # Score from which a set counts as marked: once in 24 900 by chance at most
+FOUND = 4.5  # Score from which a set counts as marked; by chance, at most once in 24 900
 
 
 def pattern_key(dataset: str, seed: int) -> str:

@@ -20,7 +20,7 @@ from sfumato.settings.release import Synthesize
 from sfumato.storage.files import ATTRIBUTES, UNTOUCHED, csv_text, write_json
 from sfumato.storage.png import named_grid, save_png, to_grid
 
-ENLARGED = 96  # Least pixels per side of an image in the grid; in a class's grid, twice as many
+ENLARGED = 96  # Minimum pixels per side of an image in the grid; twice as many in a class's grid
 SHOWN_PER_CLASS = 10  # Images of each class in the pictures
 
 
@@ -102,9 +102,9 @@ def save_preview(path: Path, drawn: ImageSet, source: str) -> None:
 
 
 def mark_pixels(released: ImageSet, kinds: np.ndarray, plan: StagePlan[Synthesize]) -> dict[str, str]:
-    """Add the pattern, if requested, to images that are not public, in place.
+    """Add the pattern, if requested, to all images except public ones, in place.
 
-    Returns the card's entry.
+    Returns the entry for the card.
     """
     if plan.settings.mark != "pixels":
         return {}

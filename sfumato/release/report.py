@@ -97,9 +97,9 @@ def report_page(release: Path, ledger: Path, local: Local | None = None) -> str:
 
 
 def not_covered(grouped: bool) -> list[str]:
-    """List what the guarantee leaves out.
+    """List what the guarantee does not cover.
 
-    grouped: it protects all images of a person together.
+    grouped: whether it protects all images of a person together.
     """
     return [WORDS["people"][grouped], *WORDS["not_covered"]]
 
@@ -213,7 +213,7 @@ def what_it_means(ledger: Mapping) -> dict[str, Any]:
 
 
 def attack_bounds(profiles: Sequence[Profile]) -> dict[str, Any]:
-    """The ceilings on an attacker over the worst of these profiles, as percentages rounded up, and a word for them."""
+    """Compute the ceilings on an attacker for the worst profile, as percentages rounded up, and a word for them."""
     advantage = max(map(membership_advantage, profiles))
     hits = max(true_positive_rate(profile, false_positive_rate=0.01) for profile in profiles)
     largest = {"strong": 0.1, "limited": 0.5, "weak": 1.0}  # advantage

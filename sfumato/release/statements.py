@@ -35,7 +35,7 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> list[str]:
     Returns what the owner has not provided yet. Without a charge nothing is written. Raises what
     `sfumato.release.report.checked` raises.
 
-    Guarantee: what is written is a function of the files of `release` and `ledger`, both already
+    Guarantee: the statements depend only on the files of `release` and `ledger`, which are already
     released.
     """
     artifact, content, spent = checked(release, ledger)

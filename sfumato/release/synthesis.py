@@ -1,4 +1,4 @@
-"""Draw labelled images from trained models, singly or as a weighted mixture. Free."""
+"""Draw labelled images from one trained model or from a weighted mixture. This spends nothing."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,9 +28,9 @@ Parts = tuple[Iterator[Tensor], Tensor]
 
 
 def kept_images(directory: Path, count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None) -> Parts:
-    """Draw `count` images of an artifact at random; a class with too few repeats all in turn.
+    """Choose `count` images of an artifact at random. A class with too few images repeats them.
 
-    A class without images gives none.
+    A class without images is left out.
     """
     classes = len(priors) if priors is not None else int(load_array(directory / LABELS).max(initial=0)) + 1
     population = load_images(directory, map(str, range(classes)), shape=shape)  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def kept_images(directory: Path, count: int, priors: Tensor | None, seed: int, s
 def chosen_images(
     paths: Mapping[str, Path], count: int, priors: Tensor | None, seed: int, shape: Sequence[int] | None
 ) -> Parts:
-    """Take `count` public images that the teacher chose, the surest of each class.
+    """Take `count` public images that the teacher chose with most confidence.
 
     Raises DataError if there are too few.
     """
@@ -62,7 +62,7 @@ def chosen_images(
         of_class = (labels == label).nonzero().flatten()
         if len(of_class) < number:
             raise DataError(
-                f"the release asks for {number} images of class {label}, and {paths['select']} holds {len(of_class)}: "
+                f"the release asks for {number} images of class {label}, and {paths['select']} has {len(of_class)}: "
                 "lower synthesize.count, or raise select.images"
             )
         rows.append(of_class[:number])
@@ -88,8 +88,8 @@ def draw_mixture(
     shape: (C, H, W) that images of a public model are resized to;
     guide: the teacher's guidance of the diffusion sampler.
 
-    Returns ((N, C, H, W) uint8, in a nameless file on the disk of `folder`; labels; the stage that
-    drew each). Raises DataError if a model draws pixels that are not finite.
+    Returns ((N, C, H, W) uint8, in an unnamed file on the disk of `folder`; labels; source stage of
+    each image). Raises DataError if a model draws pixels that are not finite.
     """
 
     def drawn_from(name: str, count: int, seed: int) -> Parts:

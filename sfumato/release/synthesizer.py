@@ -39,7 +39,7 @@ def start_file(pretrain: Path) -> Path:
 
 
 class WithoutInitialValues(TorchFunctionMode):
-    """Leave weights as they are made: on the meta device PyTorch would import its compiler to draw them, in seconds."""
+    """Skip the initialisation of weights, which would import PyTorch's compiler for seconds on the meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", "") == "torch.nn.init":

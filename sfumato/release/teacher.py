@@ -1,4 +1,4 @@
-"""The teacher as a product: a classifier trained under differential privacy, for its recipients.
+"""Load and describe the teacher, a classifier trained with differential privacy, for recipients.
 
 import sfumato
 teacher = sfumato.load_teacher("artifacts/teacher")
@@ -35,7 +35,7 @@ class Teacher:
     ledger: dict[str, dict[str, Any]]  # record of every privacy mechanism behind the weights, by id
 
     def predict(self, picture: str | Path | np.ndarray) -> str | tuple[str, ...]:
-        """Classify a picture; with several labels, return all that are likelier than not.
+        """Classify a picture. With several labels, return all with a probability above 1/2.
 
         Args:
             picture: A file, or (H, W, C) uint8 of any size.
@@ -73,13 +73,13 @@ def load_teacher(path: str | Path) -> Teacher:
     folder = Path(path)
     artifact = read_artifact(folder, "teacher")
     if not artifact.enabled:
-        raise DataError(f"{folder} holds no teacher: the recipe has none")
+        raise DataError(f"{folder} contains no teacher: the recipe has none")
     with explained(DataError, lambda error: f"{folder / 'card.json'} cannot be read ({error!r})"):
         card: Any = read_json(folder / "card.json")
         network = load_network(folder)
         classes = tuple(card["classes"])
         if (tuple(card["shape"]), len(classes)) != (network.features.shape, network.classes):
-            raise ValueError("it is of other images or classes than the network")
+            raise ValueError("it describes different images or classes than the network")
         known_cost(card, artifact.records, artifact.apart)
         return Teacher(network, classes, card, artifact.records)
 
@@ -87,7 +87,7 @@ def load_teacher(path: str | Path) -> Teacher:
 def write_card(directory: Path, plan: StagePlan[Any], records: Mapping[str, dict]) -> None:
     """Write the cards of the teacher, for programs and people.
 
-    records: every charge behind it, by id.
+    records: every charge that it depends on, by id.
     """
     channels, height, width = plan.shape
     card = {"shape": list(plan.shape), "classes": list(plan.classes), "prepared": PREPARED | plan.prepared}

@@ -1,4 +1,4 @@
-"""Free variants of released images, distorted or blended; and labels by the teacher."""
+"""Vary released images by distortions and blends, and label them by the teacher. Spends nothing."""
 
 import math
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def vary(
     seed: int,
     public: np.ndarray | bool = False,
 ) -> Varied:
-    """Change a part of the images by `settings`; under `relabel`, label all by the teacher.
+    """Distort or blend some of the images, as in `settings`; with `relabel`, let the teacher label all.
 
     The teacher keeps the requested shares of labels.
 
@@ -65,7 +65,7 @@ def vary(
     if settings.relabel and teacher is not None and teacher.several:
         vary_parts(images, plain, distorted, None, random)
         places = probabilities_of(teacher, images).argsort(dim=0, descending=True, stable=True).argsort(dim=0)
-        # each label keeps its number of images, the surest
+        # Each label keeps its number of images: those with the highest probabilities.
         labels = (places < labels.sum(dim=0)).to(torch.uint8)
     elif settings.relabel and teacher is not None:
         asked = labels[:plain]
@@ -118,7 +118,7 @@ def uniform(random: torch.Generator, low: float, high: float, *shape: int) -> Te
 def distort(images: Tensor, random: torch.Generator) -> Tensor:
     """Warp, texture and relight images, (B, C, H, W) in [0, 1].
 
-    Textures are products, which leave a dark ground dark.
+    Textures are multiplied with the image, so a dark background stays dark.
     """
     if not len(images):
         return images
@@ -156,8 +156,8 @@ def texture(number: int, height: int, width: int, random: torch.Generator) -> Te
 def blend_partners(probabilities: Tensor, end: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
     """Choose weights and earlier partners for the images from place `end` on, (B,) each.
 
-    The partner is of a class that the image is confused with, drawn by probabilities, or any image
-    if that class is empty. probabilities: (N, classes).
+    The partner belongs to a class that the teacher confuses with the image's, drawn by its
+    probability, or is any image if that class is empty. probabilities: (N, classes).
     """
     classes = probabilities[:end].argmax(dim=1)
     blended = probabilities[end:]

@@ -15,7 +15,7 @@ from torch import nn
 
 from sfumato.errors import ConfigError
 
-# Number of weights; a smaller network loses more by conversion to bfloat16 than it gains
+# Number of weights below which conversion to bfloat16 costs more than it saves
 LARGE_NETWORK = 300_000
 ONE_AT_A_TIME = RLock()
 THREADS = torch.get_num_threads()  # As many as there are cores, or OMP_NUM_THREADS
@@ -65,7 +65,7 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, in bytes, at its largest
-        mallopt(-4, 0)  # M_MMAP_MAX: the kernel zeroes a block mapped by itself
+        mallopt(-4, 0)  # M_MMAP_MAX: no separate mappings, which the kernel would fill with zeros
 
 
 def fast_bfloat16(device: str) -> bool:
@@ -88,8 +88,8 @@ def prefers_bfloat16(model: nn.Module) -> bool:
 def one_thread() -> Iterator[None]:
     """Run PyTorch on one thread, from one Python thread at a time.
 
-    The number of threads applies to the process. For a batch of one, several threads cost more than
-    they gain, and they may split a sum in different ways.
+    The number of threads applies to the whole process. For a batch of one image, several threads
+    are slower, and they may split a sum in different ways.
     """
     with ONE_AT_A_TIME:
         before = torch.get_num_threads()

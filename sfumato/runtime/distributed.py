@@ -3,8 +3,9 @@
 With one process, no function here has an effect.
 
 Only the first process has a charge: it draws, adds the noise and writes the artifact. The others
-see the images of their part of a draw, and never a sum over all of them. They trust each other: all
-belong to the owner. Functions that broadcast, reduce, gather or compare are collective calls.
+read the images of their part of a draw, but never a sum over all of them. All processes belong to
+the owner, so they trust each other. Functions that broadcast, reduce, gather or compare are
+collective calls.
 """
 
 import os
@@ -38,7 +39,7 @@ def join() -> None:
         if (count := int(os.environ["LOCAL_WORLD_SIZE"])) > cards:
             if place > 0:
                 raise SystemExit(0)
-            raise ConfigError(f"SFUMATO_LAUNCH starts {count} processes for {cards} GPUs: say --nproc-per-node={cards}")
+            raise ConfigError(f"SFUMATO_LAUNCH starts {count} processes for {cards} GPUs: use --nproc-per-node={cards}")
         torch.cuda.set_device(place)
     # The others may wait long while the first process encodes or trains.
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timedelta(hours=24))
@@ -99,13 +100,13 @@ def check_alike(parts: Sequence[Tensor]) -> None:
 def _refuse_unless(same: bool) -> None:
     if not all_min(same):
         raise ConfigError(
-            "the processes do not compute alike, so their sum would not be that of one query: "
+            "the processes compute different numbers, so their sum would not be valid for one query: "
             "start them on machines of one kind with the same installation, or run without SFUMATO_LAUNCH"
         )
 
 
 def reduce_sum(part: Tensor) -> Tensor:
-    """Sum over all processes, in the first one. The others get a tensor without meaning."""
+    """Return the sum over all processes in the first one. The results in the others are undefined."""
     if world_size() > 1:
         part = part.detach().clone()
         dist.reduce(part, dst=0)
@@ -113,7 +114,7 @@ def reduce_sum(part: Tensor) -> Tensor:
 
 
 def map_sharded(tasks: Sequence[T], work: Callable[[T], R]) -> list[R]:
-    """Return `work` of each task, in order, in all processes: each computes its share."""
+    """Apply `work` to each task, shared between the processes. Returns all results, in order, in each."""
     mine = [work(task) for task in tasks[rank() :: world_size()]]
     if world_size() == 1:
         return mine

@@ -6,7 +6,7 @@ from sfumato.settings.fields import Norm, Positive, machine
 from sfumato.settings.noise import Noise, QuerySettings
 from sfumato.settings.noise_levels import LogNormal
 
-Warming = Literal["evolve"]  # stages whose images may be shown in the warm-up
+Warming = Literal["evolve"]  # stages whose images may be used in the warm-up
 Drawable = Literal["evolve", "adversarial"]  # stages whose images may be released
 
 
@@ -17,11 +17,11 @@ class Evolve(QuerySettings):
     generator: ClassVar[str] = "glyphs"  # Renderer whose parameters vary
     feature: ClassVar[str] = "pixels"  # Space of the distances
     dimension: ClassVar[int] = 256  # Maximum number of principal directions of the features, unscaled
-    threshold: ClassVar[float] = 1.0  # Votes up to this, in standard deviations of the noise, are zeroed
-    variation: ClassVar[tuple[float, float]] = (0.3, 0.05)  # Step of genes in the first and last round
+    threshold: ClassVar[float] = 1.0  # Votes are set to 0 up to this many standard deviations of the noise
+    variation: ClassVar[tuple[float, float]] = (0.3, 0.05)  # Change of genes in the first and in the last round
     noise: Noise = 20.0
     rounds: Positive = 10  # Number T of rounds; each is one release
-    population: Positive = 620  # Candidates of all classes together
+    population: Positive = 620  # Number of candidates for all classes together
     images: Positive = 10_000  # Images of the last generation, from which the release draws
 
 
@@ -40,7 +40,7 @@ class Adversarial(QuerySettings):
     latent: ClassVar[int] = 32  # Random numbers per generated image
     width: ClassVar[int] = 16  # Channels of the generator at half resolution
     discriminator: ClassVar[int] = 16  # Channels of the discriminator's first layer
-    images: ClassVar[int] = 10_000  # Images drawn at the end for inspection; a release draws its own
+    images: ClassVar[int] = 10_000  # Images drawn at the end for inspection, but not for a release
     noise: Noise = "5%"
     steps: Positive = 300  # Training steps of each network; each is one release
     batch: Positive = 500  # Expected images per step: sample_rate = batch / size_hint

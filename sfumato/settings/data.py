@@ -62,7 +62,7 @@ class Groups(Strict):
 
     @property
     def words(self) -> str:
-        """Where ids of persons are found."""
+        """Description of the place where ids of persons are found."""
         (way, value), *_ = self.model_dump(exclude_defaults=True).items()
         folder = "folders <person>/<class>/" if value == OUTER else "folders <class>/<person>/"
         ways = {"folder": folder, "array": "`groups` beside the images", "dicom": "DICOM's PatientID"}
@@ -97,8 +97,8 @@ class Data(Strict):
     # Pixel values stored as black and as white. Required for files with more than 8 bits: 16-bit
     # pictures, and DICOM in the units after its rescale, such as Hounsfield units
     range: Range = None
-    # Treatment of images with other proportions than `size`: crop to the middle, or pad with black
-    # bars
+    # Treatment of images whose proportions differ from `size`: crop to the middle, or pad with
+    # black bars
     fit: Literal["crop", "pad"] = "crop"
     # Class names in the order of the labels, for files without a list of names: MedMNIST,
     # webdataset, and tables (label_column). With several labels per image: the columns to use

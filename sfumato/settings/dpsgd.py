@@ -1,4 +1,4 @@
-"""Settings of DP-SGD, and of the query that chooses what it trains."""
+"""Settings of DP-SGD, and of the query that chooses the weights to train."""
 
 from typing import ClassVar, Literal
 
@@ -13,7 +13,7 @@ class Saliency(QuerySettings):
     draws: ClassVar[int] = 1  # Noise levels per image
     noise: Noise = "2%"
     max_norm: Norm = 1.0  # L2 clip C_s of one image's gradient over all candidate matrices
-    noise_levels: NoiseLevels = LogNormal()  # Law from which noise levels are drawn
+    noise_levels: NoiseLevels = LogNormal()  # Distribution of the noise levels
     microbatch_size: Positive | None = machine(None)  # Images whose gradients are computed at once; None: as fits
 
 
@@ -25,7 +25,7 @@ class Finetune(QuerySettings):
 
     chooser: ClassVar[str] = "trainable"
     releases: ClassVar[str] = "steps"
-    ratio: ClassVar[float] = 0.3  # Share c of candidate matrices to train, if `trainable` is salient
+    ratio: ClassVar[float] = 0.3  # Share c of candidate matrices to train, for salient and salient-lora
     rank: ClassVar[int] = 4  # Rank r of the adapters
     noise: Noise = REST
     steps: Positive = 2100  # Training steps; each is one release
@@ -33,7 +33,7 @@ class Finetune(QuerySettings):
     learning_rate: LearningRate = 3e-4  # Learning rate of Adam
     max_grad_norm: Norm = 1e-3  # L2 clip C of one image's gradient
     draws: Draws = 32  # Number K of noise levels per image; their gradients are averaged before the clip
-    noise_levels: NoiseLevels = LogNormal()  # Law from which noise levels are drawn
+    noise_levels: NoiseLevels = LogNormal()  # Distribution of the noise levels
     microbatch_size: Positive | None = machine(None)  # Images whose gradients are computed at once; None: as fits
     checkpoint_every: Positive = machine(10)  # Training steps from one checkpoint to the next
     # Weights to train; `saliency` chooses the salient ones

@@ -1,4 +1,4 @@
-"""Types of settings: numbers in a range, the frozen models that refuse unknown keys, and machine settings."""
+"""Types of settings: numbers in a range, frozen models that refuse unknown keys, and machine settings."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ def is_positive(value: object) -> TypeGuard[float]:
 
 
 def size_of(sides: int | Sequence[int]) -> int | tuple[int, int]:
-    """Return a size in the form of settings and networks: one number for squares, else (rows, columns)."""
+    """Return a size as settings and networks use it: one number for squares, otherwise (rows, columns)."""
     rows, columns = both_sides(sides)
     if rows == columns:
         return rows
@@ -49,7 +49,7 @@ def by(size: int | Sequence[int]) -> str:
 Positive = Annotated[int, Field(gt=0, le=10**9)]
 Size = Annotated[Positive | tuple[Positive, Positive], WrapValidator(checked_size)]
 Draws = Annotated[int, Field(gt=0, le=1024)]
-# limits of floats: beyond them a query would fail, or release nothing useful, after it was charged
+# Limits of floats. Beyond them, a query could fail or release nothing useful after it was charged.
 PositiveFloat = Annotated[float, Field(ge=1e-9, le=1e10)]
 Scale = Annotated[float, Field(ge=1e-5, le=1e5)]
 LearningRate = Annotated[float, Field(ge=1e-9, le=10)]  # step of each weight under Adam
@@ -81,7 +81,7 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 class Settings(Strict):
     """The parameters of one stage of `sfumato.settings.stages`. A stage runs if `Params.run` names it."""
 
-    chooser: ClassVar[str] = ""  # key that decides which inputs are read, if one does
+    chooser: ClassVar[str] = ""  # key that decides which inputs are read, if there is one
 
     def on_this_machine(self) -> Self:
         """Return a copy with the environment's machine settings. Raises ConfigError for one that is not a number."""

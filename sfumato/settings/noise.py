@@ -10,7 +10,7 @@ from sfumato.settings.fields import REST, Settings, is_positive
 
 
 def parse_noise(value: object) -> object:
-    """Return a noise in one of three forms: a multiplier (5.0), a share of the budget ("3%"), or "rest"."""
+    """Parse a noise in one of three forms: a multiplier (5.0), a share of the budget ("3%"), or "rest"."""
     if isinstance(value, str) and value != REST:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value)
         if not match or not 0 < float(match[1]) < 100:
@@ -35,7 +35,7 @@ def at_epsilon(epsilon: float, table: dict[Any, float]) -> float:
 
 
 def noise_at(epsilon: float, table: dict[Any, Any]) -> str:
-    """Return a share that depends on ε: {1: "30%", 10: "5%"} is a power of ε between its ends. Raises ValueError."""
+    """Resolve a share that depends on ε: {1: "30%", 10: "5%"} is a power of ε between its ends. Raises ValueError."""
     logarithms = {}
     for key, value in table.items():
         share = parse_noise(value)
@@ -68,7 +68,7 @@ Noise = Annotated[float | str, BeforeValidator(parse_noise)]
 class QuerySettings(Settings):
     """The parameters of a query. The plan resolves `noise`; the query never reads it.
 
-    `batch` is the expected number of images in a draw. Without it, or if it is None, all are drawn.
+    `batch` is the expected number of images in a draw. If it is missing or None, all images are drawn.
     """
 
     releases: ClassVar[str] = ""  # key with the number of releases, if there can be several

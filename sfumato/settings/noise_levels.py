@@ -1,4 +1,4 @@
-"""Laws from which the noise levels of a diffusion model are drawn."""
+"""Distributions of a diffusion model's noise levels."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -8,13 +8,13 @@ from sfumato.settings.fields import Scale, Strict
 
 
 class NoiseLaw(Strict):
-    """A law of noise levels, by its name in `law`."""
+    """A distribution of noise levels, identified by its name in `law`."""
 
     law: str
 
     @model_serializer(mode="wrap")
     def with_law(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Keep `law` if defaults are left out: the law is read by it."""
+        """Keep `law` when defaults are left out, because reading needs it."""
         return {"law": self.law, **handler(self)}
 
 
@@ -40,7 +40,7 @@ class TimestepMixture(NoiseLaw):
         if len(self.bounds) != len(self.weights) + 1 or not rising or self.bounds[0] < 0 or self.bounds[-1] > 1000:
             raise ValueError(
                 f"bounds={list(self.bounds)}: expected {len(self.weights) + 1} rising integers from 0 to 1000, one "
-                "more than there are weights"
+                "more than the number of weights"
             )
         return self
 

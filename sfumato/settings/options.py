@@ -1,4 +1,4 @@
-"""The options of `stage init` and of `sfumato.Project.create`. Text is parsed here, and nowhere else."""
+"""The options of `stage init` and of `sfumato.Project.create`, and the parsing of their text."""
 
 import csv
 import re
@@ -13,25 +13,25 @@ from sfumato.errors import ConfigError
 from sfumato.settings.data import OUTER, Groups, Range
 from sfumato.settings.fields import Part, Size, both_sides
 
-ALL: Literal["all"] = "all"  # the owner's confirmation that none of the classes found is a person's
+ALL: Literal["all"] = "all"  # the owner's confirmation that no class name identifies a person
 Classes = tuple[str, ...] | Literal["all"]
 
 
 def parse_groups(text: str) -> Groups:
-    """Parse where persons' ids are: a CSV file, a column, the order of folders, or a pattern."""
+    """Parse the rule for finding persons' ids: a CSV file, a column, the order of folders, or a pattern."""
     if text == "class/person":
         return Groups(folder=True)
     if text == "person/class":
         return Groups(folder=OUTER)
     if Path(text).expanduser().is_file() or text.lower().endswith(".csv"):
         return Groups(csv=str(Path(text).expanduser().resolve()))
-    if "(" not in text:  # it is no pattern around an id
+    if "(" not in text:  # not a pattern around an id
         return Groups(column=text)
     return Groups(pattern=text)
 
 
 def parse_classes(text: str) -> Classes:
-    """Parse names with commas between them, as one line of CSV: a name with a comma in it stands in double quotes."""
+    """Parse class names from a line of CSV. A name that contains a comma must be in double quotes."""
     if text == ALL:
         return ALL
     try:
@@ -42,7 +42,7 @@ def parse_classes(text: str) -> Classes:
 
 
 def parse_range(text: str) -> tuple[float, float]:
-    """Parse the values of black and white, with a comma between them."""
+    """Parse the values of black and white, separated by a comma."""
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError as error:
@@ -68,7 +68,7 @@ def at_least_8(size: Size | None) -> Size | None:
 
 
 def from_text(parse: Callable[[str], Any]) -> BeforeValidator:
-    """Return a validator that parses text, and passes any other value on to the type of the field."""
+    """Return a validator that parses text and returns any other value unchanged."""
 
     def read(value: Any) -> Any:
         if not isinstance(value, str):
@@ -95,7 +95,7 @@ Place = Annotated[Path, AfterValidator(absolute)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT_OPTIONS)
 class InitOptions:
-    """An owner's statements about a folder of images and the project for it. None is asked or proposed.
+    """An owner's choices for a folder of images and its project. An option that is None is asked or proposed.
 
     Raises:
         ConfigError: A value is not valid.
@@ -103,9 +103,9 @@ class InitOptions:
 
     images: Place
     epsilon: float | None = None
-    groups: Annotated[Groups | None, from_text(parse_groups)] = None  # where persons' ids are found
-    alone: bool = False  # confirmed: an image without an id is its person's only one
-    one_image_each: bool = False  # confirmed: no person has two images
+    groups: Annotated[Groups | None, from_text(parse_groups)] = None  # rule for finding persons' ids
+    alone: bool = False  # confirmation that an image without an id is its person's only one
+    one_image_each: bool = False  # confirmation that no person has two images
     range: Annotated[Range, from_text(parse_range)] = None  # values shown as black and white
     label_column: str | None = None
     classes: Annotated[Classes | None, from_text(parse_classes)] = None
@@ -130,7 +130,7 @@ class InitOptions:
             first = error.errors()[0]
             name = first["loc"][0]
             if first["type"] == "unexpected_keyword_argument":
-                raise TypeError(f"{name!r} is no option of a new project") from error
+                raise TypeError(f"{name!r} is not an option of a new project") from error
             text = f"{{option.{name}}}={{given}}: {{reason}}"
             given = values.kwargs.get(name)
             raise ConfigError(text, option=str(name), given=given, reason=reason_of_invalid(error)) from error

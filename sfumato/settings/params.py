@@ -1,4 +1,4 @@
-"""All parameters: the sections of `params.yaml`, filled in by defaults, profile and recipe."""
+"""All parameters: the sections of `params.yaml`, completed by defaults, profile and recipe."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -75,19 +75,19 @@ class Common(Strict):
         return stage in self.run
 
     def inputs_of(self, stage: str) -> list[str]:
-        """Return the inputs that a stage reads under its settings, switched on or not; "public" is one."""
+        """Return the inputs that a stage reads with its settings, whether they are on or off, including "public"."""
         return [*filter(getattr(self, stage).reads, STAGES[stage].inputs)]
 
     @property
     def reads_public(self) -> bool:
-        """Whether a stage that is switched on reads public images: they are prepared then, and only then."""
+        """Return whether a stage that is on reads public images. Only then are they prepared."""
         return any("public" in self.inputs_of(name) for name in self.run)
 
 
 if TYPE_CHECKING:
 
     class Params(Common):
-        """`params.yaml`, after the defaults, the profile and the recipe have filled it in.
+        """The parameters in `params.yaml`, completed by the recipe, the profile and the defaults.
 
         Each stage has a section of its name, with the settings that it declares.
         """
@@ -98,6 +98,6 @@ else:
     Params = create_model(
         "Params",
         __base__=Common,
-        __doc__="`params.yaml`, after the defaults, the profile and the recipe have filled it in.",
+        __doc__="The parameters in `params.yaml`, completed by the recipe, the profile and the defaults.",
         **{name: (stage.settings, stage.settings()) for name, stage in STAGES.items()},
     )

@@ -1,4 +1,4 @@
-"""The section `privacy`: the target, the unit, and what may be spent."""
+"""The section `privacy`: the target, the unit, and the limit on spending."""
 
 from typing import Annotated, Literal, Self
 
@@ -40,7 +40,7 @@ class Privacy(Strict):
     # steps, σ and δ. Required
     size_hint: Annotated[int, Field(ge=FEWEST_UNITS, le=MOST_UNITS)] | None = None
     # Owner's statement that the number of units is exactly size_hint, and public. The guarantee
-    # then compares the set with one in which a unit is replaced by a blank (zero-out-one)
+    # then compares the set with a set in which one unit is replaced by a blank (zero-out-one)
     declared_size: bool = False
     # Composition of the mechanisms: `rdp` (Rényi DP), `pld` (privacy loss distributions), or
     # `exact`, which `stage init` writes: a closed form if no query draws a sample, otherwise PLD.

@@ -80,7 +80,7 @@ CONVERT = (
 
 
 class OwnNetwork(Strict):
-    """A classification model of torchvision by name, with weights in safetensors: nothing of the file is run."""
+    """A classification model of torchvision by name, with weights in safetensors. No code in the file is run."""
 
     path: str  # Path of the weights, a safetensors file
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # Expected sha256 of the file, 64 hexadecimal digits
@@ -118,14 +118,14 @@ class OwnNetwork(Strict):
 
 
 class TeacherMap(Strict):
-    """One of several public maps of an image, side by side."""
+    """One of several public maps of an image, whose outputs are concatenated."""
 
     map: str  # Public map, with the same values as teacher.feature
     network: OwnNetwork | None = None  # Network of the map `own`
     weight: Scale = 1.0  # Share of the squared norm, relative to the other maps
 
 
-# defaults of `Teacher` at ε up to 1 and from 10 on; between them a power of ε
+# Defaults of `Teacher` for ε up to 1 and for ε of at least 10; a power of ε in between
 TEACHER_CONSTANTS: dict[str, dict[str, tuple[float, float]]] = {
     "public": {"dimension": (256, 512), "power": (0.8, 0.5), "steps": (25, 40), "learning_rate": (12.0, 60.0)},
     "auxiliary": {
@@ -177,7 +177,7 @@ class Teacher(QuerySettings):
     @model_validator(mode="before")
     @classmethod
     def a_list_takes_the_place_of_the_feature(cls, given: Any) -> Any:
-        """Remove `feature` if `features` is given. A list of one becomes `feature`, with the same digest."""
+        """Remove `feature` if `features` is given. A list of one map becomes `feature`, with the same digest."""
         listed = isinstance(given, dict) and given.get("features")
         if not isinstance(listed, (list, tuple)) or not listed:
             return given
@@ -206,7 +206,7 @@ class Teacher(QuerySettings):
 
     @classmethod
     def constants(cls, fitted_on: str, epsilon: float) -> dict[str, float]:
-        """Return the settings that follow from ε: a·(b/a)^log10(ε) of TEACHER_CONSTANTS, ε cut to 1..10."""
+        """Return the settings that depend on ε: a·(b/a)^log10(ε) of TEACHER_CONSTANTS, with ε clamped to 1..10."""
         power = math.log10(min(max(epsilon, 1.0), 10.0))
         ends = TEACHER_CONSTANTS.get(fitted_on, {})
         constants = {name: low * (high / low) ** power for name, (low, high) in ends.items()}
@@ -227,7 +227,7 @@ class Learned(Strict):
 class Embedding(QuerySettings):
     """Noisy joint Fourier embedding like `frequency`, of features that were learned from earlier releases.
 
-    One part of the features is the teacher's, the other comes from a network trained on the generator's images.
+    Some of the features are the teacher's. The others come from a network trained on the generator's images.
     """
 
     noise: Noise = "2%"

@@ -27,10 +27,10 @@ def recipes_at(folder: Path) -> Path:
 
 
 def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
-    """Merge and validate.
+    """Merge all layers of parameters, and validate them.
 
-    recipes: folder of the recipes (see `recipes_at`); recipe: use this one instead of the one that `path` names.
-    Raises ConfigError, which names the key, its value and, for an unknown key, the nearest known one.
+    recipes: folder of the recipes (see `recipes_at`); recipe: recipe to use instead of the one in the file `path`.
+    Raises ConfigError with the key and its value or, for an unknown key, the nearest known key.
     """
     content = read_yaml(path)
     if recipe is not None:
@@ -39,7 +39,7 @@ def load_params(path: Path, recipes: Path, recipe: str | None = None) -> Params:
 
 
 def params_of(content: dict[str, Any], path: Path, recipes: Path = RECIPES) -> Params:
-    """Merge and validate the content of a `params.yaml`. path: its name in messages. Raises as `load_params`."""
+    """Merge and validate the content of a `params.yaml`. path: its name in messages. Raises like `load_params`."""
     recipes = recipes_at(recipes)
     merged: dict[str, Any] = {}
     for kind, folder in {"profile": recipes / "profiles", "recipe": recipes}.items():
@@ -67,7 +67,7 @@ def restore_rest(recipe: Mapping[str, Any], values: dict[str, Any]) -> dict[str,
 
 
 def drop_unlimited_lifetime(merged: dict[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove an unlimited lifetime budget if `content` names other images than the profile's."""
+    """Remove an unlimited lifetime budget if `content` names images that are not the profile's."""
     data = merged.get("data", {})
     named = content.get("data", {})
     privacy = merged.get("privacy", {})
@@ -121,7 +121,7 @@ def validate(values: dict, path: Path) -> Params:
         first = error.errors()[0]
         reason = first["msg"].removeprefix("Value error, ")
         key = ".".join(str(part) for part in first["loc"])
-        plain = re.sub(r"\.phases\.\d+", "", key)  # a phase has what all have
+        plain = re.sub(r"\.phases\.\d+", "", key)  # all phases have the same keys
         removed = documents.read_yaml(Path(__file__).with_name("removed.yaml"))
         if key.endswith(".enabled"):
             problem = f"{key} was removed: delete it, and list the stages to run in `run`"

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from sfumato.settings import baselines
 from sfumato.settings.fields import Fraction, Positive, Scale, Settings, Strict
 
-# values of OpenDP's Deployments Registry
+# Values of OpenDP's Deployments Registry
 Publisher = Literal["Government", "Industry", "Nonprofit"]
 Sector = Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"]
 Line = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\r\n]+$")]
@@ -53,8 +53,8 @@ class Synthesize(Settings):
     steps: Positive = 18  # Heun steps of the diffusion sampler
     # Strength g of classifier-free guidance, D + g·(D − D_unconditional); 0: off
     guidance: Annotated[float, Field(ge=0, le=1e3)] = 0.0
-    # Shares of the labels to draw images for: `prior` follows the noisy counts (equal shares
-    # without `count`), `uniform` takes equally many images of each class
+    # Distribution of the labels to draw: `prior` follows the noisy counts (equal shares without
+    # `count`), `uniform` draws equally many images of each class
     labels: Literal["prior", "uniform"] = "prior"
     # Strength of guidance by the teacher's class probabilities, for diffusion models that draw
     # pixels; 0: off, 1: Bayes' rule
@@ -69,15 +69,15 @@ class Synthesize(Settings):
     # all
     herding: Positive = 1
     relabel: bool = False  # Release the teacher's labels instead of those requested from the models
-    distorted: Fraction = 0.0  # Share of the images that is warped, textured and relit; requires `relabel`
-    # Share of the images that is blended with images of classes the teacher confuses with theirs;
-    # requires `relabel`
+    distorted: Fraction = 0.0  # Share of the images to warp, texture and relight; requires `relabel`
+    # Share of the images to blend with images of another class, one that the teacher confuses with
+    # theirs; requires `relabel`
     mixed: Fraction = 0.0
     # Formats to write in addition to the arrays: PNGs in one folder per class, one .npz archive,
     # Parquet tables, tar files (webdataset)
     export: tuple[Literal["png", "npz", "parquet", "webdataset"], ...] = ()
-    # Places of the mark that images are generated: `pictures` marks PNG and Parquet files, `files`
-    # also arrays and tar files, `pixels` also the pixels of drawn images
+    # Where to mark images as generated: `pictures` marks PNG and Parquet files, `files` also marks
+    # arrays and tar files, `pixels` also the pixels of drawn images
     mark: Literal["pictures", "files", "pixels"] = "pictures"
 
     @model_validator(mode="after")
@@ -91,7 +91,7 @@ class Synthesize(Settings):
         return self
 
     def reads(self, name: str) -> bool:
-        """Return whether it reads this input. LoRA adapters need `pretrain`; `select` needs the public set."""
+        """Return whether it reads this input. LoRA adapters need `pretrain`, and `select` needs the public set."""
         if name == "teacher":
             return self.relabel or self.choose or self.teacher_guidance > 0
         if name == "frequency":

@@ -1,7 +1,7 @@
-"""Shares as a person writes them. Imports nothing, so that the options of a command may use it."""
+"""Parse shares such as 1%. Imports nothing, so that importing it for a command's options is fast."""
 
 
 def part_of(value: object) -> float:
-    """Read a share that may be written with a percent sign: "1%" is 0.01. Raises ValueError for other text."""
+    """Parse a share, which may have a percent sign: "1%" is 0.01. Raises ValueError for other text."""
     text = str(value)
     return float(text[:-1]) / 100 if text.endswith("%") else float(text)

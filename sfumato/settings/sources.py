@@ -1,4 +1,4 @@
-"""Where images may come from: one entry of SOURCES each, by its name in the parameters."""
+"""The sources of images, each an entry of SOURCES under its name in the parameters."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,11 @@ OWNERS = ("groups", "labels", "label_column", "skip", "compare_by")  # settings 
 
 @dataclass(frozen=True)
 class SourceKind:
-    """What is known of a source before its files are.
+    """Properties of a source, which are known before its files are read.
 
-    reader: "module:function" in sfumato/data/sources, from a Request and the folder of downloads to a Source; sections:
-    those that may name it; takes: which of OWNERS it knows, none for a set that others have too.
+    reader: "module:function" in sfumato/data/sources, from a Request and the folder of downloads to a Source;
+    sections: sections of the parameters that may name it;
+    takes: settings in OWNERS that it supports, none for a published set.
     """
 
     reader: str
@@ -37,5 +38,5 @@ OF_THE_OWNER = tuple(name for name, kind in SOURCES.items() if kind.takes)
 
 
 def names_in(section: str) -> list[str]:
-    """The sources that may be named in a section, "data" or "public"."""
+    """Return the sources that may be named in a section, "data" or "public"."""
     return [name for name, kind in SOURCES.items() if section in kind.sections]

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 ARTIFACTS = Path("artifacts")
 PLAN = ARTIFACTS / "plan"
 CARD_PATH = Path("data/sensitive/card.json")  # the public card of the sensitive set
-PUBLIC = Path("data/public")  # the public image set, which stages name "public" among their inputs
+PUBLIC = Path("data/public")  # the public image set, called "public" among the inputs of a stage
 LEDGER = Path("ledger.json")
 LOCK = Path("dvc.lock")
 RECIPES = Path("pipelines")
-PROPOSAL = "evaluation/proposal.json"  # what `stage init` understood and proposed: local
+PROPOSAL = "evaluation/proposal.json"  # the survey and the proposal of `stage init`, which are local
 
 
 class Kind(StrEnum):
-    """What a stage may touch. A query spends; a free stage works on what is public or was released.
+    """Data that a stage may read. A query spends; a free stage reads only public or released data.
 
-    A local stage works on real images outside the guarantee: what it writes is not part of a release.
+    A local stage reads real images outside the guarantee, so its results are not part of a release.
     """
 
     QUERY = "query"
@@ -58,20 +58,20 @@ class Stage:
     Args:
         settings_in: Place of its settings, as `module:class`: loaded when they are needed.
         run: Its work. Takes a `StageRun`, or a `QueryRun` if it spends, and its settings.
-        revision: Raised by hand when the same settings would release other numbers or compute other tensors. Plans and
-            records contain it, so a raised revision re-runs the stage, and a query spends again, as do the queries
-            that read it; the revision of a free stage spends nothing. `tests/test_golden.py` pins what each computes.
-        inputs: The stages whose artifacts it reads, and "public" for the public set.
-        optional: The inputs that may be switched off.
-        seeded: It draws public randomness, from `seed`.
-        network: It depends on the parameters of the network.
-        shows_epsilon: It prints ε while it runs, so it depends on δ.
-        owned: It reads the section `release`.
-        shared: Many processes share its work, as they share every query's that does not run in one.
-        one_process: A query that refuses more than one process.
-        several_labels: It accepts images with several labels each.
+        revision: Number to raise by hand whenever the same settings would give different results. Plans and records
+            contain it. A raised revision reruns the stage. A query then spends again, as do the queries that read it.
+            A free stage never spends. `tests/test_golden.py` pins the results of each revision.
+        inputs: Stages whose artifacts it reads, and "public" for the public set.
+        optional: Inputs that may be off.
+        seeded: Draws public randomness from `seed`.
+        network: Depends on the parameters of the network.
+        shows_epsilon: Prints ε while it runs, and so depends on δ.
+        owned: Reads the section `release`.
+        shared: A free stage whose work many processes share. Queries do so unless `one_process`.
+        one_process: A query that refuses to run in more than one process.
+        several_labels: Accepts images with several labels each.
         beside: Further input files.
-        gives: What `synthesize` may draw from in its artifact: a "generator", or "images" to choose from.
+        gives: Content of its artifact that `synthesize` may draw from: a "generator", or "images" to choose from.
         network_work: Takes a `Work` and a block size; returns the operations of one image, drawn or read in blocks of
             so many pixels a side, in the network that the stage makes.
         work: Takes a `Work`; returns the operations of the whole stage. Without it, a query looks once at each image
@@ -116,12 +116,12 @@ class Stage:
 
     @property
     def spread(self) -> bool:
-        """Its work is spread over the processes of a launch."""
+        """True if its work is distributed over the processes of a launch."""
         return self.shared or (self.kind is Kind.QUERY and not self.one_process)
 
     @property
     def public_only(self) -> bool:
-        """Nothing but the public set decides its result: it is done once for each, whatever the sensitive set is."""
+        """True if its result depends only on the public set, so that it can be shared between sensitive sets."""
         return self.inputs == ("public",)
 
 

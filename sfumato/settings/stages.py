@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sfumato.settings.stage import ARTIFACTS, CARD_PATH, FREE, LEDGER, LOCAL, PLAN, PUBLIC, QUERY, RECIPES, Stage
 
-# papers' methods beside the main line: their modules, their recipes and `sfumato/baselines` may be deleted together
+# Methods of papers, for comparison: their modules, recipes and `sfumato/baselines` may be deleted together
 BASELINES = ("evolve", "adversarial")
 NAMES = (
     *("count", "central", "frequency", "classifier", "moments", "covariance", "auxiliary"),
@@ -45,10 +45,10 @@ QUERIES = tuple(name for name, stage in STAGES.items() if stage.kind is QUERY)
 
 
 def dvc_stages() -> dict[str, tuple[list[str], list[str], list[str]]]:
-    """The commands, dependencies and outputs of every stage of the repository, by DVC's names.
+    """Return the commands, dependencies and outputs of every stage of the repository, by DVC's names.
 
-    Guarantee: sensitive, hold-out or latent bytes, or numbers measured on them, are neither dependencies nor outputs,
-    whose hashes DVC would write into git.
+    Guarantee: no dependency or output contains sensitive, hold-out or latent bytes, or numbers measured on them. DVC
+    writes the hashes of dependencies and outputs into git.
     """
     params = Path("params.yaml")
     cards = [PUBLIC / "card.json", PUBLIC / "privacy.json"]

@@ -26,15 +26,15 @@ class Select(Settings):
     """Selection of public images, for the warm-up or for the release.
 
     Selection by votes keeps all images of the public classes with the most votes (RPGen stage 1, PrivImage). Selection
-    by the teacher keeps, for each sensitive class, the images that the teacher is most certain of.
+    by the teacher keeps, for each sensitive class, the images that the teacher labels with most confidence.
     """
 
     chooser: ClassVar[str] = "by"
     by: Literal["votes", "teacher"] = "votes"  # Criterion: `votes` of `histogram`, or labels by `teacher`
-    # Share of the public classes to keep, at least one class, if selected by votes; 1: all
+    # Share of the public classes to keep, at least one class, for selection by votes; 1: all
     # classes, without a histogram
     ratio: Share = 0.05
-    # Number of images to keep, equally many per sensitive class, if selected by the teacher
+    # Number of images to keep, equally many per sensitive class, for selection by the teacher
     images: Positive = 20_000
 
     def reads(self, name: str) -> bool:
@@ -57,7 +57,7 @@ class Auxiliary(Fit):
     width: Positive = 40  # Channels at half resolution
     # Release that the generator's images match; `covariance` fits Gaussians instead of a network
     target: Literal["frequency", "moments", "covariance"] = "frequency"
-    details: bool = False  # Take detail finer than the Gaussians' from public images; requires `target: covariance`
+    details: bool = False  # Add fine detail from public images to the Gaussians; requires `target: covariance`
 
     def reads(self, name: str) -> bool:
         if name == "public":
@@ -123,7 +123,7 @@ PUBLIC_MODEL = ("directory", "sha256", "image_size", "prompt", "prompts")  # key
 
 
 class Amp(Strict):
-    """Adversarial model perturbation (RPGen stage 2): descend at the worst weights nearby. Radius 0: plain training."""
+    """Adversarial model perturbation (RPGen stage 2): take gradients at the worst weights nearby. Radius 0: off."""
 
     rate: ClassVar[float] = 0.4  # Rate η₁ of the ascent
     steps: ClassVar[int] = 1  # Steps of the ascent
@@ -148,7 +148,7 @@ class Phase(Strict):
 class Pretrain(Settings):
     """The curriculum: phases of training before DP-SGD. The `part` of a phase is its share of `steps`.
 
-    The batch and the learning rate apply to every phase that has none of its own.
+    The batch size and the learning rate apply to every phase that does not set its own.
     """
 
     chooser: ClassVar[str] = "phases"
@@ -183,5 +183,5 @@ class Pretrain(Settings):
         return {**values, "phases": filled}
 
     def reads(self, name: str) -> bool:
-        """Return whether a phase shows images of this input; the selection counts as `public`."""
+        """Return whether a phase uses images of this input. Selected images count as `public`."""
         return any({"select": "public"}.get(name, name) in phase.sources for phase in self.phases)

@@ -15,7 +15,7 @@ def read_array(path: Path) -> np.ndarray:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     # NumPy parses the header as Python. A hostile header exhausts the parser's stack or memory.
     except (EOFError, MemoryError, RecursionError, SyntaxError, TokenError) as error:
-        raise ValueError(f"its header is not that of an array ({type(error).__name__})") from None
+        raise ValueError(f"its header is not an array's ({type(error).__name__})") from None
     if not isinstance(array, np.ndarray):
         raise ValueError("it is an archive, expected one .npy array")
     return array

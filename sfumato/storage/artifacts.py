@@ -25,7 +25,7 @@ class Artifact:
     records: dict[str, dict] = field(default_factory=dict)
     local: bool = False  # computed outside the guarantee, never to be released
     enabled: bool = True  # False for the empty artifact of a stage that its recipe switches off
-    apart: tuple[str, ...] = ()  # merged data sets that are declared to show different people
+    apart: tuple[str, ...] = ()  # merged data sets, declared to show different people
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def read_kept(path: Path, stage: str, digest: str | None, pay: str) -> str:
     cure = f"restore it from a backup, or the artifact by `dvc checkout`; or pay for the release again by {pay}"
     why = f"the kept copy of {stage}"
     causes = (DataError, OSError)
-    with explained(DataError, lambda error: f"{why}: {error}. Two ways on: {cure}", causes=causes):
+    with explained(DataError, lambda error: f"{why}: {error}. You can {cure}", causes=causes):
         refuse_links(path.parent, path)
         read_artifact(path, stage, allow_local=True)
         if digest not in (None, kept := digest_of_file(path / PRIVACY)):
@@ -93,7 +93,7 @@ def refuse_links(*folders: Path) -> None:
 
 
 def mended(stage: str) -> str:
-    """Describe how to replace an invalid artifact: DVC trusts the read-only files of its cache."""
+    """Describe how to replace an invalid artifact. DVC does not verify read-only files of its cache."""
     return (
         "Run `chmod -R u+w .dvc/cache` and `dvc repro`: DVC then verifies its cache and rebuilds what is damaged. A "
         f"query restores its kept release at no cost; without DVC, run `stage {stage}`"
@@ -144,7 +144,7 @@ def merge_records(inputs: Sequence[Artifact], own: Sequence[dict] = ()) -> dict[
 def declared_apart(inputs: Sequence[Artifact]) -> tuple[str, ...]:
     """Return the widest declaration of data sets that show different people.
 
-    Returns none unless it contains all other declarations: the costs then add up.
+    Returns none if it does not contain all other declarations. Costs are then added up.
     """
     widest = max((artifact.apart for artifact in inputs), key=len, default=())
     return widest if all({*artifact.apart} <= {*widest} for artifact in inputs) else ()
@@ -160,10 +160,10 @@ def writing(
     local: bool = False,
     apart: Sequence[str] = (),
 ) -> Iterator[Path]:
-    """Write a new directory, which becomes `out`, with `privacy.json`, if the block succeeds.
+    """Yield a new directory, which becomes `out`, with `privacy.json`, if the block succeeds.
 
-    Otherwise no file is left. Only an artifact of the same stage is replaced, else it raises
-    ConfigError. apart: data sets that are merged here.
+    Otherwise no file is left. Raises ConfigError if `out` is not an artifact of the same stage.
+    apart: data sets that are merged here.
     """
     check_out(out, stage)
     with replacing_directory(out) as directory:

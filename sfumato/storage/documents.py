@@ -77,7 +77,7 @@ def parse_yaml(text: str) -> Any:
         level = 0
         for event in yaml.parse(text, PlainYaml):  # checked before a tree is built
             if isinstance(event, yaml.AliasEvent):
-                raise ValueError("an alias (*name) may expand to any size: write out what it stands for")
+                raise ValueError("an alias (*name) may expand to any size: write out its value")
             level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if level > DEEPEST:
                 raise ValueError(f"it is nested more than {DEEPEST} deep")
@@ -91,7 +91,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def validated(kind: type[Form], content: Any) -> Form:
-    """Return `content` as `kind`, without coercion but list → tuple.
+    """Return `content` as `kind`, without coercion except from list to tuple.
 
     Raises ValueError, naming the first wrong entry.
     """

@@ -1,4 +1,4 @@
-"""Write files so that no reader or kill meets half of one: temporary name, then rename."""
+"""Write files under a temporary name, then rename them, so that no reader or kill finds half of one."""
 
 import csv
 import glob
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from sfumato.errors import FULL, is_failure
 
 ATTRIBUTES = ".gitattributes"
-UNTOUCHED = "* -text\n"  # git on Windows changes line ends, and with them hashes
+UNTOUCHED = "* -text\n"  # without this, git on Windows changes line ends, and so hashes
 CLOCK_SKEW = 2.0  # Seconds by which the clocks of a file system and of processes may differ
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # First characters of a formula in a spreadsheet
 
@@ -149,8 +149,8 @@ def csv_text(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> s
 def replacing_directory(path: Path, *, private: bool = False) -> Iterator[Path]:
     """Yield an empty directory to write into, which replaces `path` if the block succeeds.
 
-    It is flushed to disk first; otherwise it is removed. If a kill comes between the two renames,
-    the next call restores the old directory. private: use mode 0700.
+    It is flushed to disk first. If the block fails, it is removed. If the process is killed between
+    the two renames, the next call restores the old directory. private: use mode 0700.
     """
     make_folder(path.parent)
     clear_leftovers(path)
@@ -188,7 +188,7 @@ def clear_leftovers(path: Path) -> None:
 
 
 def sweep(path: Path) -> None:
-    """Remove what killed processes left beside `path` while they wrote it."""
+    """Remove temporary files beside `path` that killed processes left."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         if is_left_over(leftover):
             if leftover.is_dir():

@@ -1,6 +1,6 @@
 """Record which processes work with real images.
 
-Each holds its own lock, which `stage forget` checks.
+Each process locks its own file, which `stage forget` checks.
 """
 
 import atexit

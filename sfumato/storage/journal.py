@@ -1,12 +1,13 @@
 """An append-only journal with chained entries.
 
-So a lost, replaced, cut or edited entry is noticed.
+The chain reveals lost, replaced, truncated and edited entries.
 
 Each entry is one JSON line in `<state>/odometer/<dataset_id>.jsonl`. Its `head` is an HMAC of the
-previous head and of the entry, under a secret salt: it reveals no entry and may be published, and a
-head that the journal lacks shows that entries are missing. Salt and newest head, the anchor, are in
-`<state>/keys/<dataset_id>.journal`. An append takes a lock, and the entry is on disk when it
-returns. `stage ledger adopt` sets an invalid journal aside, and a new one counts its records.
+previous head and of the entry, under a secret salt. A head reveals nothing about entries, so it may
+be published. If the journal lacks a published head, entries are missing. The salt and the newest
+head, called the anchor, are in `<state>/keys/<dataset_id>.journal`. An append takes a lock, and the
+entry is on disk when it returns. `stage ledger adopt` sets an invalid journal aside and counts its
+records in a new one.
 """
 
 import hmac
@@ -25,7 +26,7 @@ from sfumato.storage.documents import dataset_name, parse_json, read_json
 from sfumato.storage.files import make_folder, sweep, sync, write_local
 from sfumato.storage.locks import file_lock, holding
 
-GENESIS = "genesis"  # The first entry; in a journal older than the chain, the first chained one
+GENESIS = "genesis"  # First entry, or first chained entry of a journal from before the chain
 # Records and heads of ledgers, artifacts and a journal set aside, which this one lacks
 ADOPT = "adopt"
 REGROUP = "regroup"  # Images with past spending were prepared again in other groups
@@ -86,9 +87,9 @@ class Journal:
     def entries(self) -> list[dict]:
         """Return every entry, oldest first; none before images are prepared.
 
-        It skips an unfinished last line: that append never returned, so nothing was drawn because
-        of it. A last line that lacks only its newline is an entry. Raises BudgetError if the
-        journal is invalid.
+        An unfinished last line is skipped: its append never returned, so no image was drawn for it.
+        A last line that lacks only its newline is an entry. Raises BudgetError if the journal is
+        invalid.
         """
         if not self.anchor.exists() and not self.path.exists():
             self._refuse_lost()
@@ -104,7 +105,7 @@ class Journal:
         return [record for records in found for record in records if record is not None]
 
     def head(self) -> str | None:
-        """Return the head of the newest entry, which represents all; None if it was never begun."""
+        """Return the head of the newest entry, which covers all entries; None if it was never begun."""
         entries = self.entries()
         return entries[-1]["head"] if entries else None
 
@@ -121,14 +122,14 @@ class Journal:
     def set_aside(self) -> tuple[list[dict], int]:
         """Set an invalid journal aside.
 
-        Returns the entries, unchecked, of all journals ever set aside, since a kill may have come
-        before they were counted; and the number of unreadable ones.
+        Returns the unchecked entries of all journals ever set aside, because a kill may have
+        prevented counting them, and the number of unreadable entries.
         """
         aside = self.path.with_name(f"{self.dataset_id}.{time.time_ns()}.aside")
         if self.path.exists():
             self.path.rename(aside)
         else:
-            # shows that a journal was lost, until the entry that adopts is written
+            # Shows that a journal was lost until the adopting entry is written.
             aside.touch(0o600)
         sync(aside.parent)
         self.anchor.unlink(missing_ok=True)
@@ -159,18 +160,17 @@ class Journal:
     def _never_begun(self, lines: list[str]) -> bool:
         """Return whether these lines are a journal whose first `begin` was killed early.
 
-        It was killed before the journal had an anchor.
+        This means before the journal had an anchor.
 
-        Guarantee: such a journal has no charge. Every entry but the first needs the anchor to be
-        written, and is on disk before an image is drawn; the key and the images come after the
-        anchor.
+        Guarantee: such a journal has no charge. Every entry after the first needs the anchor, and
+        is on disk before an image is drawn; the key and the images are stored after the anchor.
         """
         if self.key.exists() or self.images.exists() or self._aside():
             return False
         return len(lines) == 1 and self._parsed(lines[0], 1)["kind"] == GENESIS
 
     def _refuse_lost(self) -> None:
-        """Raise BudgetError if a missing journal was lost, and not just never begun."""
+        """Raise BudgetError if a missing journal was lost. It may also never have begun."""
         if self.images.exists() or self._aside():
             raise self._missing()
 
@@ -188,7 +188,7 @@ class Journal:
     def _checked(self, salt: bytes, newest: str) -> list[dict]:
         """Return the entries.
 
-        Each must follow from the previous ones, and one have the head `newest`.
+        Each must follow from the previous entry, and one must have the head `newest`.
         """
         if not self.path.exists():
             raise self._missing()
@@ -198,7 +198,7 @@ class Journal:
             head = link(salt, head, entry)
             chained = chained or entry["kind"] == GENESIS or "head" in entry
             if chained and not hmac.compare_digest(head.encode(), str(entry.get("head")).encode()):
-                raise BudgetError(f"{self.path}, line {number}, does not follow from those before it: {WAY_OUT}")
+                raise BudgetError(f"{self.path}, line {number}, does not follow from the lines before it: {WAY_OUT}")
             found.append(entry)
         if not any(entry.get("head") == newest for entry in found):
             raise BudgetError(f"{self.path} is older than {self.anchor.name}, its last entries are gone: {WAY_OUT}")

@@ -17,14 +17,14 @@ from sfumato.errors import DataError
 # Bytes of pixels, or of its file: 89 megapixels in colour, 134 in grey at 16 bits
 LARGEST_PICTURE = 2**28
 LONGEST_SIDE = 2**16 - 1  # Pixels, as in a data card
-# Bytes: larger pictures are decoded one after the other, whatever the number of threads
+# Size in bytes above which pictures are decoded one at a time, regardless of the number of threads
 LARGE_PICTURE = 2**25
-# An archive may expand to its own size times this; masks of one colour reach 100, pictures 2
+# Largest factor by which an archive may expand; masks of one colour reach 100, pictures 2
 EXPANSION = 100
 DEEPEST_ARCHIVE = 3  # Archives within each other
 DEEPEST_FOLDER = 50  # Folders within each other in an archive
-DISK_BLOCK = 4096  # Bytes of disk that an empty file takes, about
-SPARE_DISK = 2**28  # Bytes that stay free
+DISK_BLOCK = 4096  # Approximate bytes of disk for an empty file
+SPARE_DISK = 2**28  # Bytes of disk to keep free
 # Bytes that list an archive's files: 1.3 million pictures of ImageNet take 10⁸
 LARGEST_DIRECTORY = 2**27
 MOST_CELLS = 10_000_000  # Cells of a table; CelebA's has 8.3 million
@@ -64,7 +64,7 @@ def check_picture_file(name: str, size: int) -> None:
     """Raise DataError if the file of a picture has more bytes than a picture may have pixels."""
     if size > LARGEST_PICTURE:
         raise DataError(
-            f"{name} has {size:,} bytes, expected at most {LARGEST_PICTURE:,} of one picture: save it smaller, "
+            f"{name} has {size:,} bytes, expected at most {LARGEST_PICTURE:,} per picture: save it smaller, "
             "or remove it."
         )
 
@@ -82,12 +82,12 @@ class Allowance:
         self.left = self.limit
 
     def take(self, size: int) -> None:
-        """Reserve a file of so many bytes. Raises DataError if that exceeds the remainder."""
+        """Reserve this many bytes for a file. Raises DataError if that exceeds the remainder."""
         self.require(max(size, DISK_BLOCK))
         self.left -= max(size, DISK_BLOCK)
 
     def require(self, size: int) -> None:
-        """Raise DataError if so many bytes exceed the remainder."""
+        """Raise DataError if this many bytes exceed the remainder."""
         if size > self.left:
             raise DataError(
                 f"{self.path} expands to more than {self.limit:,} bytes. It may take {EXPANSION} times its own size "

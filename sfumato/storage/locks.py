@@ -18,8 +18,7 @@ def file_lock(path: Path, *, blocking: bool = True, thread_local: bool = True) -
     blocking: wait for another process; otherwise `holding` raises Timeout if one has the lock;
     thread_local: only the thread that acquired it can release it.
     """
-    # A lock that is only a file would outlive its process, and every file of an earlier lock would
-    # be one.
+    # No fallback to a plain file, which would stay locked after its process has ended.
     return FileLock(path, blocking=blocking, thread_local=thread_local, fallback_to_soft=False)
 
 

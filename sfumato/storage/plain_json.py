@@ -24,7 +24,7 @@ def read_text(path: Path, largest: int = LARGEST_TEXT) -> str:
     """
     text = read_bytes(path, largest).decode("utf-8")
     if "\n>>>>>>> " in text and re.search("^<<<<<<< ", text, re.MULTILINE):
-        raise MergeConflict("it holds both sides of a merge conflict, between <<<<<<< and >>>>>>>")
+        raise MergeConflict("it contains both sides of a merge conflict, between <<<<<<< and >>>>>>>")
     return text
 
 

@@ -9,9 +9,9 @@ from platformdirs import user_state_path
 
 from sfumato.errors import ConfigError
 
-# run no program of a repository
+# Options that keep git from running programs of a repository
 CAUTION = ("-c", "safe.bareRepository=explicit", "-c", "core.fsmonitor=false")
-# variables of a git hook: another repository would answer, without git's check of its owner
+# Variables that a git hook sets. With them, git would use another repository and not check its owner.
 NAMING_A_REPOSITORY = (
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE"),
     *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE"),
@@ -36,7 +36,7 @@ def state_dir() -> Path:
             "ignore it (a line in .gitignore), or set SFUMATO_STATE to a place outside the repository; only the latter "
             "helps if another account owns the repository"
         )
-        raise ConfigError(f"git would take the state directory {path}, with real images and keys: {remedy}")
+        raise ConfigError(f"git would track the state directory {path}, with real images and keys: {remedy}")
     return path
 
 
@@ -47,7 +47,7 @@ def git(*words: str) -> tuple[int, str]:
     name programs, which git would run as this account (CVE-2022-24765): git's own safeguard stays.
     """
     environment = {name: value for name, value in os.environ.items() if name not in NAMING_A_REPOSITORY}
-    # else the repository's program would fetch a missing file
+    # Otherwise a program of the repository could fetch a missing file.
     environment["GIT_ALLOW_PROTOCOL"] = "none"
     try:
         done = subprocess.run(
@@ -55,7 +55,7 @@ def git(*words: str) -> tuple[int, str]:
         )
     except OSError:
         return 127, ""
-    # git names this remedy in every language
+    # git's message contains this in every language.
     if done.returncode != 0 and "safe.directory" in done.stderr:
         return REFUSED, ""
     return done.returncode, done.stdout

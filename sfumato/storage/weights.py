@@ -57,7 +57,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(str(error)) from error
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise ValueError(f"{name} holds numbers that are not finite")
+            raise ValueError(f"{name} contains numbers that are not finite")
     return tensors
 
 
@@ -73,19 +73,19 @@ class Room(TorchFunctionMode):
             sides = args[0] if args and isinstance(args[0], (list, tuple)) else args
             self.left -= math.prod(sides)
             if self.left < 0:
-                raise ValueError(f"a tensor of {tuple(sides)} is more than its files can fill")
+                raise ValueError(f"a tensor of {tuple(sides)} is larger than its files can fill")
         return func(*args, **kwargs or {})
 
 
 def load_network(directory: Path, build: Callable[..., Network], stage: str, weights: str = WEIGHTS) -> Network:
     """Load the network that `save_network` wrote.
 
-    build: constructor; stage: stage that writes the network. Raises DataError if files do not fit
-    together. It uses no more memory than they could fill, and 2²⁷ numbers.
+    build: constructor; stage: stage that writes the network. Raises DataError if the files do not
+    match. Memory use is limited to what the files could fill, and to 2²⁷ numbers.
     """
     for name in (CONFIG, weights):
         if not (directory / name).is_file():
-            raise DataError(f"{directory} holds no network: {name} is missing. Run `stage {stage}`")
+            raise DataError(f"{directory} contains no network: {name} is missing. Run `stage {stage}`")
     with explained(
         DataError,
         lambda error: f"{directory}: {CONFIG} and {weights} do not fit together ({error}): run `stage {stage}` again",

@@ -149,7 +149,7 @@ def read_model_directory(directory: str) -> ModelDirectory:
 
 
 def names_code(config: Any) -> bool:
-    """Return whether a config makes `transformers` fetch or run other code: kernels, classes."""
+    """Return whether a config makes `transformers` download or run code, such as kernels or classes."""
     if not isinstance(config, dict):
         return False
     attention = {config.get("attn_implementation"), config.get("_attn_implementation")}
@@ -162,7 +162,7 @@ def read_json(path: Path) -> dict[str, Any]:
     with explained(DataError, lambda error: f"{path} cannot be read ({error}): {AGAIN}", missing=missing):
         content = documents.read_json(path, infinite=True)
     if not isinstance(content, dict):
-        raise DataError(f"{path} must hold a JSON object: {AGAIN}")
+        raise DataError(f"{path} must contain a JSON object: {AGAIN}")
     return content
 
 
@@ -177,14 +177,14 @@ def weights_of(path: Path, part: str) -> tuple[Path, str]:
         for name in (f"{stem}{variant}.safetensors", f"{stem}.safetensors.index{variant}.json"):
             if (directory / name).is_file():
                 return directory / name, variant
-    wrong = f"{directory} holds no weights: {stem}.safetensors is missing"
-    raise DataError(f"{wrong}. Pickles (.bin, .ckpt) may run any program: take safetensors files, or convert them")
+    wrong = f"{directory} contains no weights: {stem}.safetensors is missing"
+    raise DataError(f"{wrong}. Pickles (.bin, .ckpt) may run any program: use safetensors files, or convert them")
 
 
 def part_files(path: Path, part: str) -> list[Path]:
-    """Return the files of a part that are read, by name.
+    """Return the files of a part to read, sorted by name.
 
-    Raises DataError if one is missing, or as `weights_of`.
+    Raises DataError if one is missing, and as `weights_of` does.
     """
     directory = path / part
     files = {directory / CONFIG_OF.get(part, "config.json")}
@@ -196,7 +196,7 @@ def part_files(path: Path, part: str) -> list[Path]:
         shards = read_json(weights).get("weight_map") if weights.suffix == ".json" else None
         for name in map(str, shards.values()) if isinstance(shards, dict) else ():
             if not re.fullmatch(r"[\w.-]+\.safetensors", name):
-                raise DataError(f"{weights} names {name!r}, which is no safetensors file beside it: {AGAIN}")
+                raise DataError(f"{weights} names {name!r}, which is not a safetensors file beside it: {AGAIN}")
             files.add(directory / name)
     for file in sorted(files):
         if not file.is_file():

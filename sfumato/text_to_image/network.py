@@ -54,7 +54,7 @@ class LatentDiffusion(Denoiser):
         self.is_transformer = model.denoiser == "transformer"
         expected = network.config.caption_channels if self.is_transformer else network.config.cross_attention_dim
         if isinstance(expected, int) and prompts.shape[2] != expected:
-            given = f"its text encoder gives {prompts.shape[2]} numbers a token, its {model.denoiser} takes"
+            given = f"its text encoder returns {prompts.shape[2]} numbers per token, its {model.denoiser} expects"
             wrong = "the parts are of different models. Download the model again"
             raise DataError(f"{model.path}: {given} {expected}: {wrong}")
         make_differentiable(network)
@@ -222,5 +222,5 @@ def load_trained(directory: Path) -> LatentDiffusion:
         tensors = load_tensors(file)
         model.load_state_dict(tensors, strict=False)
         if unknown := tensors.keys() - model.state_dict().keys():
-            raise ValueError(f"it holds {min(unknown)}")
+            raise ValueError(f"it contains {min(unknown)}")
     return model

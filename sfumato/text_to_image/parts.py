@@ -96,8 +96,8 @@ class PlainAttention:
 class GroupNorm(nn.GroupNorm):
     """`nn.GroupNorm`, computed as a layer norm over (group, ...), with the same numbers.
 
-    Under vmap the backward pass of `F.group_norm` splits into many small operations, unlike that of
-    `F.layer_norm`.
+    Under vmap the backward pass of `F.group_norm` splits into many small operations;
+    `F.layer_norm`'s does not.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -211,8 +211,8 @@ class LatentCodec:
 
         Images are resized, grey is repeated, and the mean of the posterior is taken.
 
-        Guarantee: row i depends only on image i, bit for bit, whatever the others hold and however
-        many there are.
+        Guarantee: row i depends only on image i, bit for bit, whatever other images contain and
+        however many there are.
         """
         rows = []
         for image in images.to(self.device).split(1):

@@ -43,10 +43,10 @@ def is_latent(directory: Path) -> bool:
 def class_prompts(model: Model, dataset_id: str, classes: Sequence[str]) -> list[str]:
     """Return one prompt per class.
 
-    It comes from `model.prompts`, else `model.prompt`, else the one of `dataset_id`, else TEMPLATE.
-    In a template, {class} is the name with spaces for underscores, {article} "a" or "an", {number}
-    counts from 1. Raises ConfigError for an unknown field, a prompt for an unknown class, or two
-    classes with the same prompt.
+    The first of these that exists is used: `model.prompts`, `model.prompt`, the prompt for
+    `dataset_id`, and TEMPLATE. In a template, {class} is the name with spaces for underscores,
+    {article} is "a" or "an", and {number} counts from 1. Raises ConfigError for an unknown field, a
+    prompt for an unknown class, or two classes with the same prompt.
     """
     for name in model.prompts:
         if name not in classes:
@@ -132,8 +132,8 @@ def referred(reference: Mapping[str, Any], *parts: str) -> ModelDirectory:
         if part == "denoiser":
             part = model.denoiser
         if part_digest(model.path, part) != reference["parts"].get(part, {}).get("sha256"):
-            fix = "put that model back, or run `stage pretrain` on this one"
-            raise DataError(f"{model.path / part} no longer has the bytes that `stage pretrain` saw: {fix}")
+            fix = "restore that model, or run `stage pretrain` on this one"
+            raise DataError(f"{model.path / part} no longer has the bytes that `stage pretrain` read: {fix}")
     return model
 
 

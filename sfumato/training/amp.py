@@ -1,7 +1,7 @@
-"""Adversarial model perturbation (AMP): descend by the gradient at the worst weights nearby.
+"""Adversarial model perturbation (AMP): descend along the gradient at the worst weights nearby.
 
-Later noise in the weights then hurts less. It serves public training only; no function here reads
-sensitive images.
+It makes the model more robust to later noise in its weights. It is used in public training only; no
+function here reads sensitive images.
 
 Source: RPGen §Stage 2, after Zheng, Zhang and Mao 2021.
 """
@@ -17,12 +17,12 @@ from sfumato.settings.training import Amp
 
 
 def amp_gradient(parameters: Iterable[Tensor], losses: Callable[[], Iterable[Tensor]], amp: Amp | None) -> Tensor:
-    """Put ∇L(θ + Δ*) in the parameters' `.grad` and return L(θ + Δ*).
+    """Set the parameters' `.grad` to ∇L(θ + Δ*), and return L(θ + Δ*).
 
-    Δ* roughly maximises L within ‖Δ‖₂ ≤ γ. On return, and on an exception, θ has its old bits.
-    Without `amp`, or with radius 0, this is the plain gradient. The optimiser then descends at θ:
-    the paper's Eq. 5 prints a plus. With many processes, each has the losses of its own part of the
-    batch, and the result is the total.
+    Δ* roughly maximises L within ‖Δ‖₂ ≤ γ. On return, and on an exception, θ is restored exactly.
+    Without `amp`, or with radius 0, this is the plain gradient. The optimiser then descends from θ;
+    the plus in the paper's Eq. 5 is a misprint. With many processes, each has the losses of its own
+    part of the batch, and the result is the total.
 
     losses: scalars of the parameters' current values that add up to L, such as losses of parts of a
     batch. Each is differentiated before the next is computed. It runs `amp.steps` + 1 times, so it

@@ -1,4 +1,4 @@
-"""Warm-up: denoising training, phase by phase, on images that are public or already paid for.
+"""Warm-up: denoising training, phase by phase, on public and released images.
 
 No function here reads sensitive images.
 
@@ -123,7 +123,7 @@ def ahead(batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]
 def mean_loss(model: UNet, batch: Sequence[Tensor], autocast: bool, size: int) -> Tensor:
     """Compute the training loss of a batch: images, labels, sigma, noise, as in `per_image_loss`.
 
-    size: images in the full batch, of which this may be one process's part.
+    size: number of images in the full batch, if this is one process's part of it.
     """
     images, labels, sigma, noise = batch
     with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast):
@@ -166,9 +166,9 @@ def rand_augment(images: Tensor, operations: int, generator: torch.Generator) ->
     augment = RandAugment()
     bag = [*augment._augmentation_space(augment.num_magnitude_bins, images.shape[-2:]).items()]
 
-    # Operations are drawn as in `RandAugment.forward`, group by group, but not from the global
-    # generator: batches are made in a thread. Then each operation is applied to all images that
-    # drew it.
+    # Operations are drawn group by group, as in `RandAugment.forward`, but not from the global
+    # generator, because batches are prepared in a thread. Then each operation is applied to all
+    # images that drew it.
     rounds: list[dict[tuple[str, float], list[Tensor]]] = [{} for _ in range(operations)]
     for group, groups_of in itertools.product(order.split(IMAGES_PER_DRAW), rounds):
         name, (magnitudes, signed) = bag[int(torch.randint(len(bag), (1,), generator=drawn))]

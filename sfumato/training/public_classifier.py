@@ -37,7 +37,7 @@ def train_public_classifier(
     training = chosen[held:]
     if len(training) < 2:
         needed = f"the classifier needs two or more beside {held} for validation"
-        raise DataError(f"the public set holds {len(images)} images, {needed}: give it more")
+        raise DataError(f"the public set has {len(images)} images, {needed}: add images")
     schedule = Schedule(
         steps=settings.steps,
         learning_rate=settings.learning_rate,

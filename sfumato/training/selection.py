@@ -1,7 +1,6 @@
-"""Choose public images: by the classes with the most votes, or by the teacher, and relabel them.
+"""Choose public images by the classes with the most votes, or by the teacher, and relabel them.
 
-It reads only releases and public images, so it is free, and the number to keep may be tuned
-afterwards.
+This reads only releases and public images, so it is free, and the number of images may be tuned.
 
 Source: RPGen stage 1; PrivImage.
 """
@@ -40,9 +39,9 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
     Ties are resolved by row, then by class.
 
     histogram: (R, P) noisy votes. One row: the top `keep` (RPGen). One row per sensitive class
-    (PrivImage): pairs of row and class are processed from the most voted down. A class goes to the
-    first row that requests it, and a row stops at its share. In the end each row has ⌊keep/R⌋ or
-    ⌈keep/R⌉ classes, and no two rows share one.
+    (PrivImage): pairs of row and class are processed in descending order of votes. A class is
+    assigned to the first row that requests it, until the row has its share. In the end each row has
+    ⌊keep/R⌋ or ⌈keep/R⌉ classes, and no two rows share one.
     """
     rows, public_classes = histogram.shape
     share, extra = divmod(keep, rows)
@@ -65,7 +64,7 @@ def select_classes(histogram: np.ndarray, keep: int) -> list[Kept]:
 def select_public(settings: Select, votes: np.ndarray | None, public_classes: int) -> list[Kept]:
     """Choose the classes to keep by the votes, (R, P).
 
-    Without votes, all are kept: a plan has no smaller ratio then.
+    Without votes, all are kept, because a plan then allows no smaller ratio.
     """
     if votes is not None:
         return select_classes(votes, number_to_keep(settings, public_classes))
@@ -81,13 +80,13 @@ def read_votes(histogram: Path, public: Sequence[str], classes: int) -> tuple[np
     Raises DataError for votes of other classes.
     """
     votes = load_array(histogram / "histogram.npy")
-    with explained(DataError, lambda error: f"{histogram} holds no votes ({error!r}): run `stage histogram` again"):
+    with explained(DataError, lambda error: f"{histogram} has no votes ({error!r}): run `stage histogram` again"):
         about = read_json(histogram / "histogram.json")
         per_class = bool(about["per_class"])
         counted = tuple(about["public_classes"])
     numbers = votes.dtype.kind == "f" and bool(np.isfinite(votes).all())
     if not numbers or counted != tuple(public) or votes.shape != (classes if per_class else 1, len(public)):
-        problem = "counted votes for other classes than those of the public set, or holds no numbers"
+        problem = "counted votes for different classes than the public set has, or contains no numbers"
         raise DataError(f"{histogram} {problem}: run `stage classifier` and `stage histogram` again")
     return votes, per_class
 
@@ -147,10 +146,10 @@ def relabel(
 
 
 def surest(probabilities: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the `per_class` images of each class that a teacher is surest of.
+    """Choose the `per_class` images of each class that a teacher labels with most confidence.
 
     An image is chosen for one class only. probabilities: (N, M), of public images; the choice works
-    like `select_classes`. Returns (int64 indices, int64 labels), class by class, the surest first.
+    like `select_classes`. Returns (int64 indices, int64 labels), by class and falling confidence.
     """
     chosen = select_classes(probabilities.T, per_class * probabilities.shape[1])
     indices, labels, _ = zip(*sorted(chosen, key=lambda choice: choice.row), strict=True)

@@ -52,7 +52,7 @@ def load_central(directory: Path, shape: Shape) -> tuple[Tensor, Tensor]:
     file = directory / ("mode.npy" if (directory / "mode.npy").is_file() else "mean.npy")
     released = torch.from_numpy(np.array(load_array(file)))
     if released.dtype != torch.float32 or not released.isfinite().all():
-        raise DataError(f"{file} holds no finite float32 numbers: run `stage central` again")
+        raise DataError(f"{file} contains no finite float32 numbers: run `stage central` again")
     if released.ndim != (6 if file.stem == "mode" else 5) or released.shape[-3:] != shape or 0 in released.shape:
         raise DataError(f"{file} is {(*released.shape,)}, of other images than {shape}: run `stage central` again")
     if file.stem == "mode":
@@ -93,7 +93,7 @@ def public_training_set(public: ImageSet, selection: Path, classes: int | None) 
     if not len(rows):
         raise DataError(f"{selection} keeps no image: raise select.ratio, or prepare more public images")
     if len(rows) != len(labels):
-        raise DataError(f"{selection} holds {len(rows)} indices but {len(labels)} labels: {SELECT_AGAIN}")
+        raise DataError(f"{selection} has {len(rows)} indices but {len(labels)} labels: {SELECT_AGAIN}")
     images = MappedImages(public.images, rows)
     if relabelled:
         return images, torch.from_numpy(labels), 0

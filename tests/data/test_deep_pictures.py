@@ -71,7 +71,7 @@ def test_a_ramp_of_12_bits_keeps_256_levels(tmp_path, suffix):
     shown = decode(file, span=(0, 4095))
     assert shown.dtype == np.uint8 and shown.shape == (64, 64, 1) and len(np.unique(shown)) == 256
     assert shown[0, 0] == 0 and shown[-1, -1] == 255 and (np.diff(shown.flatten().astype(int)) >= 0).all()
-    with pytest.raises(DataError, match=r"range: \[0, 4095\].*take it from the kind of device"):
+    with pytest.raises(DataError, match=r"range: \[0, 4095\].*choose them for the kind of device"):
         decode(file)
 
 
@@ -175,9 +175,9 @@ def test_patients_of_dicom_are_the_groups_and_init_finds_them_and_none_may_be_mi
     assert {image.shape for image in images} == {(16, 16, 1)}
     found = survey(tmp_path, span=(0, 4095), classes=ALL)
     assert found.groups == Groups(dicom=True) and found.persons == 5
-    with pytest.raises(DataError, match="set those to show"):
+    with pytest.raises(DataError, match="set the values of black and white"):
         survey(tmp_path, classes=ALL)
-    with pytest.raises(DataError, match="set those to show"):
+    with pytest.raises(DataError, match="set the values of black and white"):
         list(read(**ways | {"range": None}).train)
     dicom(tmp_path / "ill" / "IM0001", RAMP, "")
     with pytest.raises(DataError, match="no id"):

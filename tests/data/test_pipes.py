@@ -114,7 +114,7 @@ def test_a_pipe_in_place_of_what_was_listed_is_refused(tmp_path, kind):
     with in_time(place), pytest.raises(DataError, match=r"row \d+, names"):
         prepare(table, tmp_path)
     numbers = idx(tmp_path).settings
-    with in_time(put(kind, tmp_path / "train-labels-idx1-ubyte")), pytest.raises(DataError, match="none holds"):
+    with in_time(put(kind, tmp_path / "train-labels-idx1-ubyte")), pytest.raises(DataError, match="none contains"):
         prepare(numbers, tmp_path)
     shards = tar(tmp_path).settings
     with in_time(put(kind, tmp_path / "set.tar")), pytest.raises(DataError, match=r"set\.tar"):

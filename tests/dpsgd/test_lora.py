@@ -144,7 +144,7 @@ def test_per_image_gradients_of_foreign_layers_are_those_of_a_loop():
 
 def test_a_rank_above_the_matrix_is_refused_by_name_before_anything_changes():
     model = network()
-    with pytest.raises(ConfigError, match=r"adapters of rank 9 .*min\(8, 8\).*down\.0\.attention\.q\.weight"):
+    with pytest.raises(ConfigError, match=r"adapter rank 9 .*min\(8, 8\).*down\.0\.attention\.q\.weight"):
         add_lora(model, ["noise.2.weight", "down.0.attention.q.weight"], 9, seed=0)
     assert not adapted_layers(model)
     assert all(value.requires_grad for value in model.parameters())
@@ -206,9 +206,9 @@ def test_adapters_on_another_base_are_refused(saved):
     ("edit", "message"),
     [
         (lambda content: content.pop("scale"), "cannot be read"),
-        (lambda content: content["matrices"].pop(), "does not hold what"),
+        (lambda content: content["matrices"].pop(), "does not contain what"),
         (lambda content: content.update(scale=float("nan")), "NaN and infinity"),
-        (lambda content: content.update(matrices="middle"), "does not hold what"),
+        (lambda content: content.update(matrices="middle"), "does not contain what"),
         (lambda content: content.update(rank=2), "does not fit the model"),
         (lambda content: content.update(rank=99), "does not fit the model"),
         (lambda content: content.update(rank=-1), "cannot be read"),

@@ -251,5 +251,5 @@ def test_gradients_at_other_parameters_than_the_model_s_are_refused():
     model = network()
     copies = {name: value.detach().clone() for name, value in model.named_parameters()}
     batch = torch.rand(1, 1, 1, 8, 8), torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1), torch.rand(1, 1, 1, 8, 8)
-    with pytest.raises(ValueError, match="own parameters"):
+    with pytest.raises(ValueError, match="must be parameters of the model"):
         by_layers(model, copies, *batch)

@@ -124,7 +124,7 @@ def test_an_unknown_evaluation_and_a_ledger_that_was_edited_or_is_of_other_data_
     runs, warnings = compared([read_run(folder) for folder in folders])
     marks = [{*part.split(", ")} for part in runs["differs"].sort_index()]
     assert {"data set", "hold-out", "data"} <= marks[0] and "ledger" in marks[1] and marks[2:] == [{"ledger"}, {""}]
-    for text in (f"{old}: another hold-out than the others, or an unknown", "edited", "other data than its evaluation"):
+    for text in (f"{old}: different or unknown hold-out", "edited", "are for different data"):
         assert any(text in warning for warning in warnings)
 
 

@@ -115,7 +115,7 @@ def test_one_copy_in_a_hundred_rings_and_none_does_not_in_twenty_of_twenty_runs(
     found = [disclosure(*split(pool, seed, copied), PIXELS) for seed in range(20)]
     assert [one["rings"] for one in found] == [loud] * 20
     words = "A SIGN OF COPYING" if loud else "no sign of copying"
-    assert all(words in one["sentence"] and " of 2\u202f000 images came nearer" in one["sentence"] for one in found)
+    assert all(words in one["sentence"] and " of 2\u202f000 images are nearer" in one["sentence"] for one in found)
 
 
 def test_a_person_is_one_unit_as_near_as_the_nearest_image(pool):

@@ -69,5 +69,5 @@ def test_a_hold_out_that_is_blank_of_one_picture_or_of_one_class_cannot_judge(dr
         (black_and_white, "2 images, and 0 that differ"),
     ):
         assert why in unusable(images_of(images))
-    assert "of one class" in unusable(ImageSet(drawn, np.ones(80, dtype=np.int64), ("a", "b")))
+    assert "have one class" in unusable(ImageSet(drawn, np.ones(80, dtype=np.int64), ("a", "b")))
     assert unusable(images_of(drawn[:2])) is None

@@ -118,7 +118,7 @@ def test_sensitive_rows_need_a_network_whose_rows_are_the_same_in_another_order(
     if kind is nn.Flatten:
         assert encoded(features, digits.batch(range(3))[0]).shape == (3, 3 * 24 * 24)
     else:
-        with pytest.raises(DataError, match="gives an image another row the next time"):
+        with pytest.raises(DataError, match="returns a different row for an image the second time"):
             encoded(features, digits.batch(range(3))[0])
 
 

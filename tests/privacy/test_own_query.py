@@ -199,7 +199,7 @@ class Remembering:
 @pytest.mark.parametrize("size", [1, 8])
 def test_a_function_that_remembers_is_refused_with_no_use_lost(owner, name, size):
     with hidden(owner) as charge:
-        with pytest.raises(ConfigError, match="two different rows, no use is lost"):
+        with pytest.raises(ConfigError, match="two different rows for one image of public noise; no use is lost"):
             charge.sum(getattr(Remembering(), name), size=size)
         assert charge.sum(brightness, size=size).shape == (1,)
 
@@ -211,7 +211,7 @@ def test_rows_that_are_not_numbers_twice_are_no_memory(owner):
 
 def test_opening_a_charge_states_what_it_does_not_cover():
     said = " ".join(sfumato.open_charge.__doc__.split())
-    assert "rows that each follow from one image only. A function that remembers breaks it" in said
+    assert "rows that each depend on one image only. A function with memory breaks this" in said
 
 
 WHO = "the image of a patient"
@@ -236,7 +236,7 @@ def test_a_function_that_fails_on_an_image_spends_one_use_and_tells_nothing(owne
             charge.sum(fails)
         if kind is not Refused:
             text = "".join(traceback.format_exception(failure.value))
-            assert "the next one may go on" in str(failure.value)
+            assert "the next use may start" in str(failure.value)
             assert f"{seen[-1]}" not in text and WHO not in text
         assert len(seen) == 20
         for _ in range(2):
@@ -252,7 +252,7 @@ def test_what_is_left_of_a_draw_that_was_given_up_cannot_be_seen(owner):
         left = charge._charge.batches(size=4)
         next(left)
         charge._charge.end_use()
-        with pytest.raises(BudgetError, match="nothing more"):
+        with pytest.raises(BudgetError, match="no more of it"):
             next(left)
         assert charge._charge.used == 1
         charge._charge.end_use()

@@ -253,7 +253,7 @@ def test_a_lost_selection_is_never_written(desk, monkeypatch):
         return {"step": charge.used, "learning_rate": 1.0, "noised_gradient_norm": 0.0}
 
     monkeypatch.setattr(dpsgd, "step", idle)
-    with pytest.raises(SfumatoError, match="was to be trained and did not change"):
+    with pytest.raises(SfumatoError, match="trained parameters did not change"):
         desk("finetune", training("attention-lora"), STEPS)
     assert not (desk.artifacts / "finetune").exists()
 

@@ -132,7 +132,7 @@ def test_what_is_no_release_is_refused(digits, tmp_path):
         with writing(tmp_path / name, stage, local=name == "local") as directory:
             save_images(directory, digits.take(np.arange(4)))
     for name in ("off", "local", "other"):
-        with pytest.raises(DataError, match="is not a release, but what the stage"):
+        with pytest.raises(DataError, match="not a release: name the artifact of"):
             sfumato.load_release(tmp_path / name)
     (tmp_path / "off" / "privacy.json").write_text("{")
     with pytest.raises(DataError, match="cannot be read"):
@@ -322,14 +322,14 @@ LIES = {
     "a smaller epsilon": (stating(epsilon=0.01), "states epsilon=0.01 at delta=.*, and its records come to 0.606929"),
     "epsilon a little smaller": (stating(epsilon=0.6), "its records come to"),
     "epsilon at another delta": (stating(delta=1e-7), "at delta=1e-07, and its records come to"),
-    "epsilon below zero": (stating(epsilon=-1), "which is no bound"),
-    "epsilon true": (stating(epsilon=True), "which is no bound"),
+    "epsilon below zero": (stating(epsilon=-1), "which is not a bound"),
+    "epsilon true": (stating(epsilon=True), "which is not a bound"),
     "delta that means nothing": (stating(delta=0.5), "there is no guarantee"),
     "another unit": (stating(units=[GROUPED]), "states units="),
     "another adjacency": (stating(adjacency="zero-out-one"), "states adjacency="),
     "more images": (stating(images=6000), "states images=6000, and the files beside it have 40"),
     "another shape": (stating(shape=[3, 8, 8]), "states shape="),
-    "a class less": (stating(classes=list("012345678")), "holds the label 9"),
+    "a class less": (stating(classes=list("012345678")), "contains the label 9"),
     "a class twice": (stating(classes=["0"] * 10), "names a class twice"),
     "classes no names": (stating(classes=list(range(10))), "not a list of names"),
     "other kinds": (stating(kinds={"plain": 30, "public": 10}), "states kinds="),
@@ -343,7 +343,7 @@ LIES = {
     "owners apart": (stating(apart=["north", "south"]), "states apart="),
     "labels of another type": (replace_array("labels.npy", np.zeros(40, np.int8)), r"labels\.npy is int8"),
     "labels of other images": (replace_array("labels.npy", np.zeros(39, np.int64)), r"labels\.npy is int64 \(39,\)"),
-    "a label below zero": (replace_array("labels.npy", np.full(40, -1)), "holds the label"),
+    "a label below zero": (replace_array("labels.npy", np.full(40, -1)), "contains the label"),
     "images no bytes": (replace_array("images.npy", np.zeros((40, 8, 8, 1))), r"images\.npy is float64"),
     "kinds of other images": (replace_array("kinds.npy", np.full(39, "plain")), r"kinds\.npy is <U5 \(39,\)"),
     "noise by a seed": (recording(noise_source="seeded: for tests only"), "no privacy guarantee"),

@@ -216,7 +216,7 @@ def test_a_ledger_that_does_not_hold_or_belongs_elsewhere_is_refused(desk, tmp_p
         (RECORDS, {"change": lambda ledger: ledger["epsilon"].update(rdp=0.1)}, "records come to"),
         (RECORDS, {"change": lambda ledger: ledger["records"][0].update(noise_source="seeded")}, "seeded noise source"),
         (RECORDS, {"records": RECORDS[:1]}, "lacks charge"),
-        (odd, {"records": odd}, "not a whole record"),
+        (odd, {"records": odd}, "not a complete record"),
     ):
         write_release(tmp_path / "artifacts" / "synthesize", records)
         write_ledger(tmp_path / "ledger.json", **ledger)

@@ -50,6 +50,6 @@ def test_a_changed_one_another_stages_and_an_empty_one_are_refused(folder, tmp_p
         sfumato.load_teacher(folder)
     write_empty(tmp_path / "off", "teacher")
     write_empty(tmp_path / "other", "select")
-    for name, why in (("off", "holds no teacher"), ("other", "was written by `select`")):
+    for name, why in (("off", "contains no teacher"), ("other", "was written by `select`")):
         with pytest.raises(DataError, match=why):
             sfumato.load_teacher(tmp_path / name)

@@ -46,9 +46,9 @@ def test_the_bounds_are_those_of_the_release(scans):
     scans.run("ledger write")
     attacker = what_it_means(read_ledger(Path("ledger.json")))
     assert f"at most {attacker['guess']} % of the time" in before and f"**{attacker['strength']}**" in before
-    assert "all images of one person with their labels" in before and "nothing, by the journal" in before
+    assert "all images of one person with their labels" in before and "nothing, according to the journal" in before
     scans.run("brief")
-    assert "2 measurements, by the journal" in Path("brief/brief.md").read_text()
+    assert "2 measurements, according to the journal" in Path("brief/brief.md").read_text()
 
 
 def test_answers_cannot_change_the_page(scans):

@@ -114,7 +114,7 @@ def test_the_test_for_copies_is_of_the_release_and_shown_on_a_terminal_only(desk
     text = evaluate("", fidelity=["disclosure"])
     found = measured()
     assert found["verdict"]["sentence"].endswith(f"Copies: {found['disclosure']['sentence']}")
-    assert "came nearer" not in text and "sign" not in text
+    assert "are nearer" not in text and "sign" not in text
     train = np.load("state/data/digits/sensitive/images.npy")
     assert found["disclosure"]["units"] == len(np.unique(train, axis=0)) and not found["disclosure"]["rings"]
     with writing(Path("artifacts/synthesize"), "synthesize") as directory:
@@ -199,7 +199,7 @@ def test_a_release_that_lacks_a_class_is_judged_as_it_is(evaluate, digits, termi
     [
         ("blank", "0 that differ and are not blank"),
         ("one picture", "the hold-out holds 1 images"),
-        ("one class", "all images of the hold-out are of one class"),
+        ("one class", "all images of the hold-out have one class"),
         ("the training images", "the hold-out holds 0 images"),
     ],
 )

@@ -309,9 +309,9 @@ def test_no_hostile_teacher_is_loaded_or_ends_in_a_traceback(teacher, tmp_path):
 
 
 HUGE = {
-    "classes": ("classes", 10**8, "is more than its files can fill"),
+    "classes": ("classes", 10**8, "is larger than its files can fill"),
     "width": ("network", arguments_of(build_network("whitened", (1, 8, 8), 4, 4)) | {"width": 10**5}, "files can fill"),
-    "shape": ("shape", [1, 10**5, 10**5], "2048 pixels a side at most"),
+    "shape": ("shape", [1, 10**5, 10**5], "at most 2048 pixels per side"),
 }
 
 

@@ -182,7 +182,7 @@ def test_what_is_not_given_is_asked_and_whose_the_images_are(desk, quick, projec
     desk.answers = "".join("\n" if word == "-" else f"{word}\n" for word in answers.split())  # -: the default
     shown = ["repeat", r"15 persons, by the pattern ^(\D*\d+)", "p0001_0.png would show person p0001"]
     said = desk.run(f"init {root}", *(shown if named else []))
-    assert ("person p0001: 12 images, one of the largest numbers" in said) == (named and groups is not None)
+    assert ("person p0001: 12 images, among the most of any person" in said) == (named and groups is not None)
     assert own()["data"]["dataset_id"] == "clinic" and own()["data"].get("groups") == groups
     assert own()["privacy"] == {"epsilon": 2.0, "accountant": "exact", **privacy}
 

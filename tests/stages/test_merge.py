@@ -83,13 +83,13 @@ def test_what_does_not_add_up_is_refused_with_the_reason(clinics):
     shutil.copytree("north", "copy")
     refused("north copy", "have the same dataset id")
     for out in ("north", "copy"):
-        refused("north south", "none of them and has no params.yaml", out)
+        refused("north south", "a different folder without params.yaml", out)
     plan = Path("south/artifacts/plan")
     for stage in ("finetune", "teacher"):
         file, was = plan / f"{stage}.yaml", (plan / f"{stage}.yaml").read_text()
         mechanism = {"noise_multiplier": 1.0, "sample_rate": 0.5, "uses": 9}
         file.write_text(yaml.safe_dump(yaml.safe_load(was) | {"enabled": True, "mechanism": mechanism}))
-        refused("north south", f"releases of {stage} do not add up: its steps")
+        refused("north south", f"releases of {stage} cannot be added up, because its steps")
         file.write_text(was)
     file = plan / "frequency.yaml"
     file.write_text(file.read_text().replace("seed: 0", "seed: 1"))

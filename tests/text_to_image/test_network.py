@@ -365,7 +365,7 @@ def test_shards_are_safetensors_in_their_folder(copied, name):
     index = {"metadata": {}, "weight_map": {"conv_in.weight": name}}
     (copied / "unet" / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
     weights.rename(copied / "unet" / "pytorch_model.bin")
-    with pytest.raises(DataError, match="no safetensors file beside it"):
+    with pytest.raises(DataError, match="not a safetensors file beside it"):
         read_model_directory(str(copied))
 
 

@@ -1,6 +1,6 @@
-"""Public image sets that are drawn, not downloaded: glyphs of fonts, procedural textures, patches of two photographs.
+"""Public image sets that the program draws: glyphs of fonts, procedural textures, patches of two photographs.
 
-Every image has its own random stream, seeded by (seed, class, number): a larger set begins with the smaller one.
+Every image has its own random stream, seeded by (seed, class, number), so a larger set begins with the smaller one.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from sfumato.data.rendered.procedural import FAMILIES, procedural_drawer
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]  # (random stream, label) -> (H, W, C) uint8
 
-# by the shape (C, H, W): class names, and what draws one image
+# Functions from the shape (C, H, W) to the class names and a function that draws one image
 DRAWN: dict[str, Callable[[Shape], tuple[tuple[str, ...], Draw]]] = {
     "glyphs": lambda shape: (CHARACTERS, glyph_drawer(shape)),
     "procedural": lambda shape: (tuple(FAMILIES), procedural_drawer(shape)),
@@ -23,14 +23,14 @@ DRAWN: dict[str, Callable[[Shape], tuple[tuple[str, ...], Draw]]] = {
 
 
 def draw_all(draw: Draw, classes: int, per_class: int, seed: int) -> Iterator[tuple[np.ndarray, int]]:
-    """`per_class` images of each class, (H, W, C) uint8, and their labels."""
+    """Yield `per_class` images of each class, (H, W, C) uint8, with their labels."""
     for number in range(per_class):
         for label in range(classes):
             yield draw(np.random.default_rng((seed, label, number)), label), label
 
 
 def drawn_set(source: str, shape: Shape, per_class: int, seed: int = 0) -> ImageSet:
-    """A drawn source in memory: `per_class` images of shape (C, H, W) of each class."""
+    """Draw a source into memory: `per_class` images per class, of shape (C, H, W)."""
     classes, draw = DRAWN[source](shape)
     images, labels = zip(*draw_all(draw, len(classes), per_class, seed), strict=True)
     return ImageSet(np.stack(images), np.array(labels, dtype=np.int64), classes)

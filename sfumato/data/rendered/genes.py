@@ -1,6 +1,6 @@
-"""Vectors in [0, 1)^n, genes, in place of the random stream of a drawing: an image becomes a function of them.
+"""Genes, vectors in [0, 1)^n, which replace the random stream of a drawing. An image becomes a function of its genes.
 
-A small step of the genes, such as those of an angle or of the noise of a texture, is a small step of the image.
+A small change of a gene, such as an angle or the noise of a texture, changes the image only a little.
 Source: the primary sample space of Kelemen et al. 2002; for Private Evolution, Sim-PE (Lin et al. 2025).
 """
 
@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 
 class Genes:
-    """A random stream for drawing functions that reads `values`, (n,) in [0, 1), then one fixed stream; it counts."""
+    """A random stream for drawing functions, which reads `values`, (n,) in [0, 1), then a fixed stream, and counts."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values

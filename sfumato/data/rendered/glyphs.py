@@ -1,6 +1,6 @@
 """Digits and letters of fonts, rotated, sheared, shifted, thinned and thickened: 62 classes, as in EMNIST's full split.
 
-Grey images are white on black, as handwriting sets are; colour images have a random foreground on a random ground.
+Grey images are white on black, like sets of handwriting. Colour images have a random foreground and background.
 """
 
 import math
@@ -14,15 +14,15 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from sfumato.errors import DataError
 
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
-CONTRAST = 110.0  # least distance of foreground and ground, in units of 1/255
+CONTRAST = 110.0  # minimum distance of foreground and background colours, in units of 1/255
 
 
 def glyph_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """A function (random stream, label) -> one glyph, (H, W, C) uint8, of a random font of matplotlib."""
+    """Return a function (random stream, label) -> glyph, (H, W, C) uint8, in a random font of matplotlib."""
     basic = ImageFont.Layout.BASIC
-    # pixels, before it is transformed
+    # 96 pixels, before the transform
     faces = [ImageFont.truetype(str(path), 96, layout_engine=basic) for path in font_files()]
-    thinnest = max(-1.0, 48 / min(shape[1:]) - 3)  # a stroke should not be much finer than a pixel
+    thinnest = max(-1.0, 48 / min(shape[1:]) - 3)  # strokes should not be much thinner than a pixel
 
     def draw(random: np.random.Generator, label: int) -> np.ndarray:
         picture = glyph_picture(faces[random.integers(len(faces))], CHARACTERS[label], random.uniform(thinnest, 5.0))
@@ -33,7 +33,7 @@ def glyph_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
 
 
 def font_files() -> list[Path]:
-    """The fonts of matplotlib that show every character at its place. Raises DataError if one is missing."""
+    """Return the fonts of matplotlib that contain every character. Raises DataError if a file is missing."""
     import matplotlib
 
     names = (
@@ -49,7 +49,7 @@ def font_files() -> list[Path]:
 
 
 def glyph_picture(face: ImageFont.FreeTypeFont, character: str, weight: float) -> Image.Image:
-    """One character cut to its bounds, white on black, thickened by `weight` pixels (below -0.5: thinned by one)."""
+    """Draw a character, cropped to its bounds, white on black, thickened by `weight` pixels (thinned if below -0.5)."""
     stroke = max(0, round(weight))
     left, top, right, bottom = face.getbbox(character, stroke_width=stroke)
     size = (math.ceil(right - left) + 2, math.ceil(bottom - top) + 2)
@@ -59,17 +59,17 @@ def glyph_picture(face: ImageFont.FreeTypeFont, character: str, weight: float) -
 
 
 def place(picture: Image.Image, size: tuple[int, int], random: np.random.Generator) -> np.ndarray:
-    """A glyph on a black canvas of `size` (H, W), scaled, sheared, turned and shifted at random; (H, W) uint8."""
+    """Place a glyph on a black canvas (H, W), scaled, sheared, rotated and shifted at random. Returns (H, W) uint8."""
     height, width = size
     side = min(height, width)
     fine = max(2, round(112 / side))  # drawn this many times larger, then averaged
-    fraction = random.uniform(min(0.85, 0.7 + 1.2 / side), 1.0)  # of the side; the glyph fills more of a small image
+    fraction = random.uniform(min(0.85, 0.7 + 1.2 / side), 1.0)  # share of the side, larger for small images
     scale = side * fine * fraction / max(picture.size)
     stretched = np.array([[random.uniform(0.8, 1.2), random.uniform(-0.2, 0.2)], [0, 1]])
     angle = math.radians(random.uniform(-15, 15))
     rotation = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
     turned = rotation @ stretched * scale
-    back = np.linalg.inv(turned)  # from the canvas to the picture, as the transform below needs it
+    back = np.linalg.inv(turned)  # from the canvas to the picture, as the transform requires
     room = side * fine * max(0.04, (1 - fraction) / 2)
     centre = np.array([width, height]) * fine / 2 + random.uniform(-room, room, 2)
     offset = np.array(picture.size) / 2 - back @ centre
@@ -79,7 +79,7 @@ def place(picture: Image.Image, size: tuple[int, int], random: np.random.Generat
 
 
 def coloured(mask: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """(H, W) uint8 as (H, W, 3) uint8: two colours at least CONTRAST apart."""
+    """Colour a mask, (H, W) uint8, with two colours at least CONTRAST apart. Returns (H, W, 3) uint8."""
     ground, ink = random.uniform(0, 255, (2, 3))
     while np.linalg.norm(ground - ink) < CONTRAST:
         ink = random.uniform(0, 255, 3)

@@ -1,4 +1,4 @@
-"""Random patches of the two photographs that come with scikit-learn: a Chinese palace and a flower. One class each."""
+"""Random patches of two photographs in scikit-learn, a Chinese palace and a flower. Each photograph is a class."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ PHOTOGRAPHS = ("china", "flower")
 
 
 def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """A function (random stream, label) -> one patch, (H, W, C) uint8: random place, scale (log-uniform), mirroring."""
+    """Return a function (random stream, label) -> patch, (H, W, C) uint8, with random place, scale and mirroring."""
     from sklearn.datasets import load_sample_image
 
     channels, height, width = shape
@@ -19,7 +19,7 @@ def photo_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, 
 
     def draw(random: np.random.Generator, label: int) -> np.ndarray:
         picture = pictures[label]
-        largest = min(picture.width / width, picture.height / height)  # of a patch, in units of the image
+        largest = min(picture.width / width, picture.height / height)  # largest scale of a patch, relative to the image
         smallest = min(max(1.0, 16 / min(height, width)), largest)  # pixels of its shorter side
         scale = math.exp(random.uniform(math.log(smallest), math.log(largest)))
         left = random.uniform(0, picture.width - scale * width)

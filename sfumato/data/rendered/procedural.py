@@ -11,7 +11,7 @@ import numpy as np
 
 
 def procedural_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """A function (random stream, label) -> one texture, (H, W, C) uint8; those with edges are drawn twice as large."""
+    """Return a function (random stream, label) -> texture, (H, W, C) uint8; if it has edges, drawn at double size."""
     channels, height, width = shape
     textures = list(FAMILIES.values())
     edged = (dead_leaves, shapes, cells)
@@ -27,7 +27,7 @@ def procedural_drawer(shape: tuple[int, int, int]) -> Callable[[np.random.Genera
 
 
 def dead_leaves(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """Discs that hide one another, of radii with density ∝ r⁻³, until they cover nearly all of the ground."""
+    """Draw overlapping discs, with radii of density ∝ r⁻³, until they cover nearly all of the background."""
     y, x = (axis.ravel() for axis in grid(height, width))
     image = np.broadcast_to(random.random(channels), (height * width, channels)).copy()
     bare = np.arange(height * width)
@@ -45,7 +45,7 @@ def dead_leaves(random: np.random.Generator, height: int, width: int, channels: 
 
 
 def fractal_noise(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """Gaussian noise whose amplitude falls as 1/f^β, β in 0.6..1.8; channels are correlated."""
+    """Draw Gaussian noise with an amplitude of 1/f^β, β in 0.6..1.8, and correlated channels."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     frequency[0, 0] = np.inf
     white = np.fft.rfft2(random.standard_normal((channels + 1, height, width)))
@@ -58,7 +58,7 @@ def fractal_noise(random: np.random.Generator, height: int, width: int, channels
 
 
 def gradient_noise(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """Perlin's noise, one to five octaves, as a mixture of three colours."""
+    """Draw Perlin noise of one to five octaves, as a mixture of three colours."""
     cells = random.uniform(1.5, 6)
     octaves = int(random.integers(1, 6))
     waves = [0.55**octave * perlin(random, height, width, cells * 2**octave) for octave in range(octaves)]
@@ -70,7 +70,7 @@ def gradient_noise(random: np.random.Generator, height: int, width: int, channel
 
 
 def perlin(random: np.random.Generator, height: int, width: int, cells: float) -> np.ndarray:
-    """One octave, (H, W): random unit gradients at the corners of a lattice with `cells` cells to the shorter side."""
+    """Draw one octave, (H, W), from random unit gradients on a lattice with `cells` cells along the shorter side."""
     y, x = (axis * cells for axis in grid(height, width))
     row = y.astype(int)
     column = x.astype(int)
@@ -87,7 +87,7 @@ def perlin(random: np.random.Generator, height: int, width: int, cells: float) -
 
 
 def gratings(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """One to three sine or square waves of any direction between two colours."""
+    """Draw one to three sine or square waves between two colours, in random directions."""
     y, x = grid(height, width)
     wave = np.zeros((height, width))
     sharpness = random.choice([0.0, 3.0, 12.0])
@@ -105,7 +105,7 @@ def gratings(random: np.random.Generator, height: int, width: int, channels: int
 
 
 def shapes(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """One to five ellipses and convex polygons, on top of one another, on a ground that fades between two colours."""
+    """Draw one to five overlapping ellipses and convex polygons on a gradient between two colours."""
     y, x = grid(height, width)
     angle = random.uniform(0, 2 * math.pi)
     ramp = (0.5 + 0.7 * ((x - 0.5) * math.cos(angle) + (y - 0.5) * math.sin(angle))).clip(0, 1)[..., None]
@@ -131,11 +131,11 @@ def shapes(random: np.random.Generator, height: int, width: int, channels: int) 
 
 
 def cells(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """Worley's noise over 6 to 40 points: plain cells, distances to the nearest point, or the walls between cells."""
+    """Draw Worley noise of 6 to 40 points: plain cells, distances to the nearest point, or walls between cells."""
     y, x = grid(height, width)
     count = int(random.integers(6, 41))
     point = random.uniform(-0.1, [[1.1 * y[-1, 0]], [1.1 * x[0, -1]]], (2, count))
-    square = (y[..., None] - point[0]) ** 2 + (x[..., None] - point[1]) ** 2  # of the distance: (H, W, points)
+    square = (y[..., None] - point[0]) ** 2 + (x[..., None] - point[1]) ** 2  # squared distance, (H, W, points)
     kind = random.integers(3)
     if kind == 0:
         return random.random((count, channels))[square.argmin(axis=2)]
@@ -147,7 +147,7 @@ def cells(random: np.random.Generator, height: int, width: int, channels: int) -
     return low + (value / value.max())[..., None] * (high - low)
 
 
-# of (random stream, H, W, C), each gives (H, W, C) float in [0, 1]
+# Functions from (random stream, H, W, C) to (H, W, C) float in [0, 1]
 FAMILIES = {
     "dead-leaves": dead_leaves,
     "fractal-noise": fractal_noise,
@@ -159,14 +159,14 @@ FAMILIES = {
 
 
 def grid(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pixel centres, y and x (H, W), in units of the shorter side."""
+    """Return the pixel centres, y and x (H, W), in units of the shorter side."""
     side = min(height, width)
     y, x = np.meshgrid((np.arange(height) + 0.5) / side, (np.arange(width) + 0.5) / side, indexing="ij")
     return y, x
 
 
 def apart(random: np.random.Generator, channels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two colours (C,) in [0, 1] that differ by at least 0.35 in some channel."""
+    """Draw two colours (C,) in [0, 1] that differ by at least 0.35 in some channel."""
     first, second = random.random((2, channels))
     while np.abs(first - second).max() < 0.35:
         second = random.random(channels)

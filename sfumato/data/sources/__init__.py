@@ -1,6 +1,6 @@
 """Open a source of images, by its entry of SOURCES in `settings/sources.py`.
 
-Every source yields one image at a time, already converted to the asked size and channels. The conversion of an image
+Every source yields one image at a time, converted to the requested size and channels. The conversion of an image
 depends only on that image and the request.
 """
 
@@ -21,10 +21,10 @@ __all__ = ["Example", "Source", "read_public", "read_source"]
 
 
 def read_source(data: Data, raw: Path) -> Source:
-    """Open the sensitive source that `data` names; `raw` is the folder of downloads.
+    """Open the sensitive source in `data`. raw: folder of downloads.
 
-    Names and array shapes are checked here; pictures are decoded, and can be refused, while they are iterated over.
-    Raises ConfigError if `data` is incomplete, DataError if files are missing or unusable.
+    Names and array shapes are checked here. Pictures are decoded, and may be refused, during iteration. Raises
+    ConfigError if `data` is incomplete, DataError if files are missing or unusable.
     """
     size = None if data.size is None else both_sides(data.size)
     names = ("path", "channels", "groups", "range", "classes", "label_column", "compare_by", "skip")
@@ -32,7 +32,7 @@ def read_source(data: Data, raw: Path) -> Source:
     several = data.labels == SEVERAL
     outer = data.groups is not None and data.groups.folder == OUTER
     if data.classes is None and (data.label_column is not None or data.source == "webdataset" or outer):
-        # if the labels were collected, the list would depend on the images
+        # A list collected from the labels would depend on the images.
         fix = "name the classes, [a, b, …]; `stage init` writes those that occur"
         raise public(ConfigError(f"data.classes is missing: {fix}"))
     request = Request(section="data", name=data.source, size=size, pad=data.fit == "pad", several=several, **asked)
@@ -40,7 +40,7 @@ def read_source(data: Data, raw: Path) -> Source:
 
 
 def check_there(path: str | None, groups: Groups | None) -> None:
-    """Raise DataError, which a log may show, if a path that the settings name does not exist: nothing is opened yet."""
+    """Raise DataError if a path in the settings does not exist. A log may show it, because no file is open yet."""
     named = {"data.path": path}
     if groups is not None:
         named["data.groups.csv"] = groups.csv
@@ -50,9 +50,9 @@ def check_there(path: str | None, groups: Groups | None) -> None:
 
 
 def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
-    """Open the training part of the public source that `public` names. Raises as `read_source` does.
+    """Open the training part of the source in `public`. Raises as `read_source` does.
 
-    shape: (C, H, W) that its images get, as (H, W, C); seed: for the sources that are drawn.
+    shape: (C, H, W) to convert images to; they are yielded as (H, W, C); seed: seed of sources that the program draws.
     """
     channels, height, width = shape
     asked = public.model_dump(include={"path", "per_class"})
@@ -61,7 +61,7 @@ def read_public(public: Public, shape: Shape, raw: Path, seed: int) -> Source:
 
 
 def open_source(request: Request, raw: Path) -> Source:
-    """Raises ConfigError for a name that SOURCES does not have in this section, DataError for a single class."""
+    """Open a source. Raises ConfigError if SOURCES has no such name for the section, DataError for a single class."""
     known = names_in(request.section)
     if request.name not in known:
         unknown = f"{request.section}.source={request.name!r} does not exist: {nearest(request.name, known)}"

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, as torchvision reads them: each file by its known checksum."""
+"""CIFAR-10 and CIFAR-100, read by torchvision, which verifies each file by its checksum."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from sfumato.data.sources.source import Request, Source, download, examples
 
 
 def read_cifar(request: Request, raw: Path) -> Source:
-    """The set whose archive is unpacked in `request.path` or in `raw`; without a path, it is downloaded if missing."""
+    """Read the set from its unpacked archive in `request.path`, or in `raw`. Without a path, download it if missing."""
     place = Path(request.path or raw).expanduser()
     archive = {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}[request.name]
     fix = f"Unpack {archive} into {place}"

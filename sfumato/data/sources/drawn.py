@@ -1,4 +1,4 @@
-"""Sources without files: scikit-learn's handwritten digits, and public images that are drawn when they are read."""
+"""Sources without files: scikit-learn's handwritten digits, and public images that the program draws."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from sfumato.errors import ConfigError
 
 
 def read_digits(request: Request, raw: Path) -> Source:
-    """1797 images, 8×8, 0..16 scaled to 0..255."""
+    """Read 1797 images of 8×8 pixels, with values 0..16 scaled to 0..255."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -19,10 +19,10 @@ def read_digits(request: Request, raw: Path) -> Source:
 
 
 def read_drawn(request: Request, raw: Path) -> Source:
-    """`request.per_class` images of each class, of the size and the channels that are asked for."""
+    """Draw `request.per_class` images of each class, with the requested size and channels."""
     if request.path is not None:
         raise ConfigError(f"public.path={request.path}: public.source={request.name} reads no files: leave it out.")
-    assert request.size is not None and request.channels is not None  # as of all public sources
+    assert request.size is not None and request.channels is not None  # set for all public sources
     classes, draw = DRAWN[request.name]((request.channels, *request.size))
     count = len(classes) * request.per_class
     return Source(classes, draw_all(draw, len(classes), request.per_class, request.seed), None, count)

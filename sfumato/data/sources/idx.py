@@ -17,11 +17,11 @@ from sfumato.data.sources.source import Request, Source, download, examples
 from sfumato.errors import DataError, explained
 from sfumato.storage.files import reading
 
-DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts it
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # installed by Debian's package dataset-fashion-mnist
 
 
 class IdxSet(NamedTuple):
-    """The names and files of a set. `splits`: how the names of its training and test files begin."""
+    """The names and files of a set. `splits`: prefixes of the names of its training and test files."""
 
     torchvision: str
     classes: tuple[str, ...]
@@ -49,7 +49,7 @@ IDX_SETS = {
 
 
 def read_idx_set(request: Request, raw: Path) -> Source:
-    """A set of idx files, gzipped or not: from `request.path`, else the usual places, else a download."""
+    """Read a set of idx files, gzipped or not, from `request.path`, from the usual places, or after a download."""
     chosen = IDX_SETS[request.name]
     splits = chosen.splits if request.sensitive else chosen.splits[:1]
     stems = [f"{split}-{kind}" for split in splits for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
@@ -65,7 +65,7 @@ def read_idx_set(request: Request, raw: Path) -> Source:
         download(chosen.torchvision, raw, fix, test=request.sensitive, **chosen.options)
         files = first_with_all(places, stems)
     if files is None:
-        raise DataError(f"{', '.join(map(str, places))}: none holds {', '.join(f'{stem}[.gz]' for stem in stems)}.")
+        raise DataError(f"{', '.join(map(str, places))}: none contains {', '.join(f'{stem}[.gz]' for stem in stems)}.")
     parts = []
     size = 0
     for images_file, labels_file in zip(files[::2], files[1::2], strict=True):
@@ -83,7 +83,7 @@ def read_idx_set(request: Request, raw: Path) -> Source:
 
 
 def first_with_all(places: list[Path], stems: list[str]) -> list[Path] | None:
-    """The files of the first folder that holds all of `stems`, each gzipped or plain."""
+    """Return the files of the first folder that contains all of `stems`, each gzipped or plain."""
     for place in places:
         files = {stem: file for stem in stems for file in (place / stem, place / f"{stem}.gz") if file.is_file()}
         if len(files) == len(stems):
@@ -92,9 +92,9 @@ def first_with_all(places: list[Path], stems: list[str]) -> list[Path] | None:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """An idx file of unsigned bytes: magic 0, 0, 8, rank; then one big-endian int32 per axis; then the bytes."""
+    """Read an idx file of unsigned bytes: magic 0, 0, 8, rank; then one big-endian int32 per axis; then the bytes."""
     broken = f"{path} is truncated or corrupt"
-    largest = 2**29  # values, which are held in memory; the sets that are read here have 10⁸ at most
+    largest = 2**29  # number of values that fit into memory; the supported sets have at most 10⁸
     causes = (OSError, EOFError, zlib.error, struct.error)
     with (
         explained(DataError, lambda error: f"{broken} ({error}): fetch it again.", causes=causes),
@@ -109,8 +109,8 @@ def read_idx(path: Path) -> np.ndarray:
         size = math.prod(shape)
         if min(shape, default=0) < 0 or size > largest:
             fix = "Fetch it again, or give an .npz."
-            raise DataError(f"{broken}: its header says {shape}, expected at most {largest:,} values. {fix}")
-        content = file.read(size + 1)  # a few bytes of gzip can stand for any number: only what is meant is unpacked
+            raise DataError(f"{broken}: its header states {shape}, expected at most {largest:,} values. {fix}")
+        content = file.read(size + 1)  # not more: a few bytes of gzip can expand to any number
     if len(content) != size:
         held = len(content) if len(content) < size else f"more than {size}"
         raise DataError(f"{broken}: {held} values for shape {shape}. Fetch it again.")

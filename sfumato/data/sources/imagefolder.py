@@ -1,4 +1,4 @@
-"""Pictures: a folder with one folder per class, or `train/` and `test/`, each laid out so; or as `tabled` has them."""
+"""Read pictures from one folder per class, possibly in `train/` and `test/`, or as listed by `tabled`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -22,11 +22,11 @@ from sfumato.settings.data import OUTER, Groups
 
 
 def read_imagefolder(request: Request, raw: Path) -> Source:
-    """A folder with one folder of pictures per class, in the order of their names; hidden files are ignored.
+    """Read a folder with one folder of pictures per class, sorted by name. Hidden files are ignored.
 
-    Folders that are named after parts are those, as `split_of` says. With labels in a table, or in tar files, the
-    classes are those of `request`; with several labels, `list_labels` names them. Raises DataError, here or while
-    the pictures are decoded, that names every file that cannot be used.
+    Folders with the names of parts, such as train, are treated as parts (see `split_of`). If labels are in a table or
+    in tar files, `request` names the classes; with several labels, `list_labels` does. Raises DataError, here or during
+    decoding, with every file that cannot be used.
     """
     path = request.required_path()
     groups = request.groups
@@ -43,7 +43,7 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     files = [place.file for place in places]
     trained = sum(not place.held_out for place in places)
     ids = None if groups is None else ids_of_files(groups, files, path, [place.person for place in places])
-    shapes: list[tuple[int, ...]] = []  # of the first picture, for both parts
+    shapes: list[tuple[int, ...]] = []  # shape of the first picture, for both parts
     train = pictures_of(places[:trained], every, request, shapes)
     test = pictures_of(places[trained:], every, request, shapes, trained) if found.official else None
     labels = [place.label for place in places]
@@ -52,7 +52,7 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
 
 
 def list_pictures(request: Request) -> Listing:
-    """The pictures of a request, before any is decoded, by where their labels are."""
+    """List the pictures of a request without decoding them, by the kind of their labels."""
     if request.several:
         return list_labels(request)
     if request.name == "webdataset":
@@ -65,16 +65,16 @@ def list_pictures(request: Request) -> Listing:
 def list_folder(
     path: Path, option: str = "data.path", groups: Groups | None = None, named: Sequence[str] | None = None
 ) -> Listing:
-    """The pictures of a folder by class and split. named: the classes, if the outer folders are persons'.
+    """List the pictures of a folder by class and split. named: classes, if the outer folders belong to persons.
 
-    Raises DataError if it has no class.
+    Raises DataError if there are no classes.
     """
     if not path.is_dir():
         raise DataError(f"{option}={path} is not a folder: expected one folder of pictures per class.")
     trained, held_out = split_of(path)
     official = bool(held_out)
     classes = sorted({folder.name for part in trained for folder in folders_in(part)})
-    if groups is not None and groups.folder == OUTER:  # the folders of a person are laid out as a part is
+    if groups is not None and groups.folder == OUTER:  # a person's folder has the layout of a part
         trained, held_out = ([person for one in part for person in folders_in(one)] for part in (trained, held_out))
         classes = [*(named or ())]
     every = [found for part in trained + held_out for found in list_part(part, path, classes, groups, part in held_out)]
@@ -97,7 +97,7 @@ def list_folder(
 def list_part(
     path: Path, root: Path, classes: Sequence[str], groups: Groups | None, held_out: bool
 ) -> Iterator[Place | DataError]:
-    """The pictures of one part of the folder `root`, by class, and what is wrong with each entry that is not used."""
+    """Yield the pictures of one part of the folder `root`, by class, and an error for each entry that is not used."""
     nested = groups is not None and groups.folder is True
     for folder in visible(path):
         if not folder.is_dir():
@@ -111,7 +111,7 @@ def list_part(
         if wrong is not None:
             yield wrong
             continue
-        # A folder without pictures is a class all the same: a refusal would reveal that its last picture is gone.
+        # A folder without pictures is still a class: a refusal would reveal that its last picture was removed.
         inner = (visible(entry) if nested and entry.is_dir() else [entry] for entry in visible(folder))
         for picture in chain.from_iterable(inner):
             if picture.is_dir():
@@ -124,7 +124,7 @@ def list_part(
 
 
 def misplaced(entry: Path, root: Path) -> DataError | None:
-    """Why an entry of the folder `root` is refused: not a file, or a link out of `root`."""
+    """Return the error for an entry of the folder `root` that is not a file, or is a link out of `root`, or None."""
     leads_out = entry.is_symlink() and not entry.resolve().is_relative_to(root.resolve())
     found = entry.is_file() or entry.is_dir()
     if found and not leads_out:
@@ -141,10 +141,11 @@ def misplaced(entry: Path, root: Path) -> DataError | None:
 def pictures_of(
     files: list[Place], every: list[Place], request: Request, shapes: list[tuple[int, ...]], before: int = 0
 ) -> Iterator[Example]:
-    """Picture files decoded one by one. shapes: takes the shape of the first picture, which all must have.
+    """Decode picture files one by one. shapes: list that receives the shape of the first picture, which all must have.
 
-    before: how many places precede these. Raises DataError that names all of `every` that cannot be read, or whose size
-    or channels differ. Guarantee: whether a picture is left out depends on that picture only; with too many, all fail.
+    before: number of places before these. Raises DataError with all pictures of `every` that cannot be read, or whose
+    size or channels differ. Guarantee: whether a picture is left out depends on that picture only; with too many, all
+    fail.
     """
     with closing(decoded([place.file for place in files], request)) as images:
         for number, image in enumerate(images):
@@ -158,9 +159,10 @@ def pictures_of(
 
 
 def leave_out(key: Any, error: DataError, every: list[Place], request: Request) -> None:
-    """Note why one of `every` is left out.
+    """Record why one of `every` is left out.
 
-    Raises DataError that names all such, if the request allows fewer, or if this one is whole, in a form not read here.
+    Raises DataError with all of them if the request allows fewer, or if this one is intact but in an unsupported
+    format.
     """
     request.left_out[key] = str(error)
     if isinstance(error, AnotherFormat) or len(request.left_out) / len(every) > request.skip:
@@ -168,7 +170,7 @@ def leave_out(key: Any, error: DataError, every: list[Place], request: Request) 
 
 
 def without_strays(places: list[Place], request: Request) -> list[Place]:
-    """Those but files that are no pictures by name and content: they have no person, nor a row in a table."""
+    """Drop files that are not pictures, by name and content. They have no person and no row in a table."""
     for file, *_ in places:
         if isinstance(file, Path) and file.suffix.lower() not in registered_extensions():
             try:
@@ -179,7 +181,7 @@ def without_strays(places: list[Place], request: Request) -> list[Place]:
 
 
 def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
-    """One error for each file that cannot be used, and one for all whose size or channels differ."""
+    """Return one error per file that cannot be used, and one error for all whose size or channels differ."""
     problems: list[DataError] = []
     shapes: dict[Path | Member, tuple[int, ...]] = {}
     paths = [place.file for place in files]
@@ -200,7 +202,7 @@ def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
 
 
 def refusal(problems: Sequence[DataError]) -> DataError:
-    """The error that names the problems, in 200 lines at most. There are none where a file was repaired since."""
+    """Return one error with all problems, in at most 200 lines. If there are none, a file has changed meanwhile."""
     if not problems:
         return DataError(
             "pictures changed while they were read: leave the folder unchanged, and run the command again."

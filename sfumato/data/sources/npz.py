@@ -1,4 +1,4 @@
-"""NumPy archives: a set of the owner, or of MedMNIST. Pickles are refused."""
+"""Read NumPy archives of the owner or of MedMNIST. Pickles are refused."""
 
 import re
 from itertools import chain
@@ -17,12 +17,12 @@ AS_PLAIN_ARRAYS = "write it with np.savez and plain arrays."
 
 
 def read_npz(request: Request, raw: Path) -> Source:
-    """`images` (N, H, W) or (N, H, W, C) uint8, `labels` (N,) integers, `classes`: the names, as an array of strings.
+    """Read `images` (N, H, W) or (N, H, W, C) uint8, `labels` (N,) integers, and `classes`, an array of strings.
 
     With `data.labels: several`, labels are (N, classes) of 0 and 1.
-    Or MedMNIST's own file: `train_images`, `train_labels` (N,) or (N, 1), `val_…`, and `test_…` as the hold-out. It
-    holds no names: `data.classes` gives them, for classes that occur would depend on the images. The ids of persons are
-    the array `groups`, or the one that `data.groups.column` names.
+    Or read MedMNIST's own file: `train_images`, `train_labels` (N,) or (N, 1), `val_…`, and `test_…` as the hold-out.
+    It contains no class names, so `data.classes` must name them; a list of the classes that occur would depend on the
+    images. The ids of persons are in the array `groups`, or in the array named by `data.groups.column`.
     """
     path = request.required_path()
     if not path.is_file():
@@ -32,7 +32,7 @@ def read_npz(request: Request, raw: Path) -> Source:
     if groups is not None and not (groups.array or groups.column):
         raise ConfigError("data.groups: an archive has no file names, so its ids are an array: set {array: true}")
     arrays = arrays_in(path, AS_PLAIN_ARRAYS)
-    parts = [""]  # what the names of the arrays of each part begin with: nothing if there is one part
+    parts = [""]  # prefixes of the names of each part's arrays; empty if there is one part
     if "train_images" in arrays:
         parts = [part for part in ("train_", "val_", "test_") if f"{part}images" in arrays]
     needed = [f"{part}{name}" for part in parts for name in ("images", "labels")]
@@ -74,7 +74,7 @@ def read_npz(request: Request, raw: Path) -> Source:
 def labels_of(
     path: Path, arrays: dict[str, np.ndarray], part: str, classes: tuple[str, ...], several: bool
 ) -> np.ndarray:
-    """The labels of a part, (N,), or of several (N, classes). Raises DataError unless each image has its own."""
+    """Return the labels of a part, (N,) or, if several, (N, classes). Raises DataError if images and labels differ."""
     images = arrays[f"{part}images"]
     labels = arrays[f"{part}labels"]
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or images.shape[3:] not in ((), (1,), (3,)):
@@ -82,7 +82,7 @@ def labels_of(
         raise DataError(f"{path}: {held}, expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3")
     count = len(images)
     wanted = [(count,), (count, 1)]
-    way = "; of several labels an image, set data.labels: several"
+    way = "; for several labels per image, set data.labels: several"
     if several:
         wanted = [(count, len(classes))]
         way = ""
@@ -96,9 +96,9 @@ def labels_of(
 
 
 def archive_layout(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The keys of the Request that an archive is of; labels without names, as MedMNIST has them, get numbers.
+    """Return the keys of a Request for an archive, and the names of its arrays without the prefixes of parts.
 
-    And the names of its arrays, without those of the parts in front.
+    Labels without names, as in MedMNIST, are named by numbers.
     """
     arrays = arrays_in(path, AS_PLAIN_ARRAYS)
     labels = [array for name, array in arrays.items() if name.endswith("labels") and array.size]

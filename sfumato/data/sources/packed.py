@@ -1,4 +1,4 @@
-"""A zip of any layout, an .npz, Parquet with pictures inside: unpacked into a private folder while the program runs."""
+"""Unpack a zip of any layout, an .npz, or Parquet with pictures, into a private folder while the program runs."""
 
 import atexit
 import shutil
@@ -29,17 +29,17 @@ from sfumato.storage.limits import (
 from sfumato.storage.locks import file_lock, holding
 from sfumato.storage.state_directory import state_dir
 
-UNPACKED = "unpacked"  # below the state directory, in a temporary name
-MADE_HERE: dict[tuple[Path, int, int], Path] = {}  # what each thread of this process has unpacked
-HELD: dict[tuple[int, Path], ExitStack] = {}  # by thread and folder: the lock that shows that the process lives
+UNPACKED = "unpacked"  # folder in the state directory for unpacked archives
+MADE_HERE: dict[tuple[Path, int, int], Path] = {}  # folders that each thread of this process has unpacked
+HELD: dict[tuple[int, Path], ExitStack] = {}  # locks by (thread, folder), which show that the process runs
 
 
 def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> Path:
-    """What a zip, a Parquet file or a folder of them holds, as a folder or the one file in it; any other path itself.
+    """Unpack a zip, a Parquet file or a folder of them. Returns a folder, or its only file; any other path unchanged.
 
-    Parquet beside a table or beside folders of pictures is let be. Raises DataError for what cannot be unpacked.
+    Parquet beside a table or beside folders of pictures is ignored. Raises DataError if unpacking fails.
 
-    allowance: of the outermost archive; depth: how many archives this one lies in.
+    allowance: limits of the outermost archive; depth: number of archives that contain this one.
     """
     tables = [path] if path.suffix == ".parquet" and path.is_file() else []
     if path.is_dir() and table_of(path) is None and all(folder.name == "data" for folder in folders_in(path)):
@@ -61,12 +61,12 @@ def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> 
 
 
 def parquet_in(folder: Path) -> list[Path]:
-    """The Parquet files of a folder, as hubs have them."""
+    """Return the Parquet files of a folder with the layout of dataset hubs."""
     return sorted([*files_in(folder, "*.parquet"), *files_in(folder / "data", "*.parquet")])
 
 
 def private_folder() -> Path:
-    """A new folder that vanishes when the program ends. Until then it is locked, for processes of other hosts too."""
+    """Create a folder that is deleted when the program ends. Until then it is locked, also for other hosts."""
     state = state_dir()
     remove_left(state)
     state.mkdir(0o700, parents=True, exist_ok=True)
@@ -80,13 +80,13 @@ def private_folder() -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder whose lock this process holds, and then the lock."""
+    """Delete a folder that this process has locked, and then the lock."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.with_suffix(".lock").unlink(missing_ok=True)
 
 
 def remove_left(state: Path) -> None:
-    """Delete what killed programs unpacked: nobody holds its lock."""
+    """Delete folders of killed programs, whose locks are free."""
     for folder in state.glob(f".{UNPACKED}.*.tmp"):
         with suppress(Timeout), holding(file_lock(folder.with_suffix(".lock"), blocking=False)):
             remove(folder)
@@ -94,7 +94,7 @@ def remove_left(state: Path) -> None:
 
 @contextmanager
 def unpacking() -> Iterator[None]:
-    """Delete what this thread unpacked when the block ends: a notebook runs for long after it."""
+    """Delete the folders of this thread when the block ends, because a notebook may keep running for long."""
     try:
         yield
     finally:
@@ -102,7 +102,7 @@ def unpacking() -> Iterator[None]:
 
 
 def remove_unpacked(state: Path) -> None:
-    """Delete what this process unpacked, and what killed ones left: a program may run on for long."""
+    """Delete the folders of this process and of killed ones, because a program may keep running for long."""
     MADE_HERE.clear()
     remove_held({*HELD})
     remove_left(state)
@@ -117,9 +117,9 @@ def remove_held(keys: Iterable[tuple[int, Path]]) -> None:
 
 
 def kept(path: Path, fill: Callable[[Path], None]) -> Path:
-    """A private folder that `fill` unpacks a file or folder into, once for as long as neither changes nor goes.
+    """Return a private folder with the content of `path`, which `fill` unpacks again only if one of them has changed.
 
-    Nothing of it stays if that fails.
+    If that fails, the folder is deleted.
     """
     changed = max(part.stat().st_mtime_ns for part in [path, *parquet_in(path)])
     key = path, changed, threading.get_native_id()
@@ -135,7 +135,7 @@ def kept(path: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def extract(path: Path, folder: Path, allowance: Allowance) -> None:
-    """Write the files of a zip, or of an .npz, into a folder. A file that is longer than listed is cut, and refused."""
+    """Write the files of a zip or an .npz into a folder. A file that is longer than listed is refused."""
     with reading(path), BoundedReader(path, LARGEST_DIRECTORY) as file, zipfile.ZipFile(file) as archive:
         if len({*archive.namelist()}) < len(archive.namelist()):
             raise ValueError("two of its files have the same name")
@@ -147,7 +147,7 @@ def extract(path: Path, folder: Path, allowance: Allowance) -> None:
 
 
 def arrays_in(path: Path, fix: str) -> dict[str, np.ndarray]:
-    """The arrays of an .npz by name, memory-mapped. Raises DataError for pickles, or if it cannot be read."""
+    """Return the arrays of an .npz by name, memory-mapped. Raises DataError for pickles, or if it cannot be read."""
     with readable_zip(path, fix):
         allowance = Allowance(path, path.stat().st_size, state_dir())
         files = sorted(kept(path, lambda folder: extract(path, folder, allowance)).glob("*.npy"))
@@ -156,12 +156,12 @@ def arrays_in(path: Path, fix: str) -> dict[str, np.ndarray]:
 
 def readable_zip(path: Path, fix: str) -> AbstractContextManager[None]:
     causes = (*UNREADABLE, EOFError, OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error)
-    # RuntimeError: it is encrypted; OverflowError, ValueError: an array claims more than there is
+    # RuntimeError: it is encrypted; OverflowError, ValueError: an array claims more bytes than the file has
     return explained(DataError, lambda error: f"{path} cannot be read ({error}): {fix}", causes=causes)
 
 
 def unpack_tables(tables: Sequence[Path], folder: Path, allowance: Allowance) -> None:
-    """Write pictures, and a table of the other columns; those of test and of training apart, if both are."""
+    """Write pictures, and a table of the other columns, for training and test separately if there are both."""
     check_parquet()
     import pyarrow
     from pyarrow import parquet
@@ -176,7 +176,7 @@ def unpack_tables(tables: Sequence[Path], folder: Path, allowance: Allowance) ->
 
 
 def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict[str, Any]]:
-    """Write the pictures, under their names if they have them. Yields the other cells of each, and its FILE."""
+    """Write the pictures, under their names if they have any. Yields the other cells of each row, and its FILE."""
     from pyarrow import parquet
 
     wrong = f"{file} cannot be read as Parquet with pictures inside"
@@ -190,7 +190,7 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
         groups = (table.metadata.row_group(i) for i in range(table.num_row_groups))
         allowance.require(max(table.metadata.num_rows * DISK_BLOCK, sum(group.total_byte_size for group in groups)))
         schema = table.schema_arrow
-        # as Hugging Face's `datasets` writes them: bytes, beside a path or alone; and the names of classes
+        # The form of Hugging Face's `datasets`: bytes, with or without a path, and names of classes
         binary = [field.name for field in schema if str(field.type).startswith(("struct<bytes: ", "binary"))]
         column = binary[0]  # others, such as masks, are left out
         about = parse_json((schema.metadata or {}).get(b"huggingface", b'{"info": {"features": {}}}').decode())
@@ -208,7 +208,7 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
 
 
 def named(value: Any, names: list[str] | None) -> Any:
-    """A label by its name, a list by theirs; a number below 0 stands for none."""
+    """Return a label's name, or the names of a list of labels. A number below 0 means no label."""
     if isinstance(value, list):
         return [named(one, names) for one in value]
     if names is None or value is None:

@@ -1,4 +1,4 @@
-"""What every source of images shares: the request, the result, and how an image is made to fit."""
+"""Types and functions for all sources of images: the request, the result, and the conversion of an image."""
 
 import socket
 from collections import Counter
@@ -19,22 +19,22 @@ Example = tuple[np.ndarray, int | np.ndarray]  # (H, W, C) uint8 and its label, 
 
 @dataclass(frozen=True)
 class Source:
-    """A labelled source. `train` and `test` are read once; `test` is None without an official or a requested split.
+    """A labelled source. `train` and `test` are read once. `test` is None without an official or requested split.
 
-    groups: the id of each image's person, or None, in the order of `train` and then `test`; files: theirs;
-    labels: theirs, of which the last `held_out` are of `test`. Only the owner's own sources have these.
-    converted, left_out: what reading them did to how many, and why a picture, by its place in that order, or another
-    file is left out. Private.
+    groups, files, labels: id of each image's person (or None), file and label, in the order of `train` and then `test`;
+    the last `held_out` belong to `test`. Only the owner's own sources have them;
+    converted: number of images by conversion. Private;
+    left_out: reasons for leaving pictures out, by their place in that order, or other files. Private.
     """
 
     classes: tuple[str, ...]
     train: Iterable[Example]
     test: Iterable[Example] | None
-    size: int  # images in all, for a progress bar; private for sensitive images
+    size: int  # number of all images, for a progress bar; private for sensitive images
     groups: list[str | None] | None = None
-    files: Sequence[Path | Member] = ()  # private: their names may be ids
+    files: Sequence[Path | Member] = ()  # private, because their names may be ids
     labels: Iterable[int | np.ndarray] = ()
-    compared: Sequence[str] = ()  # private: the cells of `data.compare_by`, in the order of groups
+    compared: Sequence[str] = ()  # cells of the column `data.compare_by`, in the order of groups; private
     held_out: int = 0
     converted: Counter[str] = field(default_factory=Counter)
     left_out: dict[Any, str] = field(default_factory=dict)
@@ -45,17 +45,17 @@ class Source:
 
 
 class Place(NamedTuple):
-    """A picture, its label, and the id of its person where a table gives one."""
+    """A picture, its label, and the id of its person if a table contains it."""
 
     file: Path | Member
-    label: Any  # a number, or of several (classes,) uint8 of 0 and 1
+    label: Any  # a number or, for several labels, (classes,) uint8 of 0 and 1
     person: str = ""
     held_out: bool = False
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a source holds, before any picture is decoded: pictures, those held out last, and problems of the rest."""
+    """The content of a source before decoding: its pictures, with held-out ones last, and problems with other files."""
 
     classes: tuple[str, ...]
     places: list[Place]
@@ -69,21 +69,21 @@ class Listing:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the user asks of a source. `section`: "data" for sensitive images, "public" for public ones."""
+    """The user's request to a source. `section`: "data" for sensitive images, "public" for public ones."""
 
     section: str
     name: str
     path: str | None
-    size: tuple[int, int] | None = None  # height and width; None: as the source has them
-    channels: int | None = None  # None: as the source has them
-    per_class: int = 0  # images of each class, of the sources that are drawn
-    seed: int = 0  # of what is drawn
-    groups: Groups | None = None  # where ids are found, of sensitive images
-    range: tuple[float, float] | None = None  # values of black and white, of files with more than 8 bits
-    pad: bool = False  # images in other proportions get black bars; otherwise their middle is taken
+    size: tuple[int, int] | None = None  # height and width; None: as in the source
+    channels: int | None = None  # None: as in the source
+    per_class: int = 0  # number of images per class, for sources that the program draws
+    seed: int = 0  # seed of such sources
+    groups: Groups | None = None  # rule for finding ids of sensitive images
+    range: tuple[float, float] | None = None  # values of black and white, for files with more than 8 bits
+    pad: bool = False  # add black bars to images in other proportions, instead of cropping them to the middle
     classes: tuple[str, ...] | None = None  # names by label, for files without names
-    label_column: str | None = None  # of a table, or of samples
-    compare_by: str | None = None  # a column of the table
+    label_column: str | None = None  # column of a table, or key of samples, with the labels
+    compare_by: str | None = None  # column of the table, see `data.compare_by`
     several: bool = False  # an image has any number of labels
     mixed: bool = False  # images may differ in size and channels
     skip: float = 0.0  # share of the pictures that may be broken
@@ -92,7 +92,7 @@ class Request:
 
     @property
     def sensitive(self) -> bool:
-        """Sensitive sets bring their test split and may have groups; public ones need neither."""
+        """True for sensitive sets, which keep their test split and may have groups."""
         return self.section == "data"
 
     @property
@@ -106,7 +106,7 @@ class Request:
 
 
 def examples(images: Iterable[np.ndarray], labels: Iterable, request: Request, name: str) -> Iterator[Example]:
-    """Images one by one, (H, W) or (H, W, C) uint8, converted as `request` asks, with their labels."""
+    """Convert images, (H, W) or (H, W, C) uint8, one by one as requested. Yields them with their labels."""
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
         converted = fit(np.atleast_3d(image), request, f"{name}, image {i}")
         yield converted, label.astype(np.uint8) if request.several else int(label)
@@ -114,7 +114,7 @@ def examples(images: Iterable[np.ndarray], labels: Iterable, request: Request, n
 
 def download(name: str, raw: Path, fix: str, *, test: bool, **options: Any) -> tuple:
     """Let torchvision fetch and verify dataset `name` under `raw`. Returns (training set,); with `test`, both sets."""
-    from torchvision import datasets  # heavy: only when used
+    from torchvision import datasets  # slow import, only when needed
 
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(60.0)  # seconds without an answer

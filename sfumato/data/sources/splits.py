@@ -1,4 +1,4 @@
-"""Training images and the hold-out by the names of folders: train, val and test, train_images, in any case."""
+"""Recognise training images and the hold-out by names of folders such as train, val, test or train_images."""
 
 import re
 from pathlib import Path
@@ -7,11 +7,11 @@ from sfumato.data.tables import table_in
 
 TRAIN = "train"
 TEST = "test"
-VALIDATION = ("val", "valid", "validation", "dev")  # they join the training part: nothing is chosen by them
+VALIDATION = ("val", "valid", "validation", "dev")  # added to the training part, because no choice depends on them
 PARTS = {TRAIN: TRAIN, "training": TRAIN, TEST: TEST, "testing": TEST, **dict.fromkeys(VALIDATION, TRAIN)}
 
 
-# files and folders that systems, disks and network storage leave beside pictures, in small letters
+# Files and folders that systems, disks and network storage create beside pictures, in lower case
 OF_SYSTEMS = {
     "thumbs.db",
     "ehthumbs.db",
@@ -27,13 +27,13 @@ OF_SYSTEMS |= {"@eadir", "@tmp", "#snapshot", "@recently-snapshot", "$windows.~b
 
 
 def visible(folder: Path) -> list[Path]:
-    """The entries of a folder, by name, without hidden files and OF_SYSTEMS."""
+    """Return the entries of a folder, sorted by name, without hidden files and OF_SYSTEMS."""
     entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
     return [entry for entry in entries if not entry.name.startswith(".") and entry.name.lower() not in OF_SYSTEMS]
 
 
 def is_test(name: str) -> bool:
-    """Whether a file is of the hold-out: its name begins with "test", or has it, or a word for it, as a word."""
+    """Return whether a file belongs to the hold-out: its name begins with "test" or contains a word for it."""
     return name.startswith(TEST) or TEST in map(PARTS.get, words_in(name))
 
 
@@ -42,7 +42,7 @@ def words_in(name: str) -> list[str]:
 
 
 def is_filing(name: str) -> bool:
-    """Whether a name only says how files are kept: images_001, Train, masks, HAM10000_images_part_1."""
+    """Return whether a name only describes how files are stored: images_001, Train, masks, HAM10000_images_part_1."""
     filed = "(image|img|picture|photo|scan|file|mask|label|annotation|segmentation|part|fold)s?|(data)?set|raw|data"
     others = [word for word in words_in(name) if word not in PARTS and not re.fullmatch(filed, word)]
     numbered = re.findall(r"[^\W\d_]+(?=\d)", name.casefold())
@@ -50,7 +50,7 @@ def is_filing(name: str) -> bool:
 
 
 def part_of(folder: Path) -> str | None:
-    """TRAIN or TEST, by a folder's name: train, Testing, val_images; None for others."""
+    """Return TRAIN or TEST by a folder's name, such as train, Testing or val_images; None for other names."""
     parts = {PARTS[word] for word in words_in(folder.name) if word in PARTS}
     if len(parts) != 1 or not is_filing(folder.name):
         return None

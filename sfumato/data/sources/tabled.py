@@ -1,4 +1,4 @@
-"""Pictures whose labels are not in the names of folders: a folder with a table, and tar files (WebDataset)."""
+"""List pictures with labels in a table or in tar files (WebDataset), instead of names of folders."""
 
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,14 +21,14 @@ from sfumato.storage.files import files_in, reading
 from sfumato.storage.limits import LARGEST_DIRECTORY, BoundedReader
 
 VALUES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
-LABEL = "label"  # the column, or key, of the label, if nothing else is said
+LABEL = "label"  # default column, or key, of the label
 Sample = dict[str, Member]  # its files, by suffix
 
 
 def list_metadata(request: Request, label: str) -> Listing:
-    """A folder with metadata.csv, .jsonl or .parquet: file_name, and columns of the label and of the person's id.
+    """List a folder with metadata.csv, .jsonl or .parquet, which has file_name and columns of labels and persons' ids.
 
-    Or its parts, by `split_of`, each with its own. Raises as `rows_by_file`.
+    Each of its parts (see `split_of`) may have its own table. Raises as `rows_by_file` does.
     """
     path = request.required_path()
     if not path.is_dir():
@@ -42,13 +42,13 @@ def list_metadata(request: Request, label: str) -> Listing:
 
 
 def column_of(path: Path, column: str, files: Iterable[Path | Member]) -> list[str]:
-    """The cells of these files, "" without a row. Raises as `rows_by_file`."""
+    """Return the cells of these files, "" for a file without a row. Raises as `rows_by_file` does."""
     rows: dict[Any, list[str]] = dict(rows_of(path, [column]))
     return [rows.get(file, [""])[0] for file in files]
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> dict[Path, list[str]]:
-    """The cells of each picture of a folder, from its table, or those of its parts. Raises as `rows_by_file`."""
+    """Return the cells of each picture of a folder, from its tables. Raises as `rows_by_file` does."""
     train, test = split_of(path)
     rows = dict[Path, list[str]]()
     for part in [path] if table_in(path) else train + test:
@@ -61,7 +61,7 @@ def rows_of(path: Path, columns: Sequence[str]) -> dict[Path, list[str]]:
 
 
 def files_below(root: Path) -> Iterator[Path]:
-    """Every file in a folder and below, in the order of names, as `visible` has them."""
+    """Yield every visible file in a folder and below, sorted by name."""
     entries = visible(root)
     yield from (entry for entry in entries if not entry.is_dir())
     for entry in entries:
@@ -70,7 +70,7 @@ def files_below(root: Path) -> Iterator[Path]:
 
 
 def pictures_below(root: Path) -> list[Path]:
-    """Those that are pictures, by their suffixes, or DICOM; and links to pictures that are kept elsewhere."""
+    """Return the files below a folder that are pictures, by suffix, or DICOM, or links to pictures stored elsewhere."""
     return [file for file in files_below(root) if is_picture(file) or (link_format(file) and not file.exists())]
 
 
@@ -79,10 +79,11 @@ def is_picture(file: Path) -> bool:
 
 
 def list_labels(request: Request) -> Listing:
-    """Each picture of a folder with its labels, (classes,) uint8 of 0 and 1, and its person's id if a column has it.
+    """List each picture of a folder with its labels, (classes,) uint8 of 0 and 1, and its person's id, if there is one.
 
-    The labels are the columns that `request.classes` names, by default all others, or what `label_column` lists. The
-    names are those of the columns or of `request.classes`, so they do not depend on the images. Raises DataError.
+    The labels are in the columns named by `request.classes`, by default all others, or are listed in `label_column`.
+    Class names are the names of the columns, or `request.classes`, so they do not depend on the images. Raises
+    DataError.
     """
     root = request.required_path()
     table = table_of(root)
@@ -119,10 +120,10 @@ def labels_listed(cell: str) -> list[str]:
 
 
 def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
-    """The pictures of rows whose labels are text. official: there is a test split.
+    """Replace the labels of rows, which are text, by numbers of classes. official: whether there is a test split.
 
-    The classes are the owner's, or those that occur, which depend on the images. A label is the name of a class, or its
-    number from 0 if the name of none is a number. Raises DataError for an empty label, or one of no class.
+    The classes are the owner's, or all labels that occur, which depend on the images. A label is the name of a class
+    or, if no name is a number, its number from 0. Raises DataError for an empty or unknown label.
     """
     rows = sorted(rows, key=lambda row: row.held_out)
     labels = [row.label for row in rows]
@@ -142,12 +143,12 @@ def numbered(rows: list[Place], official: bool, request: Request) -> Listing:
 
 
 def classes_in(labels: Sequence[str]) -> tuple[str, ...]:
-    """The labels that occur, in order. They depend on the images: only an owner may make them public."""
+    """Return the labels that occur, sorted. They depend on the images, so only the owner may publish them."""
     return tuple(sorted({*labels}, key=int if all(text.isdecimal() for text in labels) else None))
 
 
 def shards_of(path: Path) -> list[Path]:
-    """The tar files that a path names: itself, or those in the folder. Raises DataError if there are none."""
+    """Return the tar file at a path, or all tar files in a folder. Raises DataError if there are none."""
     if path.is_file():
         return [path]
     shards = files_in(path, "*.tar")
@@ -160,10 +161,11 @@ def shards_of(path: Path) -> list[Path]:
 
 
 def list_shards(request: Request) -> Listing:
-    """Samples of tar files, each of one picture with a `.cls` (name or number of its class), or a `.json`.
+    """List the samples of tar files, each a picture with a `.cls` (name or number of its class) or a `.json`.
 
-    Shards whose names begin with "test", or have it as a word, are the hold-out. Label and id are keys of each .json;
-    without a `label_column`, the .cls is the label. Raises DataError that names a sample by its place.
+    Shards whose names begin with "test", or contain it as a word, are the hold-out. Label and id are keys of each
+    .json;
+    without a `label_column`, the .cls is the label. Raises DataError with the position of a faulty sample.
     Guarantee: nothing is unpacked, and links within an archive are refused.
     """
     rows: list[Place] = []
@@ -181,7 +183,7 @@ def list_shards(request: Request) -> Listing:
 
 
 def samples_in(shard: Path) -> Iterable[Sample]:
-    """The samples of a tar file, which are named alike up to the first dot. Hidden files are left out."""
+    """Yield the samples of a tar file: files with the same name up to the first dot. Hidden files are skipped."""
     samples: dict[str, Sample] = {}
     wrong = f"{shard} cannot be read as a plain tar file: write it without compression, or use a folder, .zip or .npz."
     causes = (*UNREADABLE, tarfile.TarError, EOFError, OverflowError, RecursionError)
@@ -209,7 +211,7 @@ def samples_in(shard: Path) -> Iterable[Sample]:
 
 
 def words_of(sample: Sample, label: str | None, group: str | None, what: str) -> tuple[str, str]:
-    """The label and the person's id that a sample's `.cls` and `.json` give, "" for none."""
+    """Return the label and the person's id from a sample's `.cls` and `.json`, "" if missing."""
     content: dict = {}
     if "json" in sample and (label or group or "cls" not in sample):
         with explained(DataError, lambda _: f"{what} has a .json that is not a JSON object: correct it."):
@@ -237,8 +239,8 @@ def text_of(member: Member) -> str:
 
 
 def keys_of(path: Path) -> list[str]:
-    """The keys of the .json of the first sample of the tar files of `path`, if it has one."""
-    with suppress(DataError, ValueError, KeyError, TypeError):  # without a .json, or with one that is no object
+    """Return the keys of the first sample's .json in the tar files of `path`, if it has one."""
+    with suppress(DataError, ValueError, KeyError, TypeError):  # the .json is missing or not an object
         for sample in samples_in(shards_of(path)[0]):
             return [*dict(parse_json(text_of(sample["json"])))]
     return []

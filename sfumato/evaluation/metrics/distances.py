@@ -1,8 +1,8 @@
 """Distances between two sets of features, and the Inception Score of one set.
 
 The distances are Fréchet, sliced, and maximum mean discrepancy. On Inception features the first and
-the last are FID and KID. On other features they are not called so, because published values do not
-compare with them. SciPy and scikit-learn load when a metric is computed.
+the last are FID and KID. On other features they have different names, because they cannot be
+compared with published values. SciPy and scikit-learn load when a metric is computed.
 """
 
 import numpy as np

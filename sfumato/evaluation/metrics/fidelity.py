@@ -34,7 +34,7 @@ def frechet(compared: np.ndarray, reference: np.ndarray, **_: Any) -> dict[str, 
 
 
 def mind(compared: np.ndarray, reference: np.ndarray, novel: tuple[np.ndarray, ...], **_: Any) -> dict[str, float]:
-    """Compute MIND of equally many images of the set and of training, as it falls with numbers."""
+    """Compute MIND of equally many images of the set and of training, because it falls with their number."""
     count = min(map(len, (compared, reference, novel[1])))
     real = {"mind_real": sliced_distance(novel[1], reference, count)[0]}
     return with_spread("mind", sliced_distance(compared, reference, count)) | real
@@ -61,7 +61,7 @@ METRICS = {
     "mmd": Metric("squared kernel distance, without bias at few images; lower is better, and it may be negative", mmd),
     "inception_score": Metric("clear and varied images; higher is better; needs Inception", score, "inception"),
     "precision_recall": Metric(
-        "`precision`, `recall`, `density`, `coverage`: what of each set is near the other; higher is better",
+        "`precision`, `recall`, `density`, `coverage`: shares of each set near the other; higher is better",
         lambda compared, reference, **_: precision_recall(compared, reference),
         yardstick=True,
     ),
@@ -70,11 +70,11 @@ METRICS = {
         lambda novel, **_: feature_likelihood(*novel) if min(map(len, novel)) >= 4 else {},
     ),
     "authenticity": Metric(
-        "share of images that are not nearest copies of a training image; as that of `real` is best",
+        "share of images that are no closer copies of a training image than chance; best if as for `real`",
         lambda novel, **_: authenticity(*novel),
     ),
-    "detector": Metric("balanced accuracy of a small network that tells images from the hold-out; 0.5 is best"),
-    "disclosure": Metric("the test for copies, below; it stands beside the sets"),
+    "detector": Metric("balanced accuracy of a small network that separates the hold-out; 0.5 is best"),
+    "disclosure": Metric("the test for copies, described below"),
 }
 
 

@@ -2,9 +2,9 @@
 
 2023).
 
-There is a Gaussian on every synthetic feature. Its width is fitted so that the *training* features
-become likely; the likelihood of the *hold-out* features is the score. A copy of a training image
-gets an almost zero width, and no hold-out feature is near it.
+A Gaussian is centred on every synthetic feature. Its width is fitted to make the *training*
+features likely, and the score is the likelihood of the *hold-out* features. A copy of a training
+image gets a width near zero, and no hold-out feature is near it.
 """
 
 import math
@@ -22,18 +22,18 @@ ROWS_AT_ONCE = 256
 def feature_likelihood(synthetic: np.ndarray, train: np.ndarray, holdout: np.ndarray) -> dict[str, float]:
     """Compute `fld` and `generalisation_gap`, in hundredths of a nat per dimension.
 
-    `fld` is the negative log-likelihood of the hold-out, less the same of a baseline whose centres
-    are one half of the training features, its widths fitted to the other half. 0 is as good as real
-    images, copies reach thousands. `generalisation_gap` is the negative log-likelihood of the
-    training set less that of the hold-out; far below 0 when images were memorised. Widths come from
-    expectation-maximisation, not the authors' 50 steps of Adam.
+    `fld` is the negative log-likelihood of the hold-out, minus the same number for a baseline with
+    one half of the training features as centres, and widths fitted to the other half. 0 is as good
+    as real images; copies reach thousands. `generalisation_gap` is the negative log-likelihood of
+    the training set minus the hold-out's; it is far below 0 if images were memorised. Widths are
+    fitted by expectation-maximisation, not by the authors' 50 steps of Adam.
 
     synthetic, train, holdout: (N, D), finite, 4 rows or more each, brought to mean 0 and variance 1
     by the moments of the hold-out; features that are constant there are left out.
     """
     random = np.random.default_rng(0)
     most = 4000  # centres, and half the points they are fitted to: bounds time and memory (0.3 GB)
-    # equal numbers of centres, because more look better
+    # Equal numbers of centres, because a larger number would score better
     size = min(len(train) // 2, len(synthetic), most)
     centres, fitted, scored = (
         np.asarray(features[random.permutation(len(features))[:number]], dtype=np.float64)

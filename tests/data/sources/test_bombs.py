@@ -33,7 +33,7 @@ REFUSED = {
     "DICOM of a terabyte": "1,099,511,627,776 bytes, expected at most",
     "DICOM, deflated, of 20,000 × 20,000": "inflates to more than",
     "DICOM that claims 65,535 × 65,535": "8,589,672,450 bytes when decoded",
-    "DICOM of 10⁹ frames": "holds 1000000000 frames",
+    "DICOM of 10⁹ frames": "contains 1000000000 frames",
     "DICOM with a larger JPEG": "65500×65500 pixels",
     "DICOM with a larger JPEG 2000": "60000×60000 pixels",
     "DICOM with a larger JPEG-LS": "65500×65500 pixels",

@@ -43,9 +43,9 @@ def header(*shape):
         (lambda whole: whole[:9], "truncated or corrupt"),
         (lambda whole: b"\0\0\x0d\x03" + whole[4:], "not an idx file of unsigned bytes"),
         (lambda whole: b"", "starts with nothing"),
-        (lambda whole: header(-1, 28, 28), "its header says"),
-        (lambda whole: header(-2, -5, 10) + bytes(100), "its header says"),
-        (lambda whole: header(2**31 - 1, 2**31 - 1, 28), "its header says"),
+        (lambda whole: header(-1, 28, 28), "its header states"),
+        (lambda whole: header(-2, -5, 10) + bytes(100), "its header states"),
+        (lambda whole: header(2**31 - 1, 2**31 - 1, 28), "its header states"),
     ],
 )
 @pytest.mark.parametrize("name", ["a.gz", "a"])
