@@ -61,7 +61,7 @@ def work(about: Work) -> float:
     from sfumato.planning.work import TRAINING
 
     settings = about.params.auxiliary
-    if settings.target == "covariance":  # drawn from Gaussians
+    if settings.target == "covariance":  # images are drawn from Gaussians
         return 0.0
     generator = new_generator(about.shape, about.classes, settings.latent, settings.width, 0)
     coarsest = max(feature.block for feature in about.params.frequency.features)

@@ -77,7 +77,7 @@ def evaluate(
 
 
 def work(about: Work) -> float:
-    """Return the operations of one pass over the images of all trainings, times those of a training."""
+    """Estimate the operations of all trainings."""
     from functools import partial
 
     from sfumato.evaluation.classifiers import build_classifier

@@ -54,7 +54,7 @@ def finetune(run: QueryRun, settings: Finetune) -> None:
 
 
 def clipped_gradients(about: Work, query: str) -> float:
-    """Count the operations of a query by DP-SGD: a clipped gradient takes as long as four forward passes."""
+    """Estimate the operations of a query by DP-SGD. A clipped gradient costs as much as four forward passes."""
     return 4 * getattr(about.params, query).draws * about.seen(query) * about.network(query)
 
 

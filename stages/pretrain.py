@@ -75,7 +75,7 @@ def denoiser_work(about: Work, block: int) -> int:
 def work(about: Work) -> float:
     from sfumato.planning.work import TRAINING
 
-    # a perturbed step takes two passes
+    # A perturbed step needs two passes
     passes = sum(phase.steps * phase.batch * (1 + bool(phase.amp)) for phase in about.params.pretrain.phases)
     return TRAINING * passes * about.network("pretrain")
 
@@ -99,10 +99,7 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
 
 
 def inherited(folder: Path, params: Params, state: Path) -> list[Artifact]:
-    """Return the releases that the public model comes from.
-
-    Raises ConfigError if the model does not fit, or is not declared public.
-    """
+    """Return the releases that the public model was made from. Raises ConfigError if the model cannot be used."""
     from pathlib import Path
 
     from sfumato.data.lineage import lineage

@@ -99,19 +99,19 @@ def choose(
 
 
 def work(about: Work) -> float:
-    """Return the images to draw times the operations of one image, on average."""
+    """Estimate the operations to draw all images."""
     from sfumato.planning.work import WRITTEN
     from sfumato.release.herding import COMPARED_CELLS, TOGETHER
 
     settings = about.params.synthesize
-    evaluations = (2 * settings.steps - 1) * (1 + (settings.guidance > 0))  # of Heun's solver
+    evaluations = (2 * settings.steps - 1) * (1 + (settings.guidance > 0))  # network passes of Heun's solver
     cost = 0.0
     if settings.reads("teacher"):
         cost += about.network("teacher") * (1 + settings.distorted + settings.mixed)
     if settings.herding > 1:
         seen = about.network("frequency") + about.network("teacher") * settings.relabel
         compared = COMPARED_CELLS * min(settings.herding * settings.count / about.classes, TOGETHER)
-        cost += settings.herding * seen + WRITTEN / 2 * compared  # read: half as long
+        cost += settings.herding * seen + WRITTEN / 2 * compared  # a read costs half of a write
     for source, weight in settings.sources.items():
         share = weight / sum(settings.sources.values())
         if source in ("auxiliary", "refine"):

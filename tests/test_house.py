@@ -272,7 +272,7 @@ def test_recipes_name_their_stages_in_the_order_of_the_table():
 def test_stage_modules_are_thin(name):
     """They name what they read, call the library and save, and declare their time and what does not fit."""
     tree = ast.parse((ROOT / "stages" / f"{name}.py").read_text())
-    assert sum(isinstance(node, ast.FunctionDef) for node in ast.walk(tree)) <= 4
+    assert sum(isinstance(node, ast.FunctionDef) for node in ast.walk(tree)) <= 5
     assert not any(isinstance(node, ast.ClassDef) for node in ast.walk(tree))
 
 

@@ -1,6 +1,6 @@
-"""The plan of a project's folder: from its parameters, its cards, the listing of its images, and the journal.
+"""Plan a project from its folder: read its parameters, its cards, the listing of its images, and the journal.
 
-Every path is below the project's folder, so that threads may plan several projects at once.
+All paths are relative to the project's folder, so threads may plan several projects at once.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The work of the stages in operations of their networks, each network counted once on one blank image."""
+"""Estimate the work of the stages in operations of their networks, each counted once on one blank image."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sfumato.data.images import Shape
 from sfumato.settings.params import Params
 from sfumato.settings.stages import QUERIES, STAGES
 
-WRITTEN = 80  # operations that take as long as writing a number
-CALL = 40_000  # and as the call of an operator
-TRAINING = 3  # forward passes that take as long as a step of a training
-PUBLIC_CLASSES = 100  # of a public set that is not prepared yet
+WRITTEN = 80  # cost of writing one number, in operations
+CALL = 40_000  # cost of calling one operator, in operations
+TRAINING = 3  # cost of a training step, in forward passes
+PUBLIC_CLASSES = 100  # assumed number of classes of a public set that is not prepared yet
 
 _counted: dict[str, int] = {}
 
@@ -57,9 +57,9 @@ def operations_of(build: Callable[[], nn.Module], *inputs: Any) -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """What decides the work of the stages.
+    """Numbers that determine the work of the stages.
 
-    shape: (C, H, W) of an image; public_images: how many there are.
+    shape: (C, H, W) of an image; public_images: number of public images.
     """
 
     params: Params
@@ -69,14 +69,11 @@ class Work:
 
     @property
     def row(self) -> int:
-        """Operations for one number of a row, which is clipped and added to the sum of its class."""
+        """Operations to clip one number of a row and add it to the sum of its class."""
         return 4 * (self.classes + WRITTEN)
 
     def network(self, stage: str, block: int = 1) -> int:
-        """Return the operations of one image in the network that a stage makes.
-
-        block: Pixels a side that are read or drawn as one.
-        """
+        """Count the operations for one image in a stage's network. block: side of the pixel blocks that it uses."""
         count = STAGES[stage].network_work
         if count is None:
             raise ValueError(f"{stage} makes no network")
@@ -89,7 +86,10 @@ class Work:
         return size * sample_rate * draws
 
     def of(self, name: str) -> float | None:
-        """Return the operations of a stage; None if its time is unknown until it ran, as with a public model."""
+        """Estimate the operations of a stage; None if its time is unknown until it has run, as with a public model.
+
+        A query that declares no work reads each image that it draws once.
+        """
         stage = STAGES[name]
         if self.params.model.directory is not None and (stage.network or name == "synthesize"):
             return None

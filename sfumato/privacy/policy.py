@@ -1,4 +1,4 @@
-"""What the owner allows beyond the plan of a stage: the lifetime budget, and a journal that lacks no charge."""
+"""Check permissions of the owner: the lifetime budget, and a journal that contains every known charge."""
 
 from __future__ import annotations
 

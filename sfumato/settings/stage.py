@@ -1,4 +1,4 @@
-"""What a stage of the pipeline is, and the places that stages share."""
+"""Declaration of a stage of the pipeline, and the paths that stages share."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def nothing(*_: Any) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage that the plan resolves, declared at the end of its module, `stages/<name>.py`.
+    """A stage that the plan resolves. Its module, `stages/<name>.py`, ends with its declaration, `STAGE`.
 
     Args:
-        settings_in: Place of its settings, as `module:class`: loaded when they are needed.
-        run: Its work. Takes a `StageRun`, or a `QueryRun` if it spends, and its settings.
+        settings_in: Class of its settings as `module:class`, imported on first use.
+        run: Function of the stage. Takes a `StageRun`, or a `QueryRun` for a query, and the settings.
         revision: Number to raise by hand whenever the same settings would give different results. Plans and records
             contain it. A raised revision reruns the stage. A query then spends again, as do the queries that read it.
             A free stage never spends. `tests/test_golden.py` pins the results of each revision.
@@ -72,14 +72,15 @@ class Stage:
         several_labels: Accepts images with several labels each.
         beside: Further input files.
         gives: Content of its artifact that `synthesize` may draw from: a "generator", or "images" to choose from.
-        network_work: Takes a `Work` and a block size; returns the operations of one image, drawn or read in blocks of
-            so many pixels a side, in the network that the stage makes.
-        work: Takes a `Work`; returns the operations of the whole stage. Without it, a query looks once at each image
-            that it draws, and the time of another stage is unknown until it ran.
-        problems: Takes `Params`, the `Card` of the images, and the `PublicCard` or None; yields what does not fit.
-        remarks: Takes the `Plan`; yields what its owner should know before a query spends.
-        inherited: Takes the project's folder, `Params` and the state directory; returns the earlier releases that its
-            public inputs come from.
+        network_work: Function from a `Work` and the side of a pixel block to the operations for one image in the
+            stage's network, which reads or draws such blocks.
+        work: Function from a `Work` to the operations of the stage. Without it, a query is assumed to read each image
+            that it draws once, and the time of a free stage is unknown until it has run.
+        problems: Function from `Params`, the `Card` of the images and the `PublicCard`, which may be None, to an
+            iterator of settings that do not match.
+        remarks: Function from a `Plan` to an iterator of sentences for the owner, shown before a query spends.
+        inherited: Function from the project's folder, `Params` and the state directory to the earlier releases that
+            its public inputs were made from.
     """
 
     name: str

@@ -19,11 +19,11 @@ NAMES = (
     *("histogram", "teacher", "embedding", "refine", "select", "pretrain", "saliency", "finetune"),
     *("synthesize", "evaluate"),
 )
-OTHER_PACKAGES = "sfumato.stages"  # entry points of other packages, each a module that declares a STAGE
+OTHER_PACKAGES = "sfumato.stages"  # group of entry points; each is a module that declares a STAGE
 
 
 def declared() -> Iterator[Stage]:
-    """Yield the stages of this package, then those of other packages."""
+    """Yield the stages of this package, then the stages of other packages."""
     for name in NAMES:
         yield import_module(f"stages.{name}").STAGE
     for point in entry_points(group=OTHER_PACKAGES):
