@@ -1,4 +1,4 @@
-"""`stage compare`: show many runs in one table and one plot of accuracy by ε. Local: the numbers are from real images."""
+"""`stage compare`: show many runs in one table and one plot of accuracy by ε. Local, because it uses real images."""
 
 import json
 import subprocess
