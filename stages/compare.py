@@ -1,4 +1,4 @@
-"""`stage compare`: show many runs in one table and one plot of accuracy by ε. Local: measured on real images."""
+"""`stage compare`: show many runs in one table and one plot of accuracy by ε. Local, because it uses real images."""
 
 import json
 import subprocess

@@ -53,7 +53,7 @@ def report(
     use_until_the_end(state_dir())  # before numbers from real images are read
     local = read_local(METRICS_FILE, EVALUATION, ARTIFACTS)._replace(curve=curve)
     write_local(page, report_page(release, LEDGER, local).encode())
-    typer.echo(f"{page}: local, do not share it")
+    typer.echo(f"{page}: local, not to be shared")
     verdict = local.verdict or "none: run `stage evaluate`"
     if local.verdict and not sys.stdout.isatty():
         verdict = f"local, and shown only on a terminal: see {METRICS_FILE} or {page}"

@@ -63,10 +63,10 @@ def test_a_few_that_look_alike_are_no_copies_and_equal_ones_are(drawn):
 def test_a_hold_out_that_is_blank_of_one_picture_or_of_one_class_cannot_judge(drawn):
     black_and_white = np.stack([np.full_like(drawn[0], value) for value in (0, 255)])
     for images, why in (
-        (drawn[:0], "0 images, and 0 that differ"),
-        (drawn[:1], "1 images, and 1 that differ"),
-        (drawn[[0, 0, 0]], "3 images, and 1 that differ"),
-        (black_and_white, "2 images, and 0 that differ"),
+        (drawn[:0], "0 images, but only 0 are distinct"),
+        (drawn[:1], "1 images, but only 1 are distinct"),
+        (drawn[[0, 0, 0]], "3 images, but only 1 are distinct"),
+        (black_and_white, "2 images, but only 0 are distinct"),
     ):
         assert why in unusable(images_of(images))
     assert "have one class" in unusable(ImageSet(drawn, np.ones(80, dtype=np.int64), ("a", "b")))

@@ -159,7 +159,7 @@ def test_a_large_set_is_thinned_for_the_distance(sets):
 
 def test_sets_that_do_not_fit_are_refused_before_any_training(sets):
     train, holdout, good, _ = sets
-    with pytest.raises(DataError, match="release set holds 0 images"):
+    with pytest.raises(DataError, match="release set has 0 images"):
         evaluate_release({"release": good.take(np.arange(0))}, train, holdout, CONFIG, PIXELS, pytest.fail)
     for other in (
         ImageSet(good.images[:, :7], good.labels, good.classes),

@@ -54,7 +54,7 @@ def test_it_gives_the_input_of_the_last_layer(tmp_path):
     assert images.grad.abs().sum() > 0
     with pytest.raises(ConfigError, match="did you mean 'resnet18'"):
         OwnFeatures(settings.model_copy(update={"architecture": "resnet8"}))
-    with pytest.raises(DataError, match="does not hold the weights of a resnet34"):
+    with pytest.raises(DataError, match="does not contain the weights of a resnet34"):
         OwnFeatures(settings.model_copy(update={"architecture": "resnet34"}))
 
 

@@ -197,10 +197,10 @@ def test_a_release_that_lacks_a_class_is_judged_as_it_is(evaluate, digits, termi
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("blank", "0 that differ and are not blank"),
-        ("one picture", "the hold-out holds 1 images"),
+        ("blank", "only 0 are distinct and not blank"),
+        ("one picture", "the hold-out has 1 images"),
         ("one class", "all images of the hold-out have one class"),
-        ("the training images", "the hold-out holds 0 images"),
+        ("the training images", "the hold-out has 0 images"),
     ],
 )
 def test_a_hold_out_that_cannot_judge_leaves_the_numbers_out_and_says_why(desk, evaluate, kind, why):

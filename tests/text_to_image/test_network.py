@@ -355,7 +355,7 @@ def test_a_part_that_names_code_or_adapters_is_refused_before_it_is_loaded(copie
 def test_a_pickle_is_never_opened(copied, part):
     weights = next((copied / part).glob("*.safetensors"))
     weights.rename(weights.with_suffix(".bin"))
-    with pytest.raises(DataError, match=r"holds no weights: .*Pickles \(\.bin, \.ckpt\) may run any program"):
+    with pytest.raises(DataError, match=r"contains no weights: .*Pickles \(\.bin, \.ckpt\) may run any program"):
         read_model_directory(str(copied))
 
 
