@@ -46,7 +46,7 @@ class Owner:
     ask: function that asks a question, given its default and the type of the answer (None for yes or no); None if no
     one can be asked;
     see: function that shows a line which only the owner may read;
-    spelling: function from the name of an option to its form in this front end, such as `--groups`.
+    spelling: function from the name of an option to its form in this front end.
     """
 
     ask: Callable[[str, Any, type | None], Any] | None = None

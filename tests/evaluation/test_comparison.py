@@ -111,7 +111,7 @@ def test_runs_of_another_hold_out_or_extractor_are_marked_and_drawn_hollow(desk)
     assert "hollow" in (desk / "plot.svg").read_text() and "hollow" not in (desk / "clean.svg").read_text()
     assert "local: not for release" in (desk / "plot.svg").read_text()
     code, text = call("compare", *map(str, folders))
-    assert code == 0 and "c: different or unknown hold-out" in text and "d: another extractor" in text
+    assert code == 0 and "c: different or unknown hold-out" in text and "d: different or unknown extractor" in text
 
 
 def test_an_unknown_evaluation_and_a_ledger_that_was_edited_or_is_of_other_data_are_marked(desk):
