@@ -58,6 +58,12 @@ def command(stage: Stage) -> Callable[..., None]:
     return run
 
 
+def import_stages() -> None:
+    """Import the function of every stage, with the libraries that it needs."""
+    for name in STAGES:
+        import_module(f"stages.{name}")
+
+
 def run_stage(stage: Stage, *, out: Path | None = None, dry_run: bool = False) -> None:
     plan = load_plan(stage.name)
     out = out or ARTIFACTS / stage.name

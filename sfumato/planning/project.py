@@ -7,15 +7,17 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfumato.errors import LAST_ERROR, ConfigError, DataError, SfumatoError, error_from
+from sfumato.errors import LAST_ERROR, UNREADABLE, ConfigError, DataError, SfumatoError, error_from
 from sfumato.planning.running import release_left
 from sfumato.settings.options import InitOptions
-from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER
-from sfumato.storage.documents import read_json
+from sfumato.settings.stages import ARTIFACTS, CARD_PATH, LEDGER, PLAN, STAGES
+from sfumato.storage.documents import read_json, read_yaml
 from sfumato.storage.in_use import in_use
 from sfumato.storage.state_directory import state_dir
 
@@ -189,8 +191,46 @@ class Project:
         return page
 
 
-def repro(folder: Path, *targets: str, shown: bool) -> None:
-    """Run `dvc repro` of this Python environment, with its `stage` command first on the path.
+def own_path() -> str:
+    """Return PATH with the programs of this very environment first."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def is_off(folder: Path, command: str) -> bool:
+    """Whether a command of `dvc.yaml` runs a stage that the recipe does not."""
+    name = command.split()[-1]
+    with suppress(*UNREADABLE):
+        return name in STAGES and not read_yaml(folder / PLAN / f"{name}.yaml")["enabled"]
+    return False
+
+
+@contextmanager
+def forking(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yield an environment whose `stage` runs each command in a fork of one process, which has the libraries.
+
+    Without such a process, as on systems other than Linux, `stage` is the ordinary program.
+    """
+    if sys.platform != "linux":
+        yield {**environment}
+        return
+    with tempfile.TemporaryDirectory(prefix="stage-") as place:
+        forked = {**environment, "PATH": os.pathsep.join([f"{place}/bin", environment["PATH"]])}
+        words = [sys.executable, "-P", "-m", "stages.fork_server", place]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(words, env=forked, start_new_session=True, **pipes) as server:  # type: ignore[call-overload]
+            ready = server.stdout.readline()
+            try:
+                yield forked if ready else {**environment}
+            finally:
+                server.stdin.close()  # it ends
+                server.wait()
+
+
+def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> None:
+    """Run `dvc repro` of this very environment, its `stage` first on the path.
+
+    shown: print its lines, but not those of stages that are off; terminal: let DVC and its stages
+    print as they do without this function.
 
     If this process is killed or interrupted, everything that DVC started is interrupted too, and killed 2 seconds
     later. Entries that an earlier run left in DVC's lock are removed first. shown: print the output. Raises the error
@@ -199,31 +239,31 @@ def repro(folder: Path, *targets: str, shown: bool) -> None:
     release_left(folder)
     with tempfile.TemporaryDirectory() as place:
         said = Path(place) / "error.json"
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         watcher = ["sh", "-c", WATCHER, "sh"] if os.name == "posix" else []
-        with subprocess.Popen(
-            # -P: no file in the user's folder can replace a package
-            [*watcher, sys.executable, "-P", "-m", "dvc", "repro", *targets],
-            cwd=folder,
-            env={**os.environ, "PATH": path, LAST_ERROR: str(said)},
-            start_new_session=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        ) as running:
+        output = {} if terminal else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with (
+            forking({**os.environ, "PATH": own_path(), LAST_ERROR: str(said)}) as environment,
+            subprocess.Popen(
+                # -P: nothing in the user's folder takes the place of a package
+                [*watcher, sys.executable, "-P", "-m", "dvc", "repro", *targets],
+                cwd=folder,
+                env=environment,
+                start_new_session=True,
+                stdin=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                **output,
+            ) as running,
+        ):
             last = deque[str](maxlen=5)
-            command = ""  # DVC's line for a command, shown before the first line that its stage prints
             for line in running.stdout or ():
                 last.append(line)
-                shown &= not line.startswith("error: ")  # raised below instead
-                if line.startswith("> "):
-                    command = line
-                elif shown and line.strip() and not line.startswith(NOISE):
-                    print(command + line, end="", flush=True)
-                    command = ""
-            running.communicate("\n")  # ends the watcher
+                shown &= not line.startswith("error: ")  # it is raised below
+                off = line.startswith("> ") and is_off(folder, line)
+                if shown and line.strip() and not off and not line.startswith(NOISE):
+                    print(line, end="", flush=True)
+            running.wait()
+            running.communicate("\n")  # the watcher leaves
         if running.returncode and said.is_file():
             raise error_from(read_json(said))
         if running.returncode:
