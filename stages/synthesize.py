@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sfumato.data.cards import CARD, read_public_card
 from sfumato.data.images import ImageSet, load_array
 from sfumato.data.store import load_public
 from sfumato.data.tables import check_parquet
@@ -21,6 +22,7 @@ from sfumato.release.synthesis import Drawn, draw_mixture
 from sfumato.release.variation import Varied, beside_public, vary
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
+from sfumato.settings.stages import PUBLIC
 from sfumato.storage.artifacts import declared_apart, merge_records
 from stages.runner import StageRun
 from stages.screen import progress
@@ -50,7 +52,9 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
             varied = replace(varied, asked=None)  # its labels were already the teacher's
     with run.writing() as directory:
         inputs = list(run.inputs.values())
-        save_release(directory, varied, sources, merge_records(inputs), plan, declared_apart(inputs))
+        card = PUBLIC / CARD
+        public = read_public_card(card).source if card.is_file() else None
+        save_release(directory, varied, sources, merge_records(inputs), plan, declared_apart(inputs), public)
 
 
 def choose(
