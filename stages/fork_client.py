@@ -67,7 +67,8 @@ def end_as(code: int) -> None:
 
 
 def main() -> None:
-    address, words = sys.argv[1], sys.argv[2:]
+    address = sys.argv[1]
+    words = sys.argv[2:]
     heard = [number for number in (*PASSED_ON, *STOPS) if signal.getsignal(number) is not signal.SIG_IGN]
     signal.pthread_sigmask(signal.SIG_BLOCK, heard)  # until the command runs
     with socket.socket(socket.AF_UNIX) as server:

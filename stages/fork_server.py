@@ -37,7 +37,7 @@ from stages.fork_client import ACCEPTED, CODE, circumstances
 from stages.runner import import_stages
 
 SOCKET = "socket"
-PATIENCE = 3.0  # seconds for commands to end once the starter is gone
+TIME_TO_END = 3.0  # seconds for commands to end once the starter is gone
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -99,12 +99,14 @@ class Server:
         """
         self.selector.register(starter, selectors.EVENT_READ)
         deadline = math.inf
+        longest = None  # wait of the selector, in seconds
         while self.running or deadline == math.inf:
-            for key, _ in self.selector.select(None if deadline == math.inf else PATIENCE):
+            for key, _ in self.selector.select(longest):
                 if key.data:
                     self.attend(key.data, key.fd)
                 elif key.fd == starter:
-                    deadline = time.monotonic() + PATIENCE
+                    longest = TIME_TO_END
+                    deadline = time.monotonic() + longest
                     self.selector.unregister(starter)
                 elif request := self.receive():
                     return request
@@ -117,8 +119,9 @@ class Server:
         """Accept a command and fork. Return the command in the child."""
         client, _ = self.listening.accept()
         request = None
-        size, streams, _, _ = socket.recv_fds(client, 4, 3)
-        with suppress(ValueError), client.makefile("rb") as stream:  # no whole request, of a client that was killed
+        streams: list[int] = []
+        with suppress(OSError, ValueError), client.makefile("rb") as stream:  # of a client that was killed meanwhile
+            size, streams, _, _ = socket.recv_fds(client, 4, 3)
             request = Request(**json.loads(stream.read(int.from_bytes(size, "big"))))
         if request is None or not self.accepts(request):
             client.close()
@@ -154,9 +157,11 @@ class Server:
         passed = b""
         with suppress(ConnectionError):
             passed = one.client.recv(1)
-        if not passed:
+        if passed:
+            one.send(passed[0])
+        else:
             self.selector.unregister(one.client)
-        one.send(passed[0] if passed else signal.SIGKILL)
+            one.send(signal.SIGKILL)
 
     def close(self) -> None:
         """Close in a child what only the server uses."""
@@ -176,11 +181,10 @@ def become(request: Request, streams: list[int], server: int) -> None:
     os.environ.clear()
     os.environ.update(request.environment)
     os.chdir(request.folder)
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
         os.dup2(streams[number], number)
         os.close(streams[number])
         old = getattr(sys, name)
-        mode = "w" if number else "r"
         stream = open(number, mode, 1, old.encoding, old.errors, closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
@@ -191,9 +195,9 @@ def become(request: Request, streams: list[int], server: int) -> None:
 
 def import_libraries(request: Request) -> None:
     """Import what a command needs and later ones too. Nothing may compute: threads and GPUs do not survive a fork."""
-    name = request.words[0] if request.words else ""
     import stages.cli  # noqa: F401
 
+    name = "".join(request.words[:1])
     if name in STAGES or name == "plan":
         import dp_accounting.pld  # noqa: F401
 
@@ -219,6 +223,10 @@ def main() -> None:
     found = folder.stat()
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
         sys.exit(f"error: {folder} must belong to you, with mode 700: other accounts could run commands as you")
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return  # a kernel before Linux 5.3, on which commands start as ordinary programs
     around = json.loads(json.dumps(circumstances()))
     # threads that wait for each other sleep, as in `stages.cli`; read when PyTorch is imported
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -52,8 +52,9 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
             varied = replace(varied, asked=None)  # its labels were already the teacher's
     with run.writing() as directory:
         inputs = list(run.inputs.values())
-        card = PUBLIC / CARD
-        public = read_public_card(card).source if card.is_file() else None
+        public = None
+        if (PUBLIC / CARD).is_file():
+            public = read_public_card(PUBLIC / CARD).source
         save_release(directory, varied, sources, merge_records(inputs), plan, declared_apart(inputs), public)
 
 

@@ -28,9 +28,9 @@ from sfumato.storage.locks import file_lock, holding
 from stages.dvc_lock import damage, lock_in_words
 from stages.screen import tell
 
-KNOWN = {"cmd", "params", "deps", "outs", "metrics", "always_changed", "desc", "meta"}
+UNDERSTOOD = {"cmd", "params", "deps", "outs", "metrics", "always_changed", "desc", "meta"}
 PARAMS = "params.yaml"
-IGNORED = ("__pycache__", ".pyc")  # as in .dvcignore
+UNTRACKED = ("__pycache__", ".pyc")  # as in .dvcignore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +45,17 @@ class Step:
     persist: Sequence[str]
     always_changed: bool
 
+    @property
+    def commands(self) -> list[str]:
+        if isinstance(self.cmd, str):
+            return [self.cmd]
+        return self.cmd
+
 
 def run_in_order(folder: Path, targets: Sequence[str]) -> None:
     """Run the stages that changed, of these targets and of all that they read; without targets, of all.
 
-    Raises SystemExit with the exit code of a command that fails.
+    Exits with the code of a command that fails.
     """
     from sfumato.planning.project import forking, own_path
 
@@ -70,9 +76,9 @@ def read_steps(file: Path) -> dict[str, Step]:
     """Read the stages of `dvc.yaml`, by name. Raises ConfigError if they use more of DVC than `stage init` writes."""
     with explained(ConfigError, lambda error: f"{file} cannot be read ({error}): restore it from git"):
         stages = dict(read_yaml(file)["stages"])
-        steps = {name: step_of(name, stage) for name, stage in stages.items() if KNOWN.issuperset(stage)}
+        steps = {name: step_of(name, stage) for name, stage in stages.items() if UNDERSTOOD.issuperset(stage)}
     if strange := [name for name in stages if name not in steps or "${" in json.dumps(stages[name])]:
-        unknown = ", ".join(sorted({*stages[strange[0]]} - KNOWN)) or "${…}"
+        unknown = ", ".join(sorted({*stages[strange[0]]} - UNDERSTOOD)) or "${…}"
         raise ConfigError(
             f"{file}: the stage {strange[0]!r} uses {unknown}, which only DVC understands: "
             "install DVC (`pip install dvc`), and run without --no-dvc"
@@ -81,10 +87,9 @@ def read_steps(file: Path) -> dict[str, Step]:
 
 
 def step_of(name: str, stage: Mapping[str, Any]) -> Step:
-    entries = [*stage.get("outs", ()), *stage.get("metrics", ())]
-    outs = {
-        path: options for one in entries for path, options in (one.items() if isinstance(one, dict) else [(one, {})])
-    }
+    outs: dict[str, dict[str, Any]] = {}
+    for entry in (*stage.get("outs", ()), *stage.get("metrics", ())):
+        outs |= entry if isinstance(entry, dict) else {entry: {}}
     return Step(
         name=name,
         cmd=stage["cmd"],
@@ -125,11 +130,11 @@ def run_if_changed(folder: Path, step: Step, environment: Mapping[str, str]) -> 
         return
     for path in {*step.outs} - {*step.persist}:
         remove(folder / path)
-    for command in [step.cmd] if isinstance(step.cmd, str) else step.cmd:
+    for command in step.commands:
         tell(f"> {command}")
         code = subprocess.run(command, shell=True, cwd=folder, env=environment, check=False).returncode
         if code:
-            raise SystemExit(code if code > 0 else 128 - code)
+            raise SystemExit(code % 256)
     if missing := [path for path in step.outs if not (folder / path).exists()]:
         raise SfumatoError(f"the stage {step.name} ended, and {missing[0]} does not exist: its command must write it")
     lock["stages"][step.name] = entry | outputs_of(folder, step)
@@ -168,8 +173,8 @@ def described(folder: Path, path: str) -> dict[str, Any]:
     place = folder / path
     if place.is_file():
         return {"path": path, "hash": "md5", "md5": md5_of(place), "size": place.stat().st_size}
-    files = sorted(file for file in place.rglob("*") if file.is_file() and not str(file).endswith(IGNORED))
-    files = [file for file in files if IGNORED[0] not in file.parts]
+    files = sorted(file for file in place.rglob("*") if file.is_file() and not str(file).endswith(UNTRACKED))
+    files = [file for file in files if UNTRACKED[0] not in file.parts]
     listed = [{"md5": md5_of(file), "relpath": file.relative_to(place).as_posix()} for file in files]
     listed.sort(key=lambda one: one["relpath"])
     digest = hashlib.md5(json.dumps(listed, sort_keys=True).encode(), usedforsecurity=False).hexdigest()

@@ -216,11 +216,14 @@ def forking(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="stage-") as place:
         forked = {**environment, "PATH": os.pathsep.join([f"{place}/bin", environment["PATH"]])}
         words = [sys.executable, "-P", "-m", "stages.fork_server", place]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        with subprocess.Popen(words, env=forked, start_new_session=True, **pipes) as server:  # type: ignore[call-overload]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(words, env=forked, start_new_session=True, stdin=pipe, stdout=pipe) as server:
+            assert server.stdin is not None and server.stdout is not None
             ready = server.stdout.readline()
             try:
-                yield forked if ready else {**environment}
+                if not ready:
+                    forked["PATH"] = environment["PATH"]
+                yield forked
             finally:
                 server.stdin.close()  # it ends
                 server.wait()
@@ -240,7 +243,9 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
     with tempfile.TemporaryDirectory() as place:
         said = Path(place) / "error.json"
         watcher = ["sh", "-c", WATCHER, "sh"] if os.name == "posix" else []
-        output = {} if terminal else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        streams: tuple[int | None, int | None] = (None, None)
+        if not terminal:
+            streams = (subprocess.PIPE, subprocess.STDOUT)
         with (
             forking({**os.environ, "PATH": own_path(), LAST_ERROR: str(said)}) as environment,
             subprocess.Popen(
@@ -250,9 +255,10 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
                 env=environment,
                 start_new_session=True,
                 stdin=subprocess.PIPE,
+                stdout=streams[0],
+                stderr=streams[1],
                 text=True,
                 errors="replace",
-                **output,
             ) as running,
         ):
             last = deque[str](maxlen=5)
