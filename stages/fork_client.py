@@ -70,7 +70,7 @@ def main() -> None:
     address = sys.argv[1]
     words = sys.argv[2:]
     heard = [number for number in (*PASSED_ON, *STOPS) if signal.getsignal(number) is not signal.SIG_IGN]
-    signal.pthread_sigmask(signal.SIG_BLOCK, heard)  # until the command runs
+    signal.pthread_sigmask(signal.SIG_BLOCK, heard)  # delivered once the command runs
     with socket.socket(socket.AF_UNIX) as server:
         try:
             server.connect(address)

@@ -120,7 +120,7 @@ class Server:
         client, _ = self.listening.accept()
         request = None
         streams: list[int] = []
-        with suppress(OSError, ValueError), client.makefile("rb") as stream:  # of a client that was killed meanwhile
+        with suppress(OSError, ValueError), client.makefile("rb") as stream:  # the client was killed
             size, streams, _, _ = socket.recv_fds(client, 4, 3)
             request = Request(**json.loads(stream.read(int.from_bytes(size, "big"))))
         if request is None or not self.accepts(request):

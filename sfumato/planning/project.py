@@ -192,12 +192,12 @@ class Project:
 
 
 def own_path() -> str:
-    """Return PATH with the programs of this very environment first."""
+    """Return PATH with the programs of this Python environment first."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
 def is_off(folder: Path, command: str) -> bool:
-    """Whether a command of `dvc.yaml` runs a stage that the recipe does not."""
+    """Return whether a command of `dvc.yaml` runs a stage that the recipe leaves out."""
     name = command.split()[-1]
     with suppress(*UNREADABLE):
         return name in STAGES and not read_yaml(folder / PLAN / f"{name}.yaml")["enabled"]
@@ -230,14 +230,13 @@ def forking(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> None:
-    """Run `dvc repro` of this very environment, its `stage` first on the path.
+    """Run `dvc repro` of this Python environment, with its `stage` command first on the path.
 
-    shown: print its lines, but not those of stages that are off; terminal: let DVC and its stages
-    print as they do without this function.
+    shown: print its lines, without stages that are off; terminal: leave the terminal to DVC and its
+    stages.
 
     If this process is killed or interrupted, everything that DVC started is interrupted too, and killed 2 seconds
-    later. Entries that an earlier run left in DVC's lock are removed first. shown: print the output. Raises the error
-    of the stage that failed.
+    later. Entries that an earlier run left in DVC's lock are removed first. Raises the error of the stage that failed.
     """
     release_left(folder)
     with tempfile.TemporaryDirectory() as place:
@@ -249,7 +248,7 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
         with (
             forking({**os.environ, "PATH": own_path(), LAST_ERROR: str(said)}) as environment,
             subprocess.Popen(
-                # -P: nothing in the user's folder takes the place of a package
+                # -P: no file in the user's folder can replace a package
                 [*watcher, sys.executable, "-P", "-m", "dvc", "repro", *targets],
                 cwd=folder,
                 env=environment,
@@ -264,12 +263,12 @@ def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> N
             last = deque[str](maxlen=5)
             for line in running.stdout or ():
                 last.append(line)
-                shown &= not line.startswith("error: ")  # it is raised below
+                shown &= not line.startswith("error: ")  # raised below instead
                 off = line.startswith("> ") and is_off(folder, line)
                 if shown and line.strip() and not off and not line.startswith(NOISE):
                     print(line, end="", flush=True)
             running.wait()
-            running.communicate("\n")  # the watcher leaves
+            running.communicate("\n")  # ends the watcher
         if running.returncode and said.is_file():
             raise error_from(read_json(said))
         if running.returncode:
