@@ -63,14 +63,11 @@ $(VENV)/.installed-docs: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 install: $(VENV)/.installed
 
-# as `Project.run`: stages that are off, and DVC's own lines, are not shown
-RUN := import sys; from pathlib import Path; from sfumato.planning.project import repro; sys.tracebacklimit = 0; repro(Path(), *sys.argv[1:], shown=True)
-
 # The demo keeps its own state inside the clone, unless SFUMATO_STATE says otherwise. Real images belong into the default state directory.
 demo: $(VENV)/.installed
-	@$(BIN)/stage recipe show | grep -q '^data:.*source: digits' || { echo "make demo is for the digits, and params.yaml names other images: run dvc repro" >&2; exit 2; }
+	@$(BIN)/stage recipe show | grep -q '^data:.*source: digits' || { echo "make demo is for the digits, and params.yaml names other images: run stage run" >&2; exit 2; }
 	@PATH="$(BIN):$$PATH" SFUMATO_STATE="$${SFUMATO_STATE:-$(CURDIR)/.sfumato}" \
-		DVC_SITE_CACHE_DIR="$${DVC_SITE_CACHE_DIR:-$${SFUMATO_STATE:-$(CURDIR)/.sfumato}/dvc}" $(BIN)/python -P -c '$(RUN)' $(REPRO)
+		DVC_SITE_CACHE_DIR="$${DVC_SITE_CACHE_DIR:-$${SFUMATO_STATE:-$(CURDIR)/.sfumato}/dvc}" $(BIN)/stage run -- $(REPRO)
 	@echo "open artifacts/synthesize/grid.png           the digits that were drawn" && \
 		echo "     artifacts/report/index.html             the report, which may be shared" && \
 		echo "     evaluation/report.html                  your own page: how useful the digits are; do not share it"

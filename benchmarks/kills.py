@@ -47,8 +47,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 import forked_stages  # noqa: E402
 from faults import KINDS, MOMENTS, SIGNALS, fault  # noqa: E402
 
+from stages.fork_server import SOCKET  # noqa: E402
+
 NAME, PERSONS, EACH = "photos", 30, 2
-SOCKET = "stages.socket"
 LONGEST = 600  # Seconds of a run
 IN_A_ROW = 4  # Runs that are hit before one is left alone
 AMID = 1.5  # Seconds from the first entry of a run within which every other fault comes

@@ -31,6 +31,7 @@ from stages.launch import EXIT_CODE, leave
 from stages.merge import merge
 from stages.plan import plan
 from stages.report import report
+from stages.run import run
 from stages.runner import command, keep_memory_off_disk
 from stages.screen import hold_back, named, say, wrapped
 from stages.serve import serve
@@ -50,7 +51,7 @@ app = typer.Typer(
     help="Sfumato: labelled synthetic images from sensitive ones, with a ledger of the privacy they cost. "
     "After `stage plan`, each stage can be run on its own.",
 )
-COMMANDS: list[Callable[..., None]] = [init, brief, plan]
+COMMANDS: list[Callable[..., None]] = [init, brief, plan, run]
 COMMANDS += [command(stage) for stage in STAGES.values() if stage.kind is not Kind.LOCAL]
 COMMANDS += [evaluate, compare, merge, report, egress, serve, doctor, du, forget]
 for function in COMMANDS:

@@ -57,9 +57,9 @@ def init(
     if not owner.answer("Write the project?", True, None):
         raise typer.Exit(1)
     made.write(say, force=options.force, more=officers_words(owner))
-    following = "dvc repro"
+    following = "stage run"
     if made.out != Path.cwd():
-        following = f"cd {made.out} && dvc repro"
+        following = f"cd {made.out} && stage run"
     say(f"\nwritten to {made.out}. Next: {following}")
     say("If someone must permit the release first, `stage brief` writes the request.")
 

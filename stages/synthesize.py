@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sfumato.settings.stage import FREE, Stage, one_label_only
+from sfumato.settings.stage import FREE, PUBLIC, Stage, one_label_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 def synthesize(run: StageRun, settings: Synthesize) -> None:
+    from sfumato.data.cards import CARD, read_public_card
     from sfumato.data.tables import check_parquet
     from sfumato.features.teacher_network import guide_by, load_teacher
     from sfumato.queries.feature_means import load_means
@@ -60,7 +61,10 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
             varied = replace(varied, asked=None)  # its labels were already the teacher's
     with run.writing() as directory:
         inputs = list(run.inputs.values())
-        save_release(directory, varied, sources, merge_records(inputs), plan, declared_apart(inputs))
+        public = None
+        if (PUBLIC / CARD).is_file():
+            public = read_public_card(PUBLIC / CARD).source
+        save_release(directory, varied, sources, merge_records(inputs), plan, declared_apart(inputs), public)
 
 
 def choose(

@@ -32,9 +32,15 @@ from sfumato.runtime import compute
 
 CUDA = torch.device("cuda", 0)
 GIB = 2**30
+LARGE = 4000  # numbers in the larger tensor: more than of one image, by which a network finds the width of its layers
 PRODUCT = tuple(f"{Path(__file__).resolve().parents[1] / folder}/" for folder in ("sfumato", "stages"))
 CPU_GENERATOR = torch.Generator
 aten = torch.ops.aten
+# what a card is for; on real tensors, it idles meanwhile
+PRODUCTS = {
+    *(aten.convolution.default, aten.convolution_backward.default, aten._slow_conv2d_forward.default),
+    *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default),
+}
 
 # --- autocast, which fake tensors escape: what is on PyTorch's lists and used here ------------------------------------
 
@@ -116,14 +122,16 @@ class Card:
     """What a program did with the card.
 
     waits, copies: how often, by place, line and operation: the program waited for the card; it copied memory up that is
-    not pinned. live, peak: bytes of tensors; more than `size` raises OutOfMemoryError.
+    not pinned. on_cpu: how often a product or convolution of at least LARGE numbers ran beside the card, by place.
+    held: how many tensors came into its memory. live, peak: bytes of tensors; more than `size` raises OutOfMemoryError.
     """
 
     def __init__(self, size: int) -> None:
         self.size, self.free = size, lambda: (int(0.98 * size) - self.live, size)
         self.waits: Counter[tuple[str, int, str]] = Counter()
         self.copies: Counter[tuple[str, int, str]] = Counter()
-        self.live = self.peak = 0
+        self.on_cpu: Counter[str] = Counter()
+        self.live = self.peak = self.held = 0
         self.storages: dict[int, weakref.ref] = {}
 
     @property
@@ -144,6 +152,11 @@ class Card:
         if where := place():
             self.copies[*where, what] += 1
 
+    def beside(self, tensors: Sequence[Tensor]) -> None:
+        """Count a product on the CPU."""
+        if max(value.numel() for value in tensors) >= LARGE and (where := place()):
+            self.on_cpu[where[0]] += 1
+
     def hold(self, tensor: Tensor) -> None:
         """Count the memory of a tensor for as long as it is there."""
         storage = tensor.untyped_storage()
@@ -157,6 +170,7 @@ class Card:
 
         self.storages[key] = weakref.ref(storage, gone)
         self.live += size
+        self.held += 1
         self.peak = max(self.peak, self.live)
         if self.live > self.size:
             raise torch.cuda.OutOfMemoryError(f"{self.live / GIB:.1f} of {self.size / GIB:.1f} GiB at {place()}")
@@ -188,6 +202,8 @@ class Operators(TorchDispatchMode):
         device = kwargs.get("device")
         upwards = device is not None and torch.device(device).type == "cuda"
         if not upwards and not any(isinstance(value, FakeTensor) for value in tensors):
+            if function in PRODUCTS:
+                self.card.beside(tensors)
             with _disable_current_modes():
                 return function(*args, **{**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs)
         if function in ANSWERS:

@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -33,6 +34,7 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+import sfumato
 from sfumato.data.cards import PublicCard
 from sfumato.data.images import ImageSet, Shape, as_bytes, save_images
 from sfumato.data.store import LatentSet
@@ -490,6 +492,11 @@ class SilentRun(QueryRun):
         return as_bytes(images)
 
 
+def import_all() -> None:
+    for module in walk_packages(sfumato.__path__, "sfumato."):
+        import_module(module.name)
+
+
 @contextmanager
 def settled(run: SilentRun) -> Iterator[None]:
     """Fixed randomness and arithmetic: secret draws, precision, signs of eigenvectors."""
@@ -520,6 +527,7 @@ def settled(run: SilentRun) -> Iterator[None]:
         begin(gradients, *given, **more)
         gradients.draw(torch.zeros(gradients.microbatch_size, *gradients.model.shape))
 
+    import_all()  # a module that is first imported under a patch would keep the stand-ins
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng(devices=[]):
         for module in [m for name, m in sys.modules.items() if name.split(".")[0] in ("sfumato", "stages")]:

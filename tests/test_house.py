@@ -195,7 +195,7 @@ def test_nothing_in_a_file_is_run():
     pickled = ["sfumato/evaluation/extractors.py", "sfumato/features/efficientnet_lite.py"]  # of a known sha256
     assert [name for name, text in texts.items() if "torch.load(" in text] == pickled
     by_name = [name for name, text in texts.items() if "import_module(" in text]
-    assert by_name == ["sfumato/__init__.py", "sfumato/settings/stages.py"]
+    assert by_name == ["sfumato/__init__.py", "sfumato/settings/stages.py", "stages/fork_server.py"]
 
 
 @pytest.mark.parametrize(

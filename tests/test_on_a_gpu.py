@@ -58,6 +58,7 @@ from sfumato.settings.release import Synthesize
 from sfumato.settings.training import Amp, Auxiliary, Classifier, Phase
 from sfumato.training.curriculum import warm_up
 from sfumato.training.public_classifier import train_public_classifier
+from sfumato.training.supervised import Schedule, train_supervised
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 CUDA, SHAPE, CLASSES = torch.device("cuda"), (1, 16, 16), 10
@@ -67,7 +68,6 @@ DRAWN = "privacy/charge.py Charge._noised"  # a sum comes to the CPU, where the 
 TRIED = "features/batch_invariant.py place_matters"  # once before a charge: whether an image's place matters
 SUMMED = {"privacy/charge.py Charge.sum", "privacy/rows.py bounded_sum"}
 LABELLED = "features/teacher_network.py probabilities_of"
-STOPPING = "generators/one_step.py EarlyStopping.observe"
 SETTLED = {f"generators/network.py {name}.forward" for name in ("Widen", "Residual", "Generator")}  # plain means
 PARTS: dict[str, tuple[Callable[[], object], set[str]]] = {}
 
@@ -224,37 +224,37 @@ def small_generator(shape: Shape = SHAPE, several: bool = False) -> Any:
     return new_generator(shape, CLASSES, 8, 8, 0, several)
 
 
-@part(STOPPING, SETTLED, "generators/one_step.py drawing")
+@part(SETTLED, "generators/one_step.py drawing")
 def fit_to_fourier_features() -> None:
     chosen = FeatureMap(length_scales=(0.3, 0.1)), FeatureMap(map="scattering"), FeatureMap(map="moduli")
     found = fitted(small_generator(), maps(*chosen))
     assert draw_images(found, 30, EVEN)[0].device.type == "cpu"
 
 
-@part(STOPPING, SETTLED)
+@part(SETTLED)
 def fit_to_plain_and_local_maps() -> None:
     plain = FeatureMap(map="tangent", kernel="linear"), FeatureMap(map="moduli", kernel="squared")
     fitted(small_generator(), maps(*plain, FeatureMap(map="patches"), FeatureMap(kernel="rational-quadratic")))
 
 
-@part(STOPPING, SETTLED, {f"generators/network.py {name}.forward" for name in ("Enlarge", "Level")})
+@part(SETTLED, {f"generators/network.py {name}.forward" for name in ("Enlarge", "Level")})
 def fit_coarse_to_fine() -> None:
     shape = (1, 64, 64)
     fitted(small_generator(shape), maps(FeatureMap(), FeatureMap(block=2), shape=shape))
 
 
-@part(STOPPING, SETTLED)
+@part(SETTLED)
 def fit_to_several_labels() -> None:
     shares = torch.full((CLASSES + 1,), 0.3).double()
     fitted(small_generator(several=True), maps(FeatureMap()), several=True, row_means=shares)
 
 
-@part(STOPPING, SETTLED)
+@part(SETTLED)
 def fit_under_a_teacher() -> None:
     fitted(small_generator(), maps(FeatureMap()), teacher=teacher(), agreement=0.01)
 
 
-@part(STOPPING, SETTLED)
+@part(SETTLED)
 def fit_to_moments_of_public_networks() -> None:
     for kind in ("residual", "whitened"):
         fitted(small_generator(), moment_features(build_network(kind, SHAPE, CLASSES, 8).eval()))
@@ -295,7 +295,7 @@ def query_of_votes() -> None:
     query_histogram(charge(images()), model, 1, CLASSES)
 
 
-@part(TRIED, LABELLED, "features/teacher_network.py TeacherNetwork.of")
+@part(TRIED, SUMMED, LABELLED, "queries/teacher.py query_teacher", "features/teacher_network.py TeacherNetwork.of")
 def query_of_a_teacher() -> None:
     settings = Teacher(steps=2, dimension=32, feature="deep-scattering")
     features, spread = fit_features(settings, SHAPE, None, images(), 0)
@@ -311,7 +311,7 @@ def test_features_learned_on_a_gpu_are_queried_there():
         network = train_feature_network(images(300), known, 2, 0, lambda done, total: None)
         features = learned_features(known.features, network, 100, 0)
         query_feature_means(charge(images()), features.to(CUDA), CLASSES, 40.0)
-    fitted_there = {LABELLED, "training/supervised.py apply", "features/projection.py ProjectedFeatures.fit"}
+    fitted_there = {LABELLED, "training/supervised.py apply"}
     assert card.waiting == SUMMED | {TRIED} | fitted_there
 
 
@@ -376,6 +376,35 @@ def labels_of_a_teacher() -> None:
     settings = Synthesize(count=100, relabel=True, distorted=0.4, mixed=0.2)
     vary(pixels, torch.arange(100) % CLASSES, settings, teacher(), 0)
     classify(teacher(), images(300))
+
+
+def test_a_step_of_supervised_training_copies_from_pinned_memory_only():
+    schedule = Schedule(steps=2, learning_rate=0.1, weight_decay=0.0, augment=True)
+    with pretended_gpu() as card:
+        model = build_network("residual", (3, 16, 16), CLASSES, 8).to(CUDA)
+        card.copies.clear()
+        train_supervised(model, [(torch.rand(8, 3, 16, 16), torch.arange(8))] * 2, schedule)
+    assert not card.copying and not card.waiting
+
+
+def test_a_step_of_a_generator_copies_from_pinned_memory_only():
+    def copies(steps: int) -> int:
+        features = maps(FeatureMap())
+        with pretended_gpu() as card:
+            releases = [FeatureMeans(torch.zeros(features.size, CLASSES), features)]
+            fit_generator(small_generator(), releases, Auxiliary(steps=steps, batch=20), EVEN, 0)
+        return sum(card.copies.values())
+
+    assert copies(4) == copies(2)
+
+
+def test_the_steps_of_a_teacher_run_on_the_card():
+    with pretended_gpu() as card:
+        settings = Teacher(steps=2, dimension=32, feature="deep-scattering")
+        features, spread = fit_features(settings, SHAPE, None, images(300), 0)
+        rows = latents(features, features)
+        query_teacher(charge(rows, settings.max_norm), settings, CLASSES, 40.0, spread, lambda done, total: None)
+    assert spread.device.type == "cuda" and not card.on_cpu
 
 
 @part("training/supervised.py apply")

@@ -217,9 +217,14 @@ def as_uint8(images: Tensor) -> np.ndarray:
     return as_bytes(images).permute(0, 2, 3, 1).contiguous().numpy()
 
 
+def read_at_once(shape: Sequence[int]) -> int:
+    """Return how many images of a shape to encode at a time: 64, or up to 1024 small ones."""
+    return max(64, min(1024, 2**20 // math.prod(shape)))
+
+
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a batch from the processor to `device`; asynchronous on CUDA."""
-    if device.type == "cuda":
+    """Copy a batch to `device`; asynchronously from the processor to CUDA."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 

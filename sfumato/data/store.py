@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sfumato.data.cards import AGAIN_PUBLIC, CARD, TO_PREPARE, Card, dataset_directory, read_card, read_public_card
-from sfumato.data.images import COMPARED_FILE, ImageSet, load_array, load_images, write_header
+from sfumato.data.images import COMPARED_FILE, ImageSet, load_array, load_images, read_at_once, write_header
 from sfumato.errors import DataError, reading_sensitive
 from sfumato.settings.data import GROUP, SEVERAL
 from sfumato.storage.digest import digest_of
@@ -122,8 +122,9 @@ def write_latents(
             return
         with replacing_directory(home, private=True) as fresh, open_private(fresh / LATENTS) as file:
             shown = 0
-            for start in range(0, len(images), 64):  # 64 images in memory at a time
-                batch, _ = images.batch(np.arange(start, min(start + 64, len(images))))
+            size = read_at_once(card.shape)
+            for start in range(0, len(images), size):
+                batch, _ = images.batch(np.arange(start, min(start + size, len(images))))
                 rows = encode(batch).cpu().half().numpy()
                 if start == 0:
                     write_header(file, rows.dtype, (len(images), *rows.shape[1:]))

@@ -1,14 +1,21 @@
 """Batch-invariant features: an image's features are bit-identical in any batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from sfumato.data.images import Shape
+from sfumato.data.images import Shape, read_at_once
 from sfumato.runtime.compute import one_thread
 
-BATCH_SIZE = 64  # Images per batch
+BATCH_SIZE = 64  # Images per batch on a CPU
+
+
+def batch_size(shape: Sequence[int], device: torch.device) -> int:
+    """Return the number of images per batch, by device and shape only: a GPU takes more small ones."""
+    if device.type == "cpu":
+        return BATCH_SIZE
+    return read_at_once(shape)
 
 
 def rows_alone(function: Callable[[Tensor], Tensor], images: Tensor, place_matters: bool = True) -> Tensor:
@@ -21,7 +28,7 @@ def rows_alone(function: Callable[[Tensor], Tensor], images: Tensor, place_matte
     image could change the rows of others. Therefore all images use the same memory, in batches of
     one size, on one thread; one image at a time if its place in the batch matters.
     """
-    size = 1 if place_matters else BATCH_SIZE
+    size = 1 if place_matters else batch_size(images.shape[1:], images.device)
     seats = torch.zeros(size, *images.shape[1:], device=images.device)
     finite = images.flatten(1).isfinite().all(dim=1)
     rows = []
@@ -38,13 +45,14 @@ def place_matters(function: Callable[[Tensor], Tensor], shape: Shape, device: to
     Tests random images with this machine's kernels, never sensitive ones.
     """
     random = torch.Generator().manual_seed(0)
-    images = torch.rand(BATCH_SIZE, *shape, generator=random)
+    size = batch_size(shape, device)
+    images = torch.rand(size, *shape, generator=random)
     with torch.no_grad(), one_thread(), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
         first = function(images.to(device))
         for _ in range(4):
-            order = torch.randperm(BATCH_SIZE, generator=random)
+            order = torch.randperm(size, generator=random)
             others = torch.rand(images.shape, generator=random)
-            kept = torch.rand(BATCH_SIZE, generator=random) < 0.5
+            kept = torch.rand(size, generator=random) < 0.5
             mixed = torch.where(kept[:, None, None, None], images[order], others)
             if not torch.equal(function(mixed.to(device))[kept], first[order][kept]):
                 return True

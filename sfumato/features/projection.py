@@ -143,7 +143,7 @@ class ProjectedFeatures(nn.Module):
         if isinstance(self.map, SideBySide):
             blocks = self.map.blocks(as_floats(images[:FEATURE_BATCH].to(device)))
             self.map.centre.copy_(torch.cat(blocks, dim=1).mean(0))
-        seen = torch.cat([self.mapped(as_floats(part.to(device))) for part in images.split(FEATURE_BATCH)]).cpu()
+        seen = torch.cat([self.mapped(as_floats(part.to(device))) for part in images.split(FEATURE_BATCH)])
         mean = seen.mean(0)
         spread = torch.ones_like(mean)
         if isinstance(self.map, (ClassifierFeatures, OwnFeatures)):
@@ -158,7 +158,7 @@ class ProjectedFeatures(nn.Module):
         self.mean.copy_(mean)
         scaled = vectors[:, : self.dimension] * (variances + floor) ** (-power / 2) / spread[:, None]
         self.directions.zero_()[:, : scaled.shape[1]] = scaled
-        return torch.cat([self.projected(part.to(device)) for part in seen.split(FEATURE_BATCH)])
+        return torch.cat([self.projected(part) for part in seen.split(FEATURE_BATCH)])
 
     def config(self) -> dict:
         """Return the arguments that rebuild this map."""

@@ -19,6 +19,7 @@ from sfumato.diffusion.denoiser import Guide
 from sfumato.features.own_network import OWN
 from sfumato.features.projection import FEATURE_BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
+from sfumato.runtime.compute import device
 from sfumato.settings.queries import Teacher
 from sfumato.storage.weights import load_network, save_network
 
@@ -67,12 +68,13 @@ def fit_features(
 ) -> tuple[ProjectedFeatures, Tensor]:
     """Fit the features ψ to public or released images; also return their (d, d) covariance on them.
 
+    Both are on the device of this machine.
     network: network of the feature "classifier"; images: at most FITTED of them are used, chosen by
     `seed`.
     """
     through = settings.network and settings.network.arguments()
     about = settings.features or settings.feature, shape, settings.dimension
-    features = ProjectedFeatures(*about, through or network, settings.flip)
+    features = ProjectedFeatures(*about, through or network, settings.flip).to(device())
     rows = features.fit(images.some(FITTED, seed), settings.power, seed).double()
     return features, rows.T @ rows / len(rows)
 

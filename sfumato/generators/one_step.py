@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from sfumato.data.images import ImageSet, Shape, as_floats, as_uint8, room, save_images
+from sfumato.data.images import ImageSet, Shape, as_floats, as_uint8, room, save_images, to_device
 from sfumato.features import FeatureMeans
 from sfumato.features.fourier import FourierFeatures
 from sfumato.generators.gaussian import GaussianGenerator
@@ -80,8 +80,8 @@ def fit_generator(
     for step, block in enumerate(blocks):
         if step == 0 or block != blocks[step - 1]:
             stopping = EarlyStopping(matches, seed, block)
-        labels, weights = (part.to(device) for part in labels_to_fit(config.batch, priors, several, random))
-        z = torch.randn(config.batch, generator.latent, generator=random).to(device)
+        labels, weights = (to_device(part, device) for part in labels_to_fit(config.batch, priors, several, random))
+        z = to_device(torch.randn(config.batch, generator.latent, generator=random), device)
         # bfloat16, if the device has it, covers the network and the phases, not the embedding and
         # the loss.
         with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
@@ -178,10 +178,11 @@ class EarlyStopping:
         self.means = [torch.zeros_like(match.table) for match in matches]
         self.nearest = [torch.zeros_like(match.table) for match in matches]
         classes = matches[0].table.shape[1]
-        self.least = torch.full((classes,), math.inf)
-        self.waited = torch.zeros(classes)
-        self.batches = torch.zeros(classes)  # number of batches with each class
-        self.held = torch.zeros(classes, dtype=torch.bool)
+        device = matches[0].table.device  # nothing here waits for it
+        self.least = torch.full((classes,), math.inf, device=device)
+        self.waited = torch.zeros(classes, device=device)
+        self.batches = torch.zeros(classes, device=device)  # number of batches with each class
+        self.held = torch.zeros(classes, dtype=torch.bool, device=device)
 
     def loss(self, embeddings: Sequence[Tensor], weights: Tensor, priors: Tensor) -> Tensor:
         """Compute Σ weight · ‖target − μ(G)‖² over the cells in the loss.
@@ -195,20 +196,20 @@ class EarlyStopping:
     @torch.no_grad()
     def observe(self, embeddings: Sequence[Tensor], weights: Tensor) -> None:
         """Record the embeddings of a batch, and freeze the classes that no longer improve."""
-        shown = weights.sum(0).cpu() > 0
+        shown = weights.sum(0) > 0
         self.batches += shown
         part = torch.where(shown, (9 / (self.batches + 9)).clamp(min=1 - self.smooth), 0.0)
-        distance = torch.zeros(len(self.batches))
+        distance = torch.zeros_like(self.least)
         for match, mean, embedding, unseen in zip(self.matches, self.means, embeddings, self.unseen, strict=True):
             mean.lerp_(embedding, part.to(mean))
-            distance += match.weight * (unseen * (mean.square() - 2 * mean * match.table)).sum(0).cpu()
+            distance += match.weight * (unseen * (mean.square() - 2 * mean * match.table)).sum(0)
         nearer = ~self.held & (distance < self.least)
         self.least = torch.where(nearer, distance, self.least)
         self.waited = torch.where(nearer, 0, self.waited + 1)
         ends = ~self.held & (self.waited >= PATIENCE)
         for mean, nearest, target in zip(self.means, self.nearest, self.targets, strict=True):
-            nearest[:, nearer] = mean[:, nearer]
-            target[:, ends] = nearest[:, ends]
+            nearest.copy_(torch.where(nearer, mean, nearest))
+            target.copy_(torch.where(ends, nearest, target))
         self.held |= ends
 
 

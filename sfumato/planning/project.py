@@ -7,15 +7,18 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfumato.errors import LAST_ERROR, ConfigError, DataError, SfumatoError, error_from
+from sfumato.errors import LAST_ERROR, UNREADABLE, ConfigError, DataError, SfumatoError, error_from
 from sfumato.planning.running import release_left
 from sfumato.settings.options import InitOptions
-from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER
-from sfumato.storage.documents import read_json
+from sfumato.settings.stage import ARTIFACTS, CARD_PATH, LEDGER, PLAN
+from sfumato.settings.stages import STAGES
+from sfumato.storage.documents import read_json, read_yaml
 from sfumato.storage.in_use import in_use
 from sfumato.storage.state_directory import state_dir
 
@@ -189,40 +192,83 @@ class Project:
         return page
 
 
-def repro(folder: Path, *targets: str, shown: bool) -> None:
+def own_path() -> str:
+    """Return PATH with the programs of this Python environment first."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def is_off(folder: Path, command: str) -> bool:
+    """Return whether a command of `dvc.yaml` runs a stage that the recipe leaves out."""
+    name = command.split()[-1]
+    with suppress(*UNREADABLE):
+        return name in STAGES and not read_yaml(folder / PLAN / f"{name}.yaml")["enabled"]
+    return False
+
+
+@contextmanager
+def forking(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yield an environment whose `stage` runs each command in a fork of one process, which has the libraries.
+
+    Without such a process, as on systems other than Linux, `stage` is the ordinary program.
+    """
+    if sys.platform != "linux":
+        yield {**environment}
+        return
+    with tempfile.TemporaryDirectory(prefix="stage-") as place:
+        forked = {**environment, "PATH": os.pathsep.join([f"{place}/bin", environment["PATH"]])}
+        words = [sys.executable, "-P", "-m", "stages.fork_server", place]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(words, env=forked, start_new_session=True, stdin=pipe, stdout=pipe) as server:
+            assert server.stdin is not None and server.stdout is not None
+            ready = server.stdout.readline()
+            try:
+                if not ready:
+                    forked["PATH"] = environment["PATH"]
+                yield forked
+            finally:
+                server.stdin.close()  # it ends
+                server.wait()
+
+
+def repro(folder: Path, *targets: str, shown: bool, terminal: bool = False) -> None:
     """Run `dvc repro` of this Python environment, with its `stage` command first on the path.
 
+    shown: print its lines, without stages that are off; terminal: leave the terminal to DVC and its
+    stages.
+
     If this process is killed or interrupted, everything that DVC started is interrupted too, and killed 2 seconds
-    later. Entries that an earlier run left in DVC's lock are removed first. shown: print the output. Raises the error
-    of the stage that failed.
+    later. Entries that an earlier run left in DVC's lock are removed first. Raises the error of the stage that failed.
     """
     release_left(folder)
     with tempfile.TemporaryDirectory() as place:
         said = Path(place) / "error.json"
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         watcher = ["sh", "-c", WATCHER, "sh"] if os.name == "posix" else []
-        with subprocess.Popen(
-            # -P: no file in the user's folder can replace a package
-            [*watcher, sys.executable, "-P", "-m", "dvc", "repro", *targets],
-            cwd=folder,
-            env={**os.environ, "PATH": path, LAST_ERROR: str(said)},
-            start_new_session=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        ) as running:
+        streams: tuple[int | None, int | None] = (None, None)
+        if not terminal:
+            streams = (subprocess.PIPE, subprocess.STDOUT)
+        with (
+            forking({**os.environ, "PATH": own_path(), LAST_ERROR: str(said)}) as environment,
+            subprocess.Popen(
+                # -P: no file in the user's folder can replace a package
+                [*watcher, sys.executable, "-P", "-m", "dvc", "repro", *targets],
+                cwd=folder,
+                env=environment,
+                start_new_session=True,
+                stdin=subprocess.PIPE,
+                stdout=streams[0],
+                stderr=streams[1],
+                text=True,
+                errors="replace",
+            ) as running,
+        ):
             last = deque[str](maxlen=5)
-            command = ""  # DVC's line for a command, shown before the first line that its stage prints
             for line in running.stdout or ():
                 last.append(line)
                 shown &= not line.startswith("error: ")  # raised below instead
-                if line.startswith("> "):
-                    command = line
-                elif shown and line.strip() and not line.startswith(NOISE):
-                    print(command + line, end="", flush=True)
-                    command = ""
+                off = line.startswith("> ") and is_off(folder, line)
+                if shown and line.strip() and not off and not line.startswith(NOISE):
+                    print(line, end="", flush=True)
+            running.wait()
             running.communicate("\n")  # ends the watcher
         if running.returncode and said.is_file():
             raise error_from(read_json(said))

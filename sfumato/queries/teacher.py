@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sfumato.data.images import to_device
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.rows import Rows, one_hot
 from sfumato.settings.queries import Teacher
@@ -20,10 +21,11 @@ def error_rows(weights: Tensor, rows: Tensor, labels: Tensor, offsets: Tensor | 
     independent head, and p is the sigmoid of its logit plus its offset. One row then contains the
     errors of all heads; its norm is at most √M, and the charge clips it to `max_norm`.
 
-    weights: (d, M) float64;
+    weights: (d, M) float64, on the device of the result;
     rows: ψ(x), (B, d), of norm 1 up to rounding;
     labels: (B,) int64, or several labels, (B, M) of 0 and 1.
     """
+    rows, labels = (to_device(part, weights.device) for part in (rows, labels))
     logits = rows.double() @ weights
     if labels.ndim == 2:
         if offsets is not None:
@@ -49,27 +51,30 @@ def query_teacher(
 
     public_size: N̄, the expected size of a draw, never a realised count;
     covariance: (d, d), covariance of features of public or released images, which preconditions the
-    steps if `settings.ridge` is set;
+    steps if `settings.ridge` is set. Steps are computed on its device;
     offsets: with several labels, (M,), the logit of the released share of images with each label.
 
-    Returns the weights, (d, M) float64.
+    Returns the weights, (d, M) float64, on the CPU.
 
     Guarantee: the row of an image is clipped to `settings.max_norm`, over all its labels together.
     """
-    weights = torch.zeros(len(covariance), classes, dtype=torch.float64)
+    device = covariance.device
+    weights = torch.zeros(len(covariance), classes, dtype=torch.float64, device=device)
     velocity = torch.zeros_like(weights)
     mean = torch.zeros_like(weights)
     averaged = 0
-    precondition = torch.eye(len(covariance), dtype=torch.float64)
+    precondition = torch.eye(len(covariance), dtype=torch.float64, device=device)
     if settings.ridge is not None:
         precondition = settings.ridge * torch.linalg.inv(covariance.double() + settings.ridge * precondition)
+    if offsets is not None:
+        offsets = offsets.to(device)
     for step in range(charge.uses):
         released = charge.sum(partial(error_rows, weights, offsets=offsets), settings.max_norm, size=4096)
-        velocity = settings.momentum * velocity + precondition @ (released / public_size)
+        velocity = settings.momentum * velocity + precondition @ (to_device(released, device) / public_size)
         done = step / charge.uses
         weights = weights + settings.learning_rate * (1 - (1 - settings.last_rate) * done) * velocity
         if step >= math.floor((1 - settings.average) * charge.uses):
             averaged += 1
             mean += (weights - mean) / averaged
         report(step + 1, charge.uses)
-    return mean
+    return mean.cpu()

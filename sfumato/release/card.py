@@ -29,11 +29,16 @@ def neighbours(unit: str, adjacency: str) -> str:
 
 
 def dataset_card(
-    plan: StagePlan[Synthesize], card: Mapping[str, Any], per_class: Sequence[int], records: Mapping[str, dict]
+    plan: StagePlan[Synthesize],
+    card: Mapping[str, Any],
+    per_class: Sequence[int],
+    records: Mapping[str, dict],
+    public_source: str | None = None,
 ) -> str:
     """Write the card as Markdown with YAML front matter, byte-deterministic.
 
-    card: the content of `card.json`; per_class: (M,) images of each label.
+    card: the content of `card.json`; per_class: (M,) images of each label; public_source: source of
+    the public images.
     """
     drawn = dict(card["sources"])
     chosen = drawn.pop(PUBLIC_SOURCE, 0)
@@ -58,6 +63,7 @@ def dataset_card(
         classes=[(str(label), name, str(number)) for label, (name, number) in numbers],
         about=[(word, plan.about[key]) for key, word in WORDS["about"].items() if key in plan.about],
         prepared=card["prepared"],
+        licence=WORDS["licences"].get(public_source, ""),
     )
 
 

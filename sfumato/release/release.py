@@ -31,10 +31,11 @@ def save_release(
     records: Mapping[str, dict],
     plan: StagePlan[Synthesize],
     apart: Sequence[str] = (),
+    public_source: str | None = None,
 ) -> None:
     """Write the released set. Pictures show unchanged images only.
 
-    sources: (N,), stage that drew each image.
+    sources: (N,), stage that drew each image; public_source: source of the public set.
     """
     drawn = dict(sorted(Counter(sources.tolist()).items()))
     released = ImageSet(varied.images.permute(0, 2, 3, 1).numpy(), varied.labels.numpy(), plan.classes)
@@ -80,7 +81,7 @@ def save_release(
     }
     write_json(directory / "card.json", card, ensure_ascii=False)
     counts = per_class(released.labels, len(plan.classes)).tolist()
-    text = dataset_card(plan, card, counts, records)
+    text = dataset_card(plan, card, counts, records, public_source)
     (directory / "README.md").write_text(text, encoding="utf-8")
     (directory / ATTRIBUTES).write_text(UNTOUCHED, encoding="utf-8")
 

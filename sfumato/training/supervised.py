@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.data.images import ImageSet
+from sfumato.data.images import ImageSet, to_device
 from sfumato.runtime.compute import device_of, fast_bfloat16
 
 SHIFT = 8  # An image moves by at most its side / SHIFT
@@ -64,7 +64,7 @@ def train_supervised(
     )
     model.train()
     for step, (images, labels) in enumerate(itertools.islice(batches, schedule.steps), start=1):
-        images, labels = (part.to(device) for part in (images, labels))
+        images, labels = (to_device(part, device) for part in (images, labels))
         if schedule.augment:
             images = shift_and_mirror(images, mirror=images.shape[1] == 3)
         with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
@@ -93,8 +93,9 @@ def shift_and_mirror(images: Tensor, mirror: bool) -> Tensor:
     )
     if mirror:
         columns = torch.where(torch.rand(count, 1) < 0.5, columns.flip(1), columns)
-    shifted = images.gather(2, rows.to(images.device)[:, None, :, None].expand(images.shape))
-    return shifted.gather(3, columns.to(images.device)[:, None, None, :].expand(images.shape))
+    rows, columns = (to_device(part, images.device) for part in (rows, columns))
+    shifted = images.gather(2, rows[:, None, :, None].expand(images.shape))
+    return shifted.gather(3, columns[:, None, None, :].expand(images.shape))
 
 
 def to_tensor(images: np.ndarray, device: str) -> Tensor:

@@ -10,10 +10,11 @@ from small_record import small_record
 from torchvision.datasets import ImageFolder
 
 from sfumato.data.images import ImageSet
+from sfumato.data.rendered import DRAWN
 from sfumato.data.sources import read_source
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, Mechanism
-from sfumato.release.card import PREPARED, cost_of, dataset_card
+from sfumato.release.card import PREPARED, WORDS, cost_of, dataset_card
 from sfumato.release.exports import PNG, folder_names, mark_of, save_npz, save_png_folders
 from sfumato.settings.data import Data
 
@@ -35,12 +36,14 @@ def card(**more) -> str:
     of_card = {"sources": {"finetune": 1200}, "kinds": {"plain": 1200}, "prepared": PREPARED}
     behind = more.pop("records", records())
     per_class = more.pop("per_class", [700, 500])
+    public_source = more.pop("public_source", None)
     of_plan = {"dataset_id": "clinic-2026", "shape": (1, 8, 8), "classes": ("benign", "mal|ignant")}
     of_plan |= {"size_hint": 1500, "delta": None, "about": {}, "several": False, "prepared": {}, "accountant": "rdp"}
     settings = SimpleNamespace(export=more.pop("export", ()), relabel=False, herding=1, mark="pictures")
     plan = SimpleNamespace(settings=settings, **of_plan | {key: more.pop(key) for key in of_plan if key in more})
     of_card |= more | cost_of(plan, behind)
-    return dataset_card(plan, of_card | {"images": sum(of_card["sources"].values())}, per_class, behind)
+    of_card |= {"images": sum(of_card["sources"].values())}
+    return dataset_card(plan, of_card, per_class, behind, public_source)
 
 
 def front(text: str) -> dict:
@@ -144,6 +147,16 @@ def test_the_card_says_which_images_are_public_and_which_are_no_plain_ones():
     assert "600 are as they were drawn, 400 are warped, textured" in varied
     assert "none of them distorted or blended](grid.png)" in varied and 'kinds=["plain"]' in varied
     assert "as they were drawn" not in card()
+
+
+def test_the_card_states_the_licence_of_public_images_that_were_drawn():
+    assert set(WORDS["licences"]) == set(DRAWN)
+    chosen = {"sources": {"select": 1200}}
+    assert "So is their licence." in card(**chosen, public_source="npz")
+    for source, words in (("glyphs", "no licence of their own"), ("photos", "under CC BY 2.0")):
+        told = card(**chosen, public_source=source)
+        assert words in told and "So is their licence" not in told
+    assert "licence of their own" not in card(public_source="glyphs"), "none of them is in the release"
 
 
 def test_the_card_says_of_gaussians_what_is_not_of_the_sensitive_images():

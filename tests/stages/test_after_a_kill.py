@@ -27,8 +27,7 @@ DP_SGD = {  # the call that dies, and which of them
 DP_SGD_RELEASED = {
     "before it is journalled": ("sfumato.privacy.charge.Charge.close", 1),
     "before it is taken over": ("stages.runner.copy_directory", 1),
-    # after those of three steps
-    "before its checkpoint is dropped": ("sfumato.privacy.checkpoint.drop_checkpoints", 4),
+    "before its checkpoint is dropped": ("sfumato.privacy.checkpoint.drop_checkpoints", 1),
 }
 
 

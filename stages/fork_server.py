@@ -1,0 +1,249 @@
+"""A process that has imported the libraries, and forks a child for each command of `stage` in a run.
+
+    python -P -m stages.fork_server FOLDER
+
+A start of Python with its libraries takes seconds of a processor, a fork a hundredth of one. FOLDER is private to the
+user; it gets a socket, and a folder `bin` to be put first into PATH. The server reads no images. Each command runs in
+a child of its own, as in a process that was started for it: streams, folder, environment, signals and exit code are
+the command's. The server ends with the process that started it, whose pipe is its standard input.
+
+Guarantee: only the user, by the mode of FOLDER, can hand over a command. A child inherits no randomness of the noise:
+each process draws a key of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import json
+import math
+import os
+import selectors
+import shlex
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+from sfumato.settings.stages import STAGES
+from stages import fork_client
+from stages.fork_client import ACCEPTED, CODE, circumstances
+
+SOCKET = "socket"
+# packages that stages import in their functions
+PACKAGES = ("data", "features", "dpsgd", "diffusion", "generators", "training", "queries", "release")
+TIME_TO_END = 3.0  # seconds for commands to end once the starter is gone
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A command as a client hands it over. around: its `circumstances`."""
+
+    words: list[str]
+    folder: str
+    environment: dict[str, str]
+    around: dict[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A child that runs a command. ended: a descriptor that can be read once the child has ended."""
+
+    process: int
+    ended: int
+    client: socket.socket
+
+    def send(self, number: int) -> None:
+        """Send a signal to the child and to all that it started."""
+        try:
+            os.killpg(self.process, number)
+        except ProcessLookupError:  # it does not lead a group yet
+            with suppress(ProcessLookupError):
+                os.kill(self.process, number)
+
+    def finish(self) -> None:
+        """Send the exit code of the ended child to its client."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+        with suppress(OSError):  # the client is gone
+            self.client.send(code.to_bytes(CODE, "big", signed=True))
+        self.client.close()
+        os.close(self.ended)
+
+
+class Server:
+    """Waits for commands, and forks.
+
+    prepare: imports what a command needs; accepts: whether a command may run in a fork.
+    """
+
+    def __init__(self, folder: Path, prepare: Callable[[Request], None], accepts: Callable[[Request], bool]) -> None:
+        self.prepare = prepare
+        self.accepts = accepts
+        self.running: set[Running] = set()
+        self.selector = selectors.DefaultSelector()
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(str(folder / SOCKET))
+        self.listening.listen()
+        self.selector.register(self.listening, selectors.EVENT_READ)
+
+    def serve(self, starter: int) -> Request | None:
+        """Fork for each command, until the pipe `starter` is closed and all commands have ended.
+
+        Returns in each child, with its command, and at the end in the server, with None.
+        """
+        self.selector.register(starter, selectors.EVENT_READ)
+        deadline = math.inf
+        longest = None  # wait of the selector, in seconds
+        while self.running or deadline == math.inf:
+            for key, _ in self.selector.select(longest):
+                if key.data:
+                    self.attend(key.data, key.fd)
+                elif key.fd == starter:
+                    longest = TIME_TO_END
+                    deadline = time.monotonic() + longest
+                    self.selector.unregister(starter)
+                elif request := self.receive():
+                    return request
+            if time.monotonic() > deadline:
+                for one in self.running:
+                    one.send(signal.SIGKILL)
+        return None
+
+    def receive(self) -> Request | None:
+        """Accept a command and fork. Return the command in the child."""
+        client, _ = self.listening.accept()
+        request = None
+        streams: list[int] = []
+        with suppress(OSError, ValueError), client.makefile("rb") as stream:  # the client was killed
+            size, streams, _, _ = socket.recv_fds(client, 4, 3)
+            request = Request(**json.loads(stream.read(int.from_bytes(size, "big"))))
+        if request is None or not self.accepts(request):
+            client.close()
+        else:
+            self.prepare(request)
+            server = os.getpid()
+            process = os.fork()
+            if process == 0:
+                self.close()
+                become(request, streams, server)
+                client.send(ACCEPTED)
+                client.close()
+                return request
+            running = Running(process=process, ended=os.pidfd_open(process), client=client)
+            self.running.add(running)
+            self.selector.register(running.ended, selectors.EVENT_READ, running)
+            self.selector.register(client, selectors.EVENT_READ, running)
+        for descriptor in streams:
+            os.close(descriptor)
+        return None
+
+    def attend(self, one: Running, descriptor: int) -> None:
+        """Answer the end of a child, or a client that passes on a signal, or was killed itself."""
+        if one not in self.running:
+            return  # both came at once
+        if descriptor == one.ended:
+            self.running.remove(one)
+            self.selector.unregister(one.ended)
+            with suppress(KeyError):
+                self.selector.unregister(one.client)
+            one.finish()
+            return
+        passed = b""
+        with suppress(ConnectionError):
+            passed = one.client.recv(1)
+        if passed:
+            one.send(passed[0])
+        else:
+            self.selector.unregister(one.client)
+            one.send(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close in a child what only the server uses."""
+        self.listening.close()
+        for one in self.running:
+            one.client.close()
+            os.close(one.ended)
+        self.selector.close()
+
+
+def become(request: Request, streams: list[int], server: int) -> None:
+    """Make a forked child equal to a process that was started for the command."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(1)  # it was killed before
+    os.environ.clear()
+    os.environ.update(request.environment)
+    os.chdir(request.folder)
+    for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
+        os.dup2(streams[number], number)
+        os.close(streams[number])
+        old = getattr(sys, name)
+        stream = open(number, mode, 1, old.encoding, old.errors, closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.argv = ["stage", *request.words]
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # Python's own generator does so itself
+
+
+def import_libraries(request: Request) -> None:
+    """Import what a command needs and later ones too. Nothing may compute: threads and GPUs do not survive a fork."""
+    import stages.cli  # noqa: F401
+
+    name = "".join(request.words[:1])
+    if name in STAGES or name == "plan":
+        import dp_accounting.pld  # noqa: F401
+
+        import sfumato.planning.folder  # noqa: F401
+    if name in STAGES:
+        import torch._dynamo  # noqa: F401  # which optimizers import
+
+        for package in PACKAGES:
+            for module in iter_modules(import_module(f"sfumato.{package}").__path__):
+                import_module(f"sfumato.{package}.{module.name}")
+    gc.freeze()  # no fork looks through what was imported
+
+
+def write_program(folder: Path) -> None:
+    """Write the program `stage`, which hands its command over."""
+    program = folder / "bin" / "stage"
+    program.parent.mkdir()
+    words = [sys.executable, "-IS", fork_client.__file__, str(folder / SOCKET)]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    program.chmod(0o700)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    found = folder.stat()
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
+        sys.exit(f"error: {folder} must belong to you, with mode 700: other accounts could run commands as you")
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return  # a kernel before Linux 5.3, on which commands start as ordinary programs
+    around = json.loads(json.dumps(circumstances()))
+    # threads that wait for each other sleep, as in `stages.cli`; read when PyTorch is imported
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    atexit.register(gc.unfreeze)  # here and in children, or a library reports what is not freed at the end
+    server = Server(folder, import_libraries, lambda request: request.around == around)
+    write_program(folder)
+    print("ready", flush=True)
+    if server.serve(sys.stdin.fileno()):
+        from stages.cli import main as stage
+
+        stage()
+
+
+if __name__ == "__main__":
+    main()

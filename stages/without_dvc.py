@@ -1,0 +1,194 @@
+"""`stage run` without DVC: the stages of `dvc.yaml` in order, each one if something of it changed since `dvc.lock`.
+
+`dvc.lock` has DVC's own format, so DVC can continue after `dvc commit`, which fills its cache. Here there is no cache:
+an output that is gone is made again, and the release of a query is restored from the state directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from filelock import Timeout
+
+from sfumato.errors import ConfigError, SfumatoError, explained, nearest
+from sfumato.settings.recipes import as_yaml
+from sfumato.settings.stage import ARTIFACTS, LOCK
+from sfumato.storage.documents import read_yaml
+from sfumato.storage.files import replace_file
+from sfumato.storage.locks import file_lock, holding
+from stages.dvc_lock import damage, lock_in_words
+from stages.screen import tell
+
+UNDERSTOOD = {"cmd", "params", "deps", "outs", "metrics", "always_changed", "desc", "meta"}
+PARAMS = "params.yaml"
+UNTRACKED = ("__pycache__", ".pyc")  # as in .dvcignore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A stage of `dvc.yaml`. persist: outputs that stay in place when it runs again."""
+
+    name: str
+    cmd: str | list[str]
+    params: Sequence[str]
+    deps: Sequence[str]
+    outs: Sequence[str]
+    persist: Sequence[str]
+    always_changed: bool
+
+    @property
+    def commands(self) -> list[str]:
+        if isinstance(self.cmd, str):
+            return [self.cmd]
+        return self.cmd
+
+
+def run_in_order(folder: Path, targets: Sequence[str]) -> None:
+    """Run the stages that changed, of these targets and of all that they read; without targets, of all.
+
+    Exits with the code of a command that fails.
+    """
+    from sfumato.planning.project import forking, own_path
+
+    steps = chosen(read_steps(folder / "dvc.yaml"), targets)
+    (folder / ARTIFACTS).mkdir(exist_ok=True)
+    lock = file_lock(folder / ARTIFACTS / "running.lock", blocking=False)
+    busy = f"another `stage run` works in {folder}: wait until it ends"
+    with (
+        explained(ConfigError, lambda _: busy, causes=(Timeout,)),
+        holding(lock),
+        forking({**os.environ, "PATH": own_path()}) as environment,
+    ):
+        for step in steps:
+            run_if_changed(folder, step, environment)
+
+
+def read_steps(file: Path) -> dict[str, Step]:
+    """Read the stages of `dvc.yaml`, by name. Raises ConfigError if they use more of DVC than `stage init` writes."""
+    with explained(ConfigError, lambda error: f"{file} cannot be read ({error}): restore it from git"):
+        stages = dict(read_yaml(file)["stages"])
+        steps = {name: step_of(name, stage) for name, stage in stages.items() if UNDERSTOOD.issuperset(stage)}
+    if strange := [name for name in stages if name not in steps or "${" in json.dumps(stages[name])]:
+        unknown = ", ".join(sorted({*stages[strange[0]]} - UNDERSTOOD)) or "${…}"
+        raise ConfigError(
+            f"{file}: the stage {strange[0]!r} uses {unknown}, which only DVC understands: "
+            "install DVC (`pip install dvc`), and run without --no-dvc"
+        )
+    return steps
+
+
+def step_of(name: str, stage: Mapping[str, Any]) -> Step:
+    outs: dict[str, dict[str, Any]] = {}
+    for entry in (*stage.get("outs", ()), *stage.get("metrics", ())):
+        outs |= entry if isinstance(entry, dict) else {entry: {}}
+    return Step(
+        name=name,
+        cmd=stage["cmd"],
+        params=sorted(stage.get("params", ())),
+        deps=sorted(stage.get("deps", ())),
+        outs=sorted(outs),
+        persist=[path for path, options in outs.items() if options.get("persist")],
+        always_changed=bool(stage.get("always_changed")),
+    )
+
+
+def chosen(steps: Mapping[str, Step], targets: Sequence[str]) -> list[Step]:
+    """Order the targets and all stages that they read, each after those that write what it reads."""
+    if unknown := [name for name in targets if name not in steps]:
+        raise ConfigError(f"there is no stage {unknown[0]!r} in dvc.yaml: {nearest(unknown[0], steps)}")
+    writers = {
+        name: [
+            other.name
+            for other in steps.values()
+            if any(Path(dep).is_relative_to(out) for dep in step.deps for out in other.outs)
+        ]
+        for name, step in steps.items()
+    }
+    with explained(ConfigError, lambda error: f"dvc.yaml: stages read each other: {error}", causes=(CycleError,)):
+        order = [*TopologicalSorter(writers).static_order()]
+    needed = {*(targets or steps)}
+    for name in reversed(order):
+        if name in needed:
+            needed.update(writers[name])
+    return [steps[name] for name in order if name in needed]
+
+
+def run_if_changed(folder: Path, step: Step, environment: Mapping[str, str]) -> None:
+    """Run a stage unless `dvc.lock` records its present commands, parameters, inputs and outputs."""
+    lock = read_lock(folder)
+    entry = inputs_of(folder, step)
+    if not step.always_changed and lock["stages"].get(step.name) == entry | outputs_of(folder, step):
+        return
+    for path in {*step.outs} - {*step.persist}:
+        remove(folder / path)
+    for command in step.commands:
+        tell(f"> {command}")
+        code = subprocess.run(command, shell=True, cwd=folder, env=environment, check=False).returncode
+        if code:
+            raise SystemExit(code % 256)
+    if missing := [path for path in step.outs if not (folder / path).exists()]:
+        raise SfumatoError(f"the stage {step.name} ended, and {missing[0]} does not exist: its command must write it")
+    lock["stages"][step.name] = entry | outputs_of(folder, step)
+    replace_file(folder / LOCK, as_yaml(lock, blocks=True).encode())
+
+
+def read_lock(folder: Path) -> dict[str, Any]:
+    """Read `dvc.lock`. Raises ConfigError, with the remedy, if a kill or an edit damaged it."""
+    if not (folder / LOCK).exists():
+        return {"schema": "2.0", "stages": {}}
+    if damage() is not None:
+        raise ConfigError(f"{LOCK} is {lock_in_words()}")
+    return dict(read_yaml(folder / LOCK))
+
+
+def inputs_of(folder: Path, step: Step) -> dict[str, Any]:
+    """Return the part of a stage's entry in `dvc.lock` that is known before it runs."""
+    entry: dict[str, Any] = {"cmd": step.cmd}
+    if step.deps:
+        entry["deps"] = [described(folder, path) for path in step.deps]
+    if step.params:
+        with explained(ConfigError, lambda error: f"{PARAMS} cannot be read: {error}"):
+            values = read_yaml(folder / PARAMS)
+            entry["params"] = {PARAMS: {name: values[name] for name in step.params if name in values}}
+    return entry
+
+
+def outputs_of(folder: Path, step: Step) -> dict[str, Any]:
+    if not step.outs:
+        return {}
+    return {"outs": [described(folder, path) for path in step.outs]}
+
+
+def described(folder: Path, path: str) -> dict[str, Any]:
+    """Describe a file or folder as `dvc.lock` does: path, hash and size."""
+    place = folder / path
+    if place.is_file():
+        return {"path": path, "hash": "md5", "md5": md5_of(place), "size": place.stat().st_size}
+    files = sorted(file for file in place.rglob("*") if file.is_file() and not str(file).endswith(UNTRACKED))
+    files = [file for file in files if UNTRACKED[0] not in file.parts]
+    listed = [{"md5": md5_of(file), "relpath": file.relative_to(place).as_posix()} for file in files]
+    listed.sort(key=lambda one: one["relpath"])
+    digest = hashlib.md5(json.dumps(listed, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
+    size = sum(file.stat().st_size for file in files)
+    return {"path": path, "hash": "md5", "md5": f"{digest}.dir", "size": size, "nfiles": len(files)}
+
+
+def md5_of(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
