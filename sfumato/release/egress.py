@@ -10,7 +10,7 @@ import numpy as np
 from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.privacy.check import verify
 from sfumato.privacy.ledger import read_budget
-from sfumato.release.card import WORDS, plain, template
+from sfumato.release.card import WORDS, data_dictionary, plain, template
 from sfumato.release.exports import SHARD, mark_of
 from sfumato.release.loading import Release, load_release
 from sfumato.release.report import grouped, not_covered, report_page, what_it_cost, what_it_means, what_was_released
@@ -25,7 +25,6 @@ MOST_ARCHIVES = 10  # With the nine other files, the package has fewer than 20
 VERIFY = Path(__file__).with_name("verify.py")
 # Template of each file in the package
 TEXTS = {"README.md": "egress.md", "risk-form.md": "risk_form.md"}
-UNCHANGED = {"plain": "as a model drew it", "public": "a public image, privately selected and labelled"}
 COLUMNS = dict.fromkeys(("column", "meaning", "type", "values"), "")
 
 
@@ -107,16 +106,7 @@ def write_tables(directory: Path, release: Release) -> None:
         else:
             row |= {"label": label, "class": release.classes[label]}
         rows.append(row)
-    meanings = {
-        "file_name": ("name of the picture in an archive", "text", f"{file_name(0)} to {file_name(len(rows) - 1)}"),
-        "label": ("number of the class", "whole number", f"0 to {len(names) - 1}"),
-        "class": ("name of the class", "text", "; ".join(release.classes)),
-    }
-    if several:
-        meanings = {"file_name": meanings["file_name"]}
-        meanings |= {name: ("whether the picture has this label", "whole number", "0 no; 1 yes") for name in names}
-    kinds = "; ".join(f"{kind}: {(UNCHANGED | WORDS['kinds'])[kind]}" for kind in release.card["kinds"])
-    meanings["kind"] = ("how the picture was made", "text", kinds)
+    meanings = data_dictionary(release.card, several)
     described = [dict(zip(COLUMNS, (name, *about), strict=True)) for name, about in meanings.items()]
     (directory / "labels.csv").write_text(csv_text(rows, dict.fromkeys(meanings, "")), encoding="utf-8")
     (directory / "dictionary.csv").write_text(csv_text(described, COLUMNS), encoding="utf-8")
