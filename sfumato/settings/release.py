@@ -12,9 +12,9 @@ Publisher = Literal["Government", "Industry", "Nonprofit"]
 Sector = Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"]
 # categories of Regulation (EU) 2025/327 (EHDS), Article 51, by their codes in the EU's vocabulary
 HealthCategory = Literal[
-    *("EHRS", "DIOH", "NRPE", "RPDG", "HRAD", "HGPD", "HPML", "PGEH", "WELA"),
-    *("IDHP", "PHDR", "MRMR", "EHCT", "EMRD", "RMMD", "RQSH", "EINS"),
-]
+    "EHRS", "DIOH", "NRPE", "RPDG", "HRAD", "HGPD", "HPML", "PGEH", "WELA",
+    "IDHP", "PHDR", "MRMR", "EHCT", "EMRD", "RMMD", "RQSH", "EINS",
+]  # fmt: skip
 Web = Annotated[str, Field(pattern=r"^https?://\S+$")]
 Line = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\r\n]+$")]
 

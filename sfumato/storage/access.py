@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from sfumato.storage.documents import HIDDEN, parse_json
+from sfumato.storage.documents import escaped, parse_json
 
 ACTOR = "SFUMATO_ACTOR"
 LOG = "access.jsonl"
@@ -52,6 +52,5 @@ def logged_actors(state: Path) -> dict[str, str]:
         for line in (state / LOG).read_text(encoding="utf-8", errors="replace").split("\n"):
             with suppress(ValueError, KeyError, TypeError):
                 entry = parse_json(line)
-                name = HIDDEN.sub(lambda hidden: repr(hidden[0])[1:-1], str(entry["actor"]))
-                found[str(entry["head"])] = name
+                found[str(entry["head"])] = escaped(str(entry["actor"]))
     return found
