@@ -17,7 +17,7 @@ from sfumato.release.exports import Mark
 from sfumato.storage.documents import escaped
 
 SIGNED = "signed by"
-PNG = "image/png"
+MEDIA_TYPE = "image/png"
 # No thumbnail, which is larger than the picture, and no request to a network
 SETTINGS = {
     "version": 1,
@@ -69,7 +69,7 @@ def png_signer(signing: Signing, mark: Mark) -> Callable[[bytes], bytes]:
     action = {"action": "c2pa.created", "digitalSourceType": mark.source_type, "description": mark.description}
     manifest = {
         "claim_generator_info": [{"name": "sfumato", "version": version("sfumato")}],
-        "format": PNG,
+        "format": MEDIA_TYPE,
         "assertions": [{"label": "c2pa.actions.v2", "data": {"actions": [action]}}],
     }
     context = library.Context(library.Settings.from_dict(SETTINGS))
@@ -83,7 +83,7 @@ def png_signer(signing: Signing, mark: Mark) -> Callable[[bytes], bytes]:
     def sign(picture: bytes) -> bytes:
         signed = io.BytesIO()
         with explained(ConfigError, cannot, causes=(library.C2paError,)):
-            library.Builder(json.dumps(manifest), context).sign(signer, PNG, io.BytesIO(picture), signed)
+            library.Builder(json.dumps(manifest), context).sign(signer, MEDIA_TYPE, io.BytesIO(picture), signed)
         return signed.getvalue()
 
     with explained(ConfigError, cannot, causes=(OSError, ValueError, TypeError, library.C2paError)):
