@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sfumato.errors import DataError, explained
-from sfumato.settings.stages import ARTIFACTS
+from sfumato.settings.stage import ARTIFACTS
 from stages.screen import tell
 
 app = typer.Typer(no_args_is_help=True, help="Inspect the marks of pictures.")
