@@ -163,7 +163,8 @@ def explained(
         raise kind(missing if absent else why(error)) from error
 
 
-PACKAGES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}  # module -> package
+# module -> package
+PACKAGES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn", "c2pa": "c2pa-python"}
 
 
 @contextmanager

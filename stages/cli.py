@@ -15,10 +15,10 @@ import typer
 from sfumato.errors import FULL, LAST_ERROR, DataError, SfumatoError, is_failure, lacks_memory, watchers
 from sfumato.settings.stage import Kind
 from sfumato.settings.stages import STAGES
-from sfumato.storage.documents import HIDDEN
+from sfumato.storage.documents import escaped
 from sfumato.storage.files import replace_private, write_json
 from sfumato.storage.in_use import until_the_end
-from stages import ledger, prepare, recipe, release
+from stages import ledger, mark, prepare, recipe
 from stages.brief import brief
 from stages.compare import compare
 from stages.doctor import doctor
@@ -56,7 +56,7 @@ COMMANDS += [command(stage) for stage in STAGES.values() if stage.kind is not Ki
 COMMANDS += [evaluate, compare, merge, report, egress, serve, doctor, du, forget]
 for function in COMMANDS:
     app.command(short_help=str(function.__doc__))(function)
-for name, group in {"prepare": prepare, "ledger": ledger, "recipe": recipe, "release": release}.items():
+for name, group in {"prepare": prepare, "ledger": ledger, "recipe": recipe, "mark": mark}.items():
     app.add_typer(group.app, name=name, short_help=group.app.info.help)
 
 
@@ -112,8 +112,8 @@ def withheld(reason: str) -> str:
 
 
 def shown(text: str) -> str:
-    """Escape control characters in file names, which a terminal would execute."""
-    return "\n".join(HIDDEN.sub(lambda found: repr(found[0])[1:-1], line) for line in text.split("\n"))
+    """Escape control characters except line ends."""
+    return "\n".join(map(escaped, text.split("\n")))
 
 
 def beyond_the_machine(error: BaseException) -> str | None:

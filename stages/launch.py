@@ -5,9 +5,11 @@ import secrets
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from sfumato.errors import ConfigError, SfumatoError, explained
+from sfumato.storage.access import log_access
 from sfumato.storage.state_directory import state_dir
 
 LAUNCH = "SFUMATO_LAUNCH"
@@ -45,6 +47,9 @@ def speaks() -> bool:
 
 def leave(code: int) -> None:
     """Exit. The first of many processes writes its code to a file, so that `torchrun` reports no failure of its own."""
+    if speaks():
+        with suppress(OSError, SfumatoError):  # no state directory yet, or none that can be written
+            log_access(state_dir(), folder=os.getcwd(), command=sys.argv[1:], exit_code=code)
     said = os.environ.get(EXIT_CODE)
     if said and speaks():
         Path(said).write_text(str(code), encoding="utf-8")

@@ -122,6 +122,7 @@ def adopt() -> None:
 def history(
     dataset: Annotated[str | None, typer.Option(help="Dataset id. Default: the project's.")] = None,
     delta: Annotated[float | None, typer.Option(help="Delta for the total. Default: the plan's.")] = None,
+    actors: Annotated[bool, typer.Option("--actors", help="Name who caused each entry.")] = False,
 ) -> None:
     """List every charge ever opened on the sensitive images, including aborted ones."""
     from rich.table import Table
@@ -130,6 +131,7 @@ def history(
     from sfumato.privacy.events import Mechanism
     from sfumato.privacy.odometer import ABANDON, ADOPT, CLOSE, LOCAL_USE, OPEN, Odometer
     from sfumato.privacy.project_ledger import seen_in_project
+    from sfumato.storage.access import logged_actors
     from sfumato.storage.journal import GENESIS
 
     name = dataset or dataset_of_project()
@@ -153,21 +155,23 @@ def history(
     ends = {CLOSE: "released", ABANDON: "abandoned"}
     heads = ("time (UTC)", "stage", "charge", "mechanism", "state")
     table = Table(*heads, title=f"dataset {odometer.dataset_id}", title_justify="left")
+    acted = {head: f"\nby {name}" for head, name in logged_actors(state_dir()).items() if actors}
     for entry in entries:
         when = utc(entry["time"])
         if not sys.stdout.isatty():
             when = when[:10]  # the date only: exact times reveal how long a query took, and so how many images it read
+        who = acted.get(entry.get("head", ""), "")
         charged: list[tuple[dict, str]] = []
         if entry["kind"] == OPEN:
             run = runs[entry["record"]["id"]]  # has the newest record if it was resumed, like ledgers
             charged = [(run.record, ends.get(run.end or "", f"open, {run.uses} uses journalled"))]
         elif entry["kind"] == LOCAL_USE and sys.stdout.isatty():  # private, because it reveals when the images changed
-            table.add_row(when, "local", "", entry["purpose"], "outside the guarantee")
+            table.add_row(when, "local", "", entry["purpose"], f"outside the guarantee{who}")
         elif entry["kind"] == ADOPT:
             charged = [(record, "adopted") for record in entry["records"]]
         for record, state in charged:
             mechanism = Mechanism.from_json(record["event"])
-            table.add_row(when, record["stage"], record["id"][:8], str(mechanism), state)
+            table.add_row(when, record["stage"], record["id"][:8], str(mechanism), state + who)
     table_console().print(table)
     opened = odometer.events()
     total = f"{charges(len(opened))}, ε = {epsilon(opened, delta, accountant):.4f} together at δ = {delta_text(delta)}"

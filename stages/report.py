@@ -45,9 +45,9 @@ def report(
         text = report_page(release, LEDGER)
         with writing(page.parent, "report", [read_artifact(release, "synthesize")]) as directory:
             (directory / page.name).write_text(text, encoding="utf-8")
-            unsaid = write_statements(release, LEDGER, directory)
-        if unsaid:
-            say(f"deployment.yaml was not written: set {', '.join(unsaid)} in params.yaml")
+            missing = write_statements(release, LEDGER, directory)
+        for name, settings in missing.items():
+            say(f"{name} was not written: set {', '.join(settings)} in params.yaml")
         return typer.echo(f"{page}: may be shared with the release")
     check_local("--out", page)
     use_until_the_end(state_dir())  # before numbers from real images are read

@@ -330,3 +330,25 @@ def test_a_description_is_the_comment_on_the_line_or_above_it_or_inherited(gener
     assert generate.description(Child, "size") == "height and width"
     assert generate.description(Child, "count") == "how many; `null`: all"
     assert list(generate.rows_of(Child, ""))[1][1:3] == ("integer or `null`", "`null`")
+
+
+CLAIMS = re.compile(
+    r"\b(complian\w*|compl(?:y|ies) with|conform(?:s|ity)? (?:to|with)|in conformity|fulfils the)\b", re.I
+)
+
+
+def test_no_page_or_form_claims_that_a_law_or_standard_is_met():
+    forms = [path for kind in ("md", "html", "yaml") for path in (ROOT / "sfumato").rglob(f"*.{kind}")]
+    found = {str(path): CLAIMS.findall(path.read_text(encoding="utf-8")) for path in [*PAGES, *forms]}
+    assert len(found) > 40 and {name: words for name, words in found.items() if words} == {}
+
+
+def test_each_mapping_names_clause_and_file():
+    """In the request: a row for each clause of the standards, with the file that holds the material."""
+    text = (ROOT / "sfumato" / "planning" / "brief.md").read_text(encoding="utf-8")
+    tables = re.findall(r'table\(\("(?:clause|part)", "\w+", "file"\), \[(.*?)\n\]\)', text, re.S)
+    rows = [re.findall(r'"((?:[^"\\]|\\.)*)"', line) for table in tables for line in table.strip().splitlines()]
+    assert len(tables) == 2 and len(rows) > 14
+    assert all(row[0].strip() and row[-1].strip() for row in rows)
+    clauses = [row[0] for row in rows[:9]]
+    assert all(re.match(r"[6-9]\.\d ", clause) for clause in clauses)

@@ -19,6 +19,7 @@ from sfumato.settings.release import Synthesize
 WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 PREPARED = {"upright": "by EXIF", "transparent": "over black", "fit": "crop", "range": None, "filter": "lanczos"}
 ASKED_LABELS = "asked.npy"  # In a release with the labels of a teacher
+UNCHANGED = {"plain": "as a model drew it", "public": "a public image, privately selected and labelled"}
 # With several labels: one column per label, one row per image, in the order of the arrays
 LABEL_TABLE = "labels.csv"
 
@@ -104,6 +105,20 @@ def cost_of(plan: StagePlan[Any], records: Mapping[str, dict], apart: Sequence[s
     spent = spent_on_one(list(records.values()), delta, plan.accountant, adjacency, apart)
     units = sorted({record["unit"] for record in records.values()})
     return {"epsilon": spent, "delta": delta, "adjacency": adjacency, "units": units}
+
+
+def data_dictionary(card: Mapping[str, Any], several: bool) -> dict[str, tuple[str, str, str]]:
+    """Return meaning, type and values of each column of a table of labels, by its name."""
+    classes = card["classes"]
+    meanings = {"file_name": ("name of the picture", "string", f"000001.png to {card['images']:06d}.png")}
+    if several:
+        flag = ("whether the picture has this label", "integer", "0 no; 1 yes")
+        meanings |= {f"label {name}": flag for name in classes}
+    else:
+        meanings["label"] = ("number of the class", "integer", f"0 to {len(classes) - 1}")
+        meanings["class"] = ("name of the class", "string", "; ".join(classes))
+    kinds = "; ".join(f"{kind}: {(UNCHANGED | WORDS['kinds'])[kind]}" for kind in card.get("kinds", ("plain",)))
+    return meanings | {"kind": ("how the picture was made", "string", kinds)}
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -2,6 +2,7 @@
 
 import itertools
 import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import numpy as np
 from sfumato.errors import BudgetError, ConfigError, DataError
 from sfumato.privacy.check import verify
 from sfumato.privacy.ledger import read_budget
-from sfumato.release.card import WORDS, plain, template
+from sfumato.release.card import WORDS, data_dictionary, plain, template
+from sfumato.release.card_check import PUBLIC_KIND
 from sfumato.release.exports import SHARD, mark_of
 from sfumato.release.loading import Release, load_release
+from sfumato.release.pattern import add_pattern, pattern_key
 from sfumato.release.report import grouped, not_covered, report_page, what_it_cost, what_it_means, what_was_released
+from sfumato.release.signing import Signing, png_signer
 from sfumato.release.verify import MANIFEST, results_of
 from sfumato.settings.stage import ARTIFACTS, LEDGER, PLAN, PUBLIC
 from sfumato.storage.artifacts import read_artifact
@@ -25,16 +29,16 @@ MOST_ARCHIVES = 10  # With the nine other files, the package has fewer than 20
 VERIFY = Path(__file__).with_name("verify.py")
 # Template of each file in the package
 TEXTS = {"README.md": "egress.md", "risk-form.md": "risk_form.md"}
-UNCHANGED = {"plain": "as a model drew it", "public": "a public image, privately selected and labelled"}
 COLUMNS = dict.fromkeys(("column", "meaning", "type", "values"), "")
 
 
-def write_package(folder: Path, project: Path = Path()) -> str:
+def write_package(folder: Path, project: Path = Path(), signing: Signing | None = None) -> str:
     """Write the files that an output checker needs, after verifying the ledger and the release.
 
     The folder is written completely or not at all. folder: an empty or new folder; project: the
-    folder with `ledger.json`. Returns the SHA-256 of the manifest, to be sent separately. Raises
-    ConfigError for the folder, BudgetError for the ledger and DataError for the release.
+    folder with `ledger.json`; signing: without it, metadata is unsigned. Returns the SHA-256 of
+    the manifest, to be sent separately. Raises ConfigError for the folder and the certificate,
+    BudgetError for the ledger and DataError for the release.
 
     Guarantee: the package depends only on the release and the ledger, which are already released.
     """
@@ -52,13 +56,22 @@ def write_package(folder: Path, project: Path = Path()) -> str:
     place = project / ARTIFACTS / "synthesize"
     page = report_page(place, path)  # refuses a local release
     release = load_release(place)
+    card = dict(release.card)
+    mark = mark_of(card["sources"])
+    sign: Callable[[bytes], bytes] = bytes  # unsigned
+    if mark.source_type:  # else there are only public images
+        card.setdefault("pattern", pattern_key(dataset, 0))
+        if signing:
+            sign = png_signer(signing, mark)
     with replacing_directory(folder) as directory:
-        write_pictures(directory, release)
+        write_pictures(directory, release, card, sign)
         write_tables(directory, release)
-        for source in (path, place / "card.json", VERIFY):
+        write_json(directory / "card.json", card, ensure_ascii=False)
+        for source in (path, VERIFY):
             (directory / source.name).write_bytes(source.read_bytes())
         (directory / "report.html").write_text(page, encoding="utf-8")
         facts = facts_of(release, verified.ledger, verified.epsilon)
+        facts |= {"generated": mark.source_type, "signing": signing}
         for name, form in TEXTS.items():
             text = template(form, autoescape=False, plain=plain).render(facts)
             (directory / name).write_text(text, encoding="utf-8")
@@ -83,16 +96,23 @@ def file_name(number: int) -> str:
     return f"{number + 1:06d}.png"
 
 
-def write_pictures(directory: Path, release: Release) -> None:
-    """Write PNGs into plain zip archives. The same release always gives the same bytes."""
-    mark = mark_of(release.card["sources"])
+def write_pictures(directory: Path, release: Release, card: Mapping[str, Any], sign: Callable[[bytes], bytes]) -> None:
+    """Write PNGs into plain zip archives. Unsigned, the same release always gives the same bytes.
+
+    card: the package's; where it states a pattern that the release's does not, drawn pictures get it.
+    """
+    mark = mark_of(card["sources"])
+    lacking = "pattern" in card and "pattern" not in release.card
     archives = min(MOST_ARCHIVES, -(-release.images.nbytes // SHARD))
     edges = np.linspace(0, len(release), archives + 1).astype(int)
     for number, (start, stop) in enumerate(itertools.pairwise(edges), 1):
         with zipfile.ZipFile(directory / f"images-{number:02d}.zip", "w", zipfile.ZIP_STORED) as archive:
             for i in range(start, stop):
+                image = release.images[i : i + 1]
+                if lacking and release.kinds[i] != PUBLIC_KIND:
+                    image = add_pattern(image, card["pattern"])
                 entry = zipfile.ZipInfo(file_name(i))  # dated 1980
-                archive.writestr(entry, png_bytes(release.images[i], mark.xmp))
+                archive.writestr(entry, sign(png_bytes(image[0], mark.xmp)))
 
 
 def write_tables(directory: Path, release: Release) -> None:
@@ -107,16 +127,7 @@ def write_tables(directory: Path, release: Release) -> None:
         else:
             row |= {"label": label, "class": release.classes[label]}
         rows.append(row)
-    meanings = {
-        "file_name": ("name of the picture in an archive", "text", f"{file_name(0)} to {file_name(len(rows) - 1)}"),
-        "label": ("number of the class", "whole number", f"0 to {len(names) - 1}"),
-        "class": ("name of the class", "text", "; ".join(release.classes)),
-    }
-    if several:
-        meanings = {"file_name": meanings["file_name"]}
-        meanings |= {name: ("whether the picture has this label", "whole number", "0 no; 1 yes") for name in names}
-    kinds = "; ".join(f"{kind}: {(UNCHANGED | WORDS['kinds'])[kind]}" for kind in release.card["kinds"])
-    meanings["kind"] = ("how the picture was made", "text", kinds)
+    meanings = data_dictionary(release.card, several)
     described = [dict(zip(COLUMNS, (name, *about), strict=True)) for name, about in meanings.items()]
     (directory / "labels.csv").write_text(csv_text(rows, dict.fromkeys(meanings, "")), encoding="utf-8")
     (directory / "dictionary.csv").write_text(csv_text(described, COLUMNS), encoding="utf-8")

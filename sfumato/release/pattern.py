@@ -8,8 +8,14 @@ remove it. Source: Chen and Wornell 2001.
 """
 
 import hashlib
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+from PIL import Image
+
+from sfumato.data.decoding import decode
+from sfumato.errors import DataError
 
 BLOCK = 8  # Pixels per side, the size of JPEG's blocks
 GREY_LEVELS = 16  # Grey levels of a mean that share a sign
@@ -77,3 +83,24 @@ def pattern_score(images: np.ndarray, key: str) -> float:
     sums = np.bincount(cells.ravel(), np.cos(np.pi * after / STEP).ravel(), len(signs))
     weights = sums / np.sqrt(np.maximum(np.bincount(cells.ravel(), minlength=len(signs)), 1))
     return float(signs @ weights / max(float(np.linalg.norm(weights)), 1e-9))
+
+
+def released_score(files: Sequence[Path], shape: tuple[int, int, int], key: str) -> tuple[int, float]:
+    """Return how many pictures can be compared with the release, and their score together.
+
+    shape: (C, H, W) of the release. A picture that was made smaller or larger in the same
+    proportions is brought back to this size. Raises DataError if none can be compared.
+    """
+    channels, height, width = shape
+    images = []
+    for file in files:
+        image = decode(file)
+        if image.shape[2] == channels and image.shape[0] * width == image.shape[1] * height:
+            resized = Image.fromarray(image.squeeze()).resize((width, height), Image.Resampling.LANCZOS)
+            images.append(np.asarray(resized).reshape(height, width, channels))
+    if not images:
+        raise DataError(
+            f"none of {len(files)} pictures has the proportions of the release, {width}×{height} pixels, and as many "
+            f"colours ({channels}): name whole pictures"
+        )
+    return len(images), pattern_score(np.stack(images), key)

@@ -6,17 +6,18 @@ change the structure.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from pathlib import Path, PurePath
 from typing import Any
+from urllib.parse import quote
 
 import yaml
 
 from sfumato.privacy.accountant import round_up
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.profile import bound_text
-from sfumato.release.card import LABEL_TABLE, WORDS
+from sfumato.release.card import LABEL_TABLE, WORDS, data_dictionary
 from sfumato.release.exports import PARQUET
 from sfumato.release.report import checked, day_of, not_covered, what_it_cost, what_was_released
 from sfumato.settings.recipes import as_yaml
@@ -26,21 +27,28 @@ from sfumato.storage.documents import read_json
 
 CROISSANT = "croissant.json"
 REGISTRY = "deployment.yaml"
+CATALOGUE = "healthdcat.jsonld"
+TURTLE = "healthdcat.ttl"
+# statements of the owner that a file needs, by their keys in `release`
+NEEDS = {
+    REGISTRY: ("owner", "owner_type", "purpose", "region"),
+    TURTLE: ("owner", "contact", "purpose", "legal_basis", "url", "health_category", "access_body", "access_url"),
+}
 FORMS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 
-def write_statements(release: Path, ledger: Path, directory: Path) -> list[str]:
-    """Write the Croissant record and the registry's entry into `directory`.
+def write_statements(release: Path, ledger: Path, directory: Path) -> dict[str, list[str]]:
+    """Write the records for catalogues and the registry's entry into `directory`.
 
-    Returns what the owner has not provided yet. Without a charge nothing is written. Raises what
-    `sfumato.release.report.checked` raises.
+    Returns the settings that the owner has not provided yet, by the file that needs them. Without
+    a charge nothing is written. Raises what `sfumato.release.report.checked` raises.
 
     Guarantee: the statements depend only on the files of `release` and `ledger`, which are already
     released.
     """
     artifact, content, spent = checked(release, ledger)
     if not content["records"]:
-        return []
+        return {}
     facts = facts_of(artifact, content, spent)
     files = read_json(artifact.path / PRIVACY)["files"] | {PRIVACY: digest_of_file(artifact.path / PRIVACY)}
     base = facts.get("url", f"../{release.name}").rstrip("/")  # default: the pipeline's layout
@@ -54,10 +62,45 @@ def write_statements(release: Path, ledger: Path, directory: Path) -> list[str]:
     if PARQUET in files and LABEL_TABLE not in files:  # the table has one column of labels
         record["recordSet"].append(filled(FORMS["table"], {"parquet": PARQUET}))
     (directory / CROISSANT).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    if missing := [f"release.{key}" for key in ("owner", "owner_type", "purpose", "region") if key not in facts]:
-        return missing
-    (directory / REGISTRY).write_text(as_yaml(filled(FORMS["registry"], facts)), encoding="utf-8")
-    return []
+    missing = {name: [f"release.{key}" for key in keys if key not in facts] for name, keys in NEEDS.items()}
+    if not missing[REGISTRY]:
+        (directory / REGISTRY).write_text(as_yaml(filled(FORMS["registry"], facts)), encoding="utf-8")
+    if not missing[TURTLE]:
+        write_catalogue(directory, facts | catalogue_facts(facts, read_json(artifact.path / "card.json"), files))
+    if "health_category" not in facts:  # a catalogue of health data was not asked for
+        missing[TURTLE] = []
+    return {name: keys for name, keys in missing.items() if keys}
+
+
+def write_catalogue(directory: Path, facts: Mapping[str, Any]) -> None:
+    """Write the entry of a health catalogue, as JSON-LD and as Turtle."""
+    from rdflib import Graph  # half a second
+
+    text = json.dumps(filled(FORMS["healthdcat"], facts), indent=1, ensure_ascii=False) + "\n"
+    (directory / CATALOGUE).write_text(text, encoding="utf-8")
+    Graph().parse(data=text, format="json-ld").serialize(directory / TURTLE, format="turtle", encoding="utf-8")
+
+
+def catalogue_facts(facts: Mapping[str, Any], card: Mapping[str, Any], files: Collection[str]) -> dict[str, Any]:
+    """Collect the further facts of the catalogue's entry. Addresses are escaped, so each is one IRI."""
+    web = {key: quote(facts[key], safe=":/?#@!$&'()*+,;=%~") for key in ("url", "access_url")}
+    columns = {
+        name: {"meaning": f"{meaning}: {values}", "type": kind}
+        for name, (meaning, kind, values) in data_dictionary(card, LABEL_TABLE in files).items()
+    }
+    size = {"@type": "xsd:nonNegativeInteger", "@value": str(facts["size_hint"])}
+    found = {
+        **web,
+        "holder": facts.get("controller", facts["owner"]),
+        ("records", "individuals")[facts["grouped"]]: size,
+        "columns": [
+            filled(FORMS["column"], {"column": f"{web['url']}#column-{number:03d}", "name": name} | about)
+            for number, (name, about) in enumerate(columns.items(), 1)
+        ],
+    }
+    if mail := re.search(r"[^\s<>@]+@[^\s<>@]+", facts["contact"]):
+        found |= {"e-mail": mail[0], "mailto": {"@id": f"mailto:{quote(mail[0], safe='@')}"}}
+    return found
 
 
 def filled(form: Any, facts: Mapping[str, Any]) -> Any:
@@ -105,6 +148,7 @@ def facts_of(artifact: Artifact, ledger: Mapping, spent: float) -> dict[str, Any
         "epsilon": round_up(spent, 4),
         "delta": ledger["delta"],
         "size_hint": ledger["size_hint"],
+        "target": ledger["target"],
         "stated_epsilon": cost["epsilon"],
         "stated_delta": cost["delta"],
         "methods": ", ".join(f"{value} ({name})" for name, value in cost["accountants"]),

@@ -66,7 +66,7 @@ def check_files(folder, sent=None):
             yield False, f"{name}: {path.stat().st_size} bytes, {MANIFEST} lists {file['bytes']}"
         else:
             same = sha256_of(path) == file["sha256"]
-            yield same, f"{name}: {file['bytes']} bytes, SHA-256 as in {MANIFEST}"
+            yield same, f"{name}: SHA-256 {('differs from', 'as in')[same]} {MANIFEST}"
 
 
 def sha256_of(path):

@@ -10,6 +10,12 @@ from sfumato.settings.fields import Fraction, Positive, Scale, Settings, Strict
 # Values of OpenDP's Deployments Registry
 Publisher = Literal["Government", "Industry", "Nonprofit"]
 Sector = Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"]
+# categories of Regulation (EU) 2025/327 (EHDS), Article 51, by their codes in the EU's vocabulary
+HealthCategory = Literal[
+    "EHRS", "DIOH", "NRPE", "RPDG", "HRAD", "HGPD", "HPML", "PGEH", "WELA",
+    "IDHP", "PHDR", "MRMR", "EHCT", "EMRD", "RMMD", "RQSH", "EINS",
+]  # fmt: skip
+Web = Annotated[str, Field(pattern=r"^https?://\S+$")]
 Line = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\r\n]+$")]
 
 
@@ -35,7 +41,12 @@ class Release(Strict):
     sector: Sector | None = None  # Sector in which the publisher works
     licence: Line | None = None  # SPDX identifier in lower case, as dataset hubs use it, such as cc-by-4.0
     # Web address of the folder where the set will be published
-    url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    url: Web | None = None
+    # Category of the real images in the EU's health catalogue, for healthdcat.ttl, such as EHRS
+    # (from health records) or MRMR (from medical registries)
+    health_category: HealthCategory | None = None
+    access_body: Line | None = None  # Health data access body that decides on access to the real images
+    access_url: Web | None = None  # Its web address, where access is requested
 
 
 # stages whose models draw images, and `select`, which chooses public ones

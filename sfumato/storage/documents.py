@@ -21,6 +21,12 @@ from sfumato.storage.plain_json import read_json as read_json
 # Control characters, line ends, marks that change the direction of text, unpaired surrogates.
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+
+def escaped(text: str) -> str:
+    """Escape control characters, which file names may contain and a terminal would obey."""
+    return HIDDEN.sub(lambda found: repr(found[0])[1:-1], text)
+
+
 Form = TypeVar("Form")
 
 

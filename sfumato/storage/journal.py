@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sfumato.errors import BudgetError, ConfigError, explained
+from sfumato.storage.access import log_access
 from sfumato.storage.digest import canonical
 from sfumato.storage.documents import dataset_name, parse_json, read_json
 from sfumato.storage.files import make_folder, sweep, sync, write_local
@@ -218,6 +219,8 @@ class Journal:
     def _append(self, salt: bytes, before: str, kind: str, fields: dict) -> None:
         entry = {"kind": kind, "time": int(time.time()), **fields}
         head = link(salt, before, entry)
+        # before the entry: none is ever without the person who caused it
+        log_access(self.path.parent.parent, dataset=self.dataset_id, kind=kind, head=head)
         self._write(json.dumps({**entry, "head": head}, allow_nan=False).encode() + b"\n")
         write_local(self.anchor, json.dumps({"salt": salt.hex(), "head": head}).encode())
 

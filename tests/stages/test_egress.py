@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from certificates import write_chain
 from small_release import write_project
 
 from sfumato.privacy.ledger import read_ledger
@@ -120,3 +121,32 @@ def test_what_its_own_verifier_refuses_is_not_written(project, desk, monkeypatch
     monkeypatch.setattr(egress, "png_bytes", lambda image, xmp: b"no picture")
     desk.run("egress out", "was not written", "pictures: ", code=4)
     assert not Path("out").exists()
+
+
+def test_the_package_is_signed_and_says_so(project, desk):
+    chain, key = write_chain(project, "Office")
+    desk.run(f"egress out --certificate {chain} --key {key}")
+    assert all(passed for passed, text in results_of(project / "out") if passed is not None)
+    assert "with the owner's certificate, without a time stamp" in Path("out/risk-form.md").read_text()
+    with zipfile.ZipFile("out/images-01.zip") as archive:
+        archive.extractall("pictures")
+    text = desk.run("mark check pictures --card out/card.json", "40 of 40 pictures: signed by Office")
+    assert "issuer was not checked" in text
+
+
+def test_without_a_certificate_the_form_says_so(project, desk):
+    desk.run("egress out")
+    assert "none, because no certificate was given" in Path("out/risk-form.md").read_text()
+
+
+@pytest.mark.parametrize("options", ["--certificate a.pem", "--key a.pem", "--time-service http://x"])
+def test_half_a_signature_is_refused(project, desk, options):
+    desk.run(f"egress out {options}", "name both, or neither", code=2)
+    assert not Path("out").exists()
+
+
+def test_without_the_extra_signing_names_the_package(project, desk, uninstall):
+    chain, key = write_chain(project, "Office")
+    uninstall("c2pa")
+    desk.run(f"egress out --certificate {chain} --key {key}", "pip install c2pa-python", code=2)
+    desk.run("egress out")

@@ -1,0 +1,47 @@
+"""`stage mark check`: look for the marks of a release in pictures."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sfumato.errors import DataError, explained
+from sfumato.settings.stage import ARTIFACTS
+from stages.screen import tell
+
+app = typer.Typer(no_args_is_help=True, help="Inspect the marks of pictures.")
+
+
+@app.command()
+def check(
+    pictures: Annotated[Path, typer.Argument(help="Picture, or folder of pictures of one release.")],
+    card: Annotated[Path, typer.Option(help="card.json of the release.")] = ARTIFACTS / "synthesize" / "card.json",
+) -> None:
+    """Free: read the signed metadata of pictures and the pattern in their pixels; exit with 1 if neither is found."""
+    from sfumato.data.sources.tabled import pictures_below
+    from sfumato.release.pattern import FOUND, released_score
+    from sfumato.release.signing import SIGNED, signature_in
+    from sfumato.storage.documents import read_json
+
+    with explained(DataError, lambda error: f"{card} is not the card of a release ({error!r}): name it with --card"):
+        content = read_json(card)
+        key = content.get("pattern")
+        shape = tuple(content["shape"])
+    files = [pictures]
+    if pictures.is_dir():
+        files = pictures_below(pictures)
+    signatures = Counter(signature_in(file) for file in files)
+    for signature, number in signatures.items():
+        tell(f"signed metadata: {number} of {len(files)} pictures: {signature}")
+    found = any(signature.startswith(SIGNED) for signature in signatures)
+    if key is None:
+        tell("pattern: the release has none")
+    else:
+        compared, score = released_score(files, shape, key)
+        words = "do not carry it, or are too few"
+        if score >= FOUND:
+            words = "carry it"
+        tell(f"pattern: {compared} of {len(files)} pictures together {words} (score {score:.1f} of {FOUND})")
+        found = found or score >= FOUND
+    raise typer.Exit(int(not found))
