@@ -17,8 +17,8 @@ from sfumato.data.sources.imagefolder import list_folder
 from sfumato.data.sources.splits import VALIDATION, split_of, words_in
 from sfumato.data.survey import Survey, survey
 from sfumato.errors import ConfigError, SfumatoError, Spelling
-from sfumato.planning.project_files import Say, project_files, unsaid, write_project
-from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data
+from sfumato.planning.project_files import Say, project_files, unsaid, workflow_place, write_project
+from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data, Groups
 from sfumato.settings.fields import Size, both_sides, by
 from sfumato.settings.options import InitOptions
 from sfumato.settings.params import Params
@@ -95,7 +95,8 @@ class Proposed:
         if self.counted:
             size = "size_hint, the number of images or persons rounded to one digit, is published with the release"
             notes["privacy"] = f"{size}\n{NOTES['privacy']}"
-        files = project_files({**self.chosen.content, **(more or {})}, notes, self.chosen.seconds / 60)
+        content = {**self.chosen.content, **(more or {})}
+        files = project_files(content, notes, self.chosen.seconds / 60, workflow_place(self.out))
         write_project(self.out, files, say, force=force)
         seen = self.survey
         shown: dict[str, Any] = {"images": seen.images, "persons": seen.persons}
@@ -190,8 +191,19 @@ def count_public(folder: Path | None, owner: Owner) -> int:
 
 
 def check_places(options: InitOptions) -> None:
-    """Raise ConfigError if the folder is missing, git would track the images, or files would be overwritten."""
+    """Raise ConfigError unless images and project folder are usable.
+
+    The images must exist, git must not track them, DVC must accept the path of the project, and no
+    file may be overwritten.
+    """
     out = options.out
+    if {*"{}"} & {*str(out)}:
+        raise ConfigError(
+            "the path of the project folder, {out}, has braces, which DVC cannot use: run from another folder, or name "
+            "one with {option.out}",
+            option="out",
+            out=out,
+        )
     for option, images in (("images", options.images), ("public", options.public)):
         if images is None:
             continue
