@@ -1,6 +1,7 @@
 """Decode pictures with more than 8 bits (16-bit and floating point files, DICOM), mapping a public range to 8 bits."""
 
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from errno import EINVAL
 from functools import partial
@@ -18,6 +19,8 @@ from sfumato.storage.files import reading
 from sfumato.storage.limits import LARGEST_PICTURE, BoundedReader, check_picture_file, room_for_picture
 
 MIN_IS_WHITE = 0
+SIGNED = 2  # SampleFormat of a TIFF
+UNSPECIFIED = 0  # ExtraSamples of a TIFF
 TRANSPARENT = "is fully transparent: save it without transparency, or remove it"
 STRIP = 2**20  # number of values to convert at a time, 8 bytes each
 Span = tuple[float, float]
@@ -118,7 +121,10 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
         return shown(values, span, name, inverted=tags.get(Tag.PhotometricInterpretation) == MIN_IS_WHITE)
     deep_png = any(str(tile.args).endswith("16B") for tile in opened.tile)  # WebP has no tiles
     bits = max(tags.get(Tag.BitsPerSample, (white.bit_length(), 16 * deep_png)))
-    if bits <= 8:
+    if opened.format == "TIFF":
+        check_bands(tags.get(Tag.ExtraSamples, ()), name)
+    signed = SIGNED in tags.get(Tag.SampleFormat, ())  # which Pillow takes for unsigned ones
+    if bits <= 8 and not signed:
         return None
     if opened.format == "TIFF":
         return decode_tiff(file, span, name)
@@ -129,6 +135,15 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
 
     file.seek(0)
     return with_alpha(png_decode(file.read()), 65535, span, name)
+
+
+def check_bands(extra: Sequence[int], name: str) -> None:
+    """Raise DataError if a TIFF has bands that are neither colours nor alpha. extra: its ExtraSamples."""
+    if UNSPECIFIED in extra:
+        raise DataError(
+            f"{name} has {len(extra)} band(s) beside its colours that are not marked as transparency: save it in grey "
+            "or RGB, or mark the band as alpha."
+        )
 
 
 def decode_jpeg_2000(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np.ndarray | None:
@@ -157,6 +172,7 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     file.seek(0)
     with TiffFile(BytesIO(file.read())) as tiff:
         page: Any = tiff.pages[0]
+        check_bands(page.extrasamples, name)
         plain = len(tiff.pages) == 1 and page.axes in ("YX", "YXS", "SYX")  # rows, columns, channels
         plain = plain and page.tags.valueof("Orientation", 1) == 1
         if not plain or page.samplesperpixel not in channels.get(page.photometric, ()):
