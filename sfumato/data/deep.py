@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from errno import EINVAL
 from functools import partial
-from io import BytesIO
+from io import SEEK_CUR, BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -123,7 +123,7 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
     bits = max(tags.get(Tag.BitsPerSample, (white.bit_length(), 16 * deep_png)))
     if opened.format == "TIFF":
         check_bands(tags.get(Tag.ExtraSamples, ()), name)
-    signed = SIGNED in tags.get(Tag.SampleFormat, ())  # which Pillow takes for unsigned ones
+    signed = SIGNED in tags.get(Tag.SampleFormat, ())  # Pillow reads them as unsigned
     if bits <= 8 and not signed:
         return None
     if opened.format == "TIFF":
@@ -215,8 +215,8 @@ def read_dicom(path: Path, **options: Any) -> Any:
         return dcmread(file, **options)
 
 
-def decode_dicom(path: Path, span: Span | None) -> np.ndarray:
-    """Decode the picture of a DICOM file into (H, W, 1) or (H, W, 3) uint8. No header field is returned.
+def decode_dicom(path: Path, span: Span | None, frame: int | None = None) -> np.ndarray:
+    """Decode a DICOM file, or one of its frames, into (H, W, 1) or (H, W, 3) uint8. No header field is returned.
 
     Grey values are rescaled as the file states (for CT, to Hounsfield units) and mapped to 8 bits by `span`.
     MONOCHROME1 is inverted, and padding is black. Raises ConfigError if no installed package can decompress it.
@@ -226,11 +226,47 @@ def decode_dicom(path: Path, span: Span | None) -> np.ndarray:
         frames = int(header.get("NumberOfFrames", 1) or 1)
         rows, columns, channels = (int(header.get(key, 0) or 0) for key in ("Rows", "Columns", "SamplesPerPixel"))
         itemsize = -(-int(header.get("BitsAllocated", 0) or 0) // 8)
+    if frame is not None:
+        with room_for_picture(str(path), rows, columns, channels, itemsize):
+            return decode_pixels(with_frame(path, header, frame, rows * columns * channels * itemsize), span, path)
     if frames > 1:
-        raise DataError(f"{path} contains {frames} frames: save the frame to use as a separate file.")
+        fix = "set data.volume, such as {step: 1}, to use its frames, or save the one to use as a separate file"
+        raise DataError(f"{path} contains {frames} frames: {fix}.")
     check_picture_file(str(path), path.stat().st_size)
     with room_for_picture(str(path), rows, columns, channels, itemsize):
         return decode_pixels(read_dicom(path), span, path)
+
+
+def with_frame(path: Path, header: Any, frame: int, size: int) -> Any:
+    """Return the header with the pixels and the rescale of one frame; others are not read. size: bytes of a frame."""
+    from pydicom import dcmread
+    from pydicom.datadict import keyword_for_tag
+    from pydicom.encaps import encapsulate, get_frame
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+    with readable(f"{path} has no readable pixels"), reading(path), BoundedReader(path, LARGEST_PICTURE) as file:
+        syntax = header.file_meta.TransferSyntaxUID
+        if syntax == DeflatedExplicitVRLittleEndian or header.BitsAllocated % 8:
+            raise DataError(
+                f"{path} has frames that are deflated, or of single bits: write it plainly, in 8 or 16 bits."
+            )
+        dcmread(file, stop_before_pixels=True)  # leaves the file at the tag of its pixels
+        form = ("<HHL", "<HHLL")  # the tag and the length, with the kind of the values between them or without
+        if not syntax.is_little_endian:
+            form = (">HHL", ">HHLL")
+        head = form[not syntax.is_implicit_VR]
+        group, element, *_ = struct.unpack(head, file.read(struct.calcsize(head)))
+        if syntax.is_encapsulated:
+            content = encapsulate([get_frame(file, frame, number_of_frames=int(header.NumberOfFrames))])
+        else:
+            file.seek(frame * size, SEEK_CUR)
+            content = file.read(size)
+        setattr(header, keyword_for_tag((group << 16) + element), content)
+        header.NumberOfFrames = 1
+        for groups, place in (("SharedFunctionalGroupsSequence", 0), ("PerFrameFunctionalGroupsSequence", frame)):
+            if groups in header and "PixelValueTransformationSequence" in header[groups][place]:
+                header.update(header[groups][place].PixelValueTransformationSequence[0])
+    return header
 
 
 def decode_pixels(data: Any, span: Span | None, path: Path) -> np.ndarray:

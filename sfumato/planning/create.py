@@ -259,6 +259,7 @@ def look(options: InitOptions, owner: Owner, state: Path) -> tuple[InitOptions, 
                 alone=options.alone,
                 skip=options.skip,
                 state=state,
+                volume=options.volume,
             )
         except SfumatoError as unclear:
             if owner.ask is None or not unclear.undecided:
@@ -277,6 +278,7 @@ def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> Init
         "classes": "What are the class names? (a,b,c; or `all` to use all that were found)",
         "label_column": "Which column contains the labels?",
         "range": "Which values are shown as black and white? (such as 0,4095)",
+        "volume": "Which volumes are used? (such as suffix=T1w)",
     }
     option = str(unclear.option)
     owner.see(unclear.spelled(owner.spelling))
@@ -336,6 +338,8 @@ def look_for_persons(
         if answered is not None:
             _, seen = look(answered, owner, state)
         confirmed = owner.ask is not None and answered is None
+    if seen.groups is None and seen.volumes:
+        _, seen = look(replace(options, groups=Groups(volume=True)), owner, state)
     if seen.groups is not None:
         return seen, GROUP
     if confirmed:
@@ -367,7 +371,10 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
             owner.see(f"         {name} would show person {person}")
         if found.persons:
             owner.see(f"         {found.persons} persons, by the pattern {pattern}")
-    if not owner.answer("Can the same person appear in more than one image?", likely, None):
+    what = "image"
+    if seen.volumes:
+        what = "volume"
+    if not owner.answer(f"Can the same person appear in more than one {what}?", likely, None):
         return None
     way = "a pattern that captures the id in file names, such as ^(P\\d+)_, or a CSV file"
     groups = owner.answer(f"Which images belong to the same person? ({way})", pattern)
@@ -400,6 +407,10 @@ def understood(seen: Survey) -> Iterator[str]:
         yield f"         ├─ {name}: {count}{', too few to learn from' if count < 10 else ''}"
     if seen.groups is not None:
         yield f"         ├─ {seen.persons} persons, by {seen.groups.words}"
+    if seen.localizers:
+        yield f"         ├─ {seen.localizers} DICOM localizers are left out"
+    if seen.burned_in:
+        yield f"         ├─ warning: {seen.burned_in} DICOM files state that text, such as a name, is burned into them"
     for person, count in seen.largest:
         yield f"         ├─ person {person}: {count} images, among the most of any person"
     way = "test/,"

@@ -106,7 +106,10 @@ def params_text(content: Mapping[str, Any], notes: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class WorkflowPlace:
-    """Where the workflow goes that checks the ledger. path: from the project; directory: of the project, from there."""
+    """Place of the workflow that checks the ledger.
+
+    path: path from the project's folder; directory: path of the project in its repository, or "" for the root.
+    """
 
     path: str = ".github/workflows/ledger.yml"
     directory: str = ""
