@@ -10,7 +10,7 @@ COPY . .
 RUN python -m venv /opt/sfumato \
     && grep -E '^torch(vision)?==' constraints.txt > torch.txt \
     && /opt/sfumato/bin/pip install --no-cache-dir --index-url "https://download.pytorch.org/whl/${TORCH}" -r torch.txt \
-    && /opt/sfumato/bin/pip install --no-cache-dir -c constraints.txt '.[dicom,parquet]'
+    && /opt/sfumato/bin/pip install --no-cache-dir -c constraints.txt '.[dicom,parquet,volumes]'
 
 FROM python:3.11-slim
 ARG UID=1000

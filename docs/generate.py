@@ -172,7 +172,7 @@ def rows_of(
         words = type_of(field.annotation, tuple(field.metadata))
         if models and models[0][0] in seen:
             words = words.replace("keys below", f"the keys of `{seen[models[0][0]]}`")
-        yield f"{prefix}{name}", words, default, description(kind, name)
+        yield f"{prefix}{field.alias or name}", words, default, description(kind, name)
         for model, between in models:
             if model not in seen:
                 seen[model] = f"{prefix}{name}{between}"

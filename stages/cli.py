@@ -62,6 +62,7 @@ for name, group in {"prepare": prepare, "ledger": ledger, "recipe": recipe, "mar
 
 def main() -> None:
     """Run the program. A user's mistake prints one sentence; exit code 2: configuration, 3: budget, 4: data."""
+    open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for a console without ε, as on standard error
     if EXIT_CODE not in os.environ:  # under `torchrun`, processes must end at once
@@ -101,6 +102,16 @@ def main() -> None:
         watchers.clear()
         vars(sys).update(named)  # the streams
         named.clear()
+
+
+def open_closed_streams() -> None:
+    """Open the null device for each standard stream that is closed: another file would get its number."""
+    for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            setattr(sys, name, os.fdopen(opened, mode))
 
 
 def withheld(reason: str) -> str:

@@ -134,7 +134,8 @@ def sections_in(annotation):
 
 def sections_below(kinds, name):
     """The sections that the key `name` of these sections may hold, or None if none of them has such a key."""
-    fields = [kind.model_fields[name] for kind in kinds if name in kind.model_fields]
+    every = [{field.alias or key: field for key, field in kind.model_fields.items()} for kind in kinds]
+    fields = [fields[name] for fields in every if name in fields]
     return [kind for field in fields for kind in sections_in(field.annotation)] if fields else None
 
 

@@ -17,6 +17,7 @@ from PIL import Image, ImageMode, ImageOps, UnidentifiedImageError
 
 from sfumato.data.deep import TRANSPARENT, Span, decode_deep, decode_dicom, decode_tiff, is_dicom, readable
 from sfumato.data.formats import HEAD, AnotherFormat, Format, format_of, link_format
+from sfumato.data.volumes import Slice, decode_slice
 from sfumato.errors import DataError
 from sfumato.storage.files import reading
 from sfumato.storage.limits import check_picture, check_picture_file, room_for_picture
@@ -51,6 +52,9 @@ class Member:
 
     def __str__(self) -> str:
         return f"{self.name} in {self.shard}"
+
+
+PictureFile = Path | Member | Slice
 
 
 def read_whole(path: Path) -> io.BytesIO:
@@ -109,11 +113,15 @@ def fit(image: np.ndarray, request: Request, name: str) -> np.ndarray:
     return np.atleast_3d(np.asarray(picture))
 
 
-def decode(path: Path | Member, span: Span | None = None) -> np.ndarray:
+def decode(path: PictureFile, span: Span | None = None) -> np.ndarray:
     """Decode a picture file into (H, W, 1) or (H, W, 3) uint8, upright, with transparency over black.
 
     span: values shown as black and white, for files with more than 8 bits (see `shown`).
     """
+    if isinstance(path, Slice) and path.axis is None:
+        return decode_dicom(path.path, span, path.number)
+    if isinstance(path, Slice):
+        return decode_slice(path, span)
     if isinstance(path, Path) and is_dicom(path):
         return decode_dicom(path, span)
     # Not included: formats that contain programs, such as PostScript; formats whose low bits Pillow silently drops; and
@@ -164,7 +172,7 @@ def flattened(picture: Image.Image, name: str) -> np.ndarray:
     return np.atleast_3d(np.asarray(picture))
 
 
-def decoded(files: Sequence[Path | Member], request: Request) -> Generator[np.ndarray | DataError, None, None]:
+def decoded(files: Sequence[PictureFile], request: Request) -> Generator[np.ndarray | DataError, None, None]:
     """Yield each picture, converted as requested, or the error why it cannot be used, in the order of `files`.
 
     Raises an error that concerns more than one picture.
@@ -179,7 +187,7 @@ def decoded(files: Sequence[Path | Member], request: Request) -> Generator[np.nd
             yield picture
 
 
-def picture_of(file: Path | Member, request: Request) -> tuple[np.ndarray | DataError, Counter[str]]:
+def picture_of(file: PictureFile, request: Request) -> tuple[np.ndarray | DataError, Counter[str]]:
     """Return a picture, or the error that concerns only this picture, and counts of its conversions."""
     request = replace(request, converted=Counter())
     try:

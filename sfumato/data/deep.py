@@ -1,10 +1,11 @@
 """Decode pictures with more than 8 bits (16-bit and floating point files, DICOM), mapping a public range to 8 bits."""
 
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from errno import EINVAL
 from functools import partial
-from io import BytesIO
+from io import SEEK_CUR, BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +19,8 @@ from sfumato.storage.files import reading
 from sfumato.storage.limits import LARGEST_PICTURE, BoundedReader, check_picture_file, room_for_picture
 
 MIN_IS_WHITE = 0
+SIGNED = 2  # SampleFormat of a TIFF
+UNSPECIFIED = 0  # ExtraSamples of a TIFF
 TRANSPARENT = "is fully transparent: save it without transparency, or remove it"
 STRIP = 2**20  # number of values to convert at a time, 8 bytes each
 Span = tuple[float, float]
@@ -118,7 +121,10 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
         return shown(values, span, name, inverted=tags.get(Tag.PhotometricInterpretation) == MIN_IS_WHITE)
     deep_png = any(str(tile.args).endswith("16B") for tile in opened.tile)  # WebP has no tiles
     bits = max(tags.get(Tag.BitsPerSample, (white.bit_length(), 16 * deep_png)))
-    if bits <= 8:
+    if opened.format == "TIFF":
+        check_bands(tags.get(Tag.ExtraSamples, ()), name)
+    signed = SIGNED in tags.get(Tag.SampleFormat, ())  # Pillow reads them as unsigned
+    if bits <= 8 and not signed:
         return None
     if opened.format == "TIFF":
         return decode_tiff(file, span, name)
@@ -129,6 +135,15 @@ def decode_deep(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np
 
     file.seek(0)
     return with_alpha(png_decode(file.read()), 65535, span, name)
+
+
+def check_bands(extra: Sequence[int], name: str) -> None:
+    """Raise DataError if a TIFF has bands that are neither colours nor alpha. extra: its ExtraSamples."""
+    if UNSPECIFIED in extra:
+        raise DataError(
+            f"{name} has {len(extra)} band(s) beside its colours that are not marked as transparency: save it in grey "
+            "or RGB, or mark the band as alpha."
+        )
 
 
 def decode_jpeg_2000(opened: Any, file: BinaryIO, span: Span | None, name: str) -> np.ndarray | None:
@@ -157,6 +172,7 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
     file.seek(0)
     with TiffFile(BytesIO(file.read())) as tiff:
         page: Any = tiff.pages[0]
+        check_bands(page.extrasamples, name)
         plain = len(tiff.pages) == 1 and page.axes in ("YX", "YXS", "SYX")  # rows, columns, channels
         plain = plain and page.tags.valueof("Orientation", 1) == 1
         if not plain or page.samplesperpixel not in channels.get(page.photometric, ()):
@@ -199,8 +215,8 @@ def read_dicom(path: Path, **options: Any) -> Any:
         return dcmread(file, **options)
 
 
-def decode_dicom(path: Path, span: Span | None) -> np.ndarray:
-    """Decode the picture of a DICOM file into (H, W, 1) or (H, W, 3) uint8. No header field is returned.
+def decode_dicom(path: Path, span: Span | None, frame: int | None = None) -> np.ndarray:
+    """Decode a DICOM file, or one of its frames, into (H, W, 1) or (H, W, 3) uint8. No header field is returned.
 
     Grey values are rescaled as the file states (for CT, to Hounsfield units) and mapped to 8 bits by `span`.
     MONOCHROME1 is inverted, and padding is black. Raises ConfigError if no installed package can decompress it.
@@ -210,11 +226,47 @@ def decode_dicom(path: Path, span: Span | None) -> np.ndarray:
         frames = int(header.get("NumberOfFrames", 1) or 1)
         rows, columns, channels = (int(header.get(key, 0) or 0) for key in ("Rows", "Columns", "SamplesPerPixel"))
         itemsize = -(-int(header.get("BitsAllocated", 0) or 0) // 8)
+    if frame is not None:
+        with room_for_picture(str(path), rows, columns, channels, itemsize):
+            return decode_pixels(with_frame(path, header, frame, rows * columns * channels * itemsize), span, path)
     if frames > 1:
-        raise DataError(f"{path} contains {frames} frames: save the frame to use as a separate file.")
+        fix = "set data.volume, such as {step: 1}, to use its frames, or save the one to use as a separate file"
+        raise DataError(f"{path} contains {frames} frames: {fix}.")
     check_picture_file(str(path), path.stat().st_size)
     with room_for_picture(str(path), rows, columns, channels, itemsize):
         return decode_pixels(read_dicom(path), span, path)
+
+
+def with_frame(path: Path, header: Any, frame: int, size: int) -> Any:
+    """Return the header with the pixels and the rescale of one frame; others are not read. size: bytes of a frame."""
+    from pydicom import dcmread
+    from pydicom.datadict import keyword_for_tag
+    from pydicom.encaps import encapsulate, get_frame
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+    with readable(f"{path} has no readable pixels"), reading(path), BoundedReader(path, LARGEST_PICTURE) as file:
+        syntax = header.file_meta.TransferSyntaxUID
+        if syntax == DeflatedExplicitVRLittleEndian or header.BitsAllocated % 8:
+            raise DataError(
+                f"{path} has frames that are deflated, or of single bits: write it plainly, in 8 or 16 bits."
+            )
+        dcmread(file, stop_before_pixels=True)  # leaves the file at the tag of its pixels
+        form = ("<HHL", "<HHLL")  # the tag and the length, with the kind of the values between them or without
+        if not syntax.is_little_endian:
+            form = (">HHL", ">HHLL")
+        head = form[not syntax.is_implicit_VR]
+        group, element, *_ = struct.unpack(head, file.read(struct.calcsize(head)))
+        if syntax.is_encapsulated:
+            content = encapsulate([get_frame(file, frame, number_of_frames=int(header.NumberOfFrames))])
+        else:
+            file.seek(frame * size, SEEK_CUR)
+            content = file.read(size)
+        setattr(header, keyword_for_tag((group << 16) + element), content)
+        header.NumberOfFrames = 1
+        for groups, place in (("SharedFunctionalGroupsSequence", 0), ("PerFrameFunctionalGroupsSequence", frame)):
+            if groups in header and "PixelValueTransformationSequence" in header[groups][place]:
+                header.update(header[groups][place].PixelValueTransformationSequence[0])
+    return header
 
 
 def decode_pixels(data: Any, span: Span | None, path: Path) -> np.ndarray:

@@ -34,11 +34,20 @@ HEIC = Format("HEIC", f"{PICTURES}, for example with `heif-convert`")
 AVIF = Format("AVIF, which this Pillow does not read", PICTURES)
 CAMERA = Format("a raw photograph", PICTURES)
 VIDEO = Format("a video", FRAMES)
-NIFTI = Format("NIfTI", VOLUME)
+NIFTI = Format(
+    "NIfTI",
+    "name it .nii or .nii.gz, and set data.volume and data.groups as `stage init` does; save public slices as PNG",
+)
 ZIP = Format("a zip", UNPACK)
 NPZ = Format("an .npz", "name this file instead of its folder")
 TAR = Format("a tar file", UNPACK)  # supported only if the tar file itself is named
-COMPRESSED_TAR = Format("a compressed tar file", UNPACK)
+COMPRESSED_TAR = Format("a compressed tar file", "unpack it, or name this file instead of its folder")
+IDX = Format("an array of MNIST's format", ARRAYS)
+ARROW = Format(
+    "a set that Hugging Face's `datasets` saved to disk",
+    "write it as Parquet, one file per split, as with datasets.load_from_disk(FOLDER)['train'].to_parquet("
+    "'train.parquet'), and name the folder of these files",
+)
 # Offset of the bytes, the bytes, and their format
 SIGNATURES: Sequence[tuple[int, bytes, Format]] = (
     (0, b"/annex/objects/", Format("a pointer of git-annex", GET)),
@@ -71,6 +80,9 @@ SIGNATURES: Sequence[tuple[int, bytes, Format]] = (
     (0, b"IIU\0", CAMERA),
     (8, b"AVI ", VIDEO),
     (0, b"\x1a\x45\xdf\xa3", VIDEO),
+    (0, b"\0\0\x08\x01", IDX),
+    (0, b"\0\0\x08\x03", IDX),
+    (0, b"\xff\xff\xff\xff", ARROW),
     (0, b"PK\x03\x04", ZIP),
     (0, b"Rar!\x1a\x07", Format("a RAR archive", UNPACK)),
     (0, b"7z\xbc\xaf\x27\x1c", Format("a 7z archive", UNPACK)),

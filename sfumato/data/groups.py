@@ -70,6 +70,8 @@ def ids_of_files(groups: Groups, files: Sequence[Any], root: Path, given: Sequen
         ids = [None if file.parents[1] == root else file.parent.name for file in files]
     elif groups.dicom:
         ids = [patient_of(file) for file in files]
+    elif groups.volume:  # names of files, no names of persons that may be spelled in two ways
+        return [str(file.relative_to(root)) for file in files]
     elif groups.array:
         ids = ids_of_array(load_array(root / "groups.npy"), len(files), str(root / "groups.npy"))
     elif groups.column is not None:

@@ -18,13 +18,16 @@ from sfumato.data.decoding import format_at
 from sfumato.data.deep import is_dicom
 from sfumato.data.formats import TAR, AnotherFormat
 from sfumato.data.images import GROUPS
+from sfumato.data.series import dicom_header, holds_series
 from sfumato.data.sources import tabled
+from sfumato.data.sources.bids import PARTICIPANT, is_bids, label_columns, participants_of
 from sfumato.data.sources.npz import archive_layout
 from sfumato.data.sources.packed import unpacked
 from sfumato.data.sources.splits import folders_in, is_filing, split_of, visible
 from sfumato.data.tables import meaning
+from sfumato.data.volumes import is_volume
 from sfumato.errors import ConfigError, DataError
-from sfumato.settings.data import OUTER, Groups
+from sfumato.settings.data import OUTER, Groups, Volume
 from sfumato.settings.options import ALL, Classes
 from sfumato.storage.files import files_in
 
@@ -58,11 +61,11 @@ def layout_of(path: Path, label: str | None, groups: Groups | None = None, class
     label: column that the owner named; groups, classes: the owner's options. Raises Unclear if only the owner can
     decide, and ConfigError if labels are persons' ids.
     """
-    check_column(label)
     path = unpacked(path)
-    named = {}
-    if classes not in (None, ALL):
-        named = {"classes": classes}
+    if is_bids(path):
+        return bids_layout(path, label, groups, classes)
+    check_column(label)
+    named = classes_named(classes)
     if path.suffix == ".npz":
         form, arrays = archive_layout(path)
         return form | named, groups or (Groups(array=True) if "groups" in arrays else groups_in(arrays))
@@ -76,7 +79,7 @@ def layout_of(path: Path, label: str | None, groups: Groups | None = None, class
     if table is None:
         return folder_layout(path, groups, classes)
     heads = tables.heads_of(table)[1]
-    groups = groups or groups_in(heads)
+    groups = groups or groups_in_table(path, heads)
     columns = [name for name in heads if groups is None or name != groups.column]
     folders = {folder.name for part in train for folder in folders_in(part) if not is_filing(folder.name)}
     several = several_in(table, columns, label) if table.parent == path else None
@@ -114,6 +117,56 @@ def layout_of(path: Path, label: str | None, groups: Groups | None = None, class
     return FOLDERS | {"label_column": label} | named, groups
 
 
+def bids_layout(path: Path, label: str | None, groups: Groups | None, classes: Classes | None) -> Layout:
+    """Return the layout of BIDS. Raises Unclear if the owner must choose the column with the labels."""
+    persons = Groups(column=PARTICIPANT)
+    if groups not in (None, persons):
+        raise ConfigError(
+            "{path} is laid out as BIDS, whose subjects are the persons: leave {option.groups} out, or give {persons}",
+            option="groups",
+            path=path,
+            persons=PARTICIPANT,
+        )
+    heads = [name for name in tables.heads_in(participants_of(path)) if name != PARTICIPANT]
+    likely = [label]
+    if label is None:
+        likely = [*label_columns(path)]
+    if len(likely) != 1:
+        raise Unclear(
+            "{table} has the columns {heads}: choose the one with the labels by {option.label_column}. Its values are "
+            "published",
+            option="label_column",
+            table=participants_of(path),
+            heads=", ".join(heads) or "no further ones",
+        )
+    return FOLDERS | {"label_column": likely[0]} | classes_named(classes), persons
+
+
+def classes_named(classes: Classes | None) -> dict[str, Any]:
+    """Return the key of a Request for the classes, if the owner names them."""
+    if classes in (None, ALL):
+        return {}
+    return {"classes": classes}
+
+
+def volume_in(path: Path) -> Volume | None:
+    """Propose slices if the first files are volumes or series; else None."""
+    path = unpacked(path)
+    files = first_files(path)
+    if any(map(is_volume, files)):
+        return Volume(axis="axial")
+    if holds_series(files):
+        return Volume()
+    return None
+
+
+def first_files(path: Path) -> list[Path]:
+    """Return the first files of a folder, enough to detect its format, or the file itself."""
+    if not path.is_dir():
+        return [path]
+    return [*islice(tabled.files_below(path), FIRST)]
+
+
 def check_column(label: str | None) -> None:
     if label is not None and PERSONS.fullmatch(meaning(label)):
         raise ConfigError(
@@ -126,10 +179,8 @@ def check_column(label: str | None) -> None:
 
 def check_forms(path: Path) -> None:
     """Raise AnotherFormat if a file, or one of the first files in a folder, is in an unsupported format."""
-    files = [path]
-    if path.is_dir():
-        files = [*islice(tabled.files_below(path), FIRST)]
-    forms = {file: form for file in files if (form := format_at(file)) not in (None, TAR)}
+    files = first_files(path)
+    forms = {file: form for file in files if not is_volume(file) and (form := format_at(file)) not in (None, TAR)}
     pictures = [file for file in files if file not in forms and tabled.is_picture(file)]
     if forms and not pictures:
         file, form = next(iter(forms.items()))
@@ -197,17 +248,26 @@ def groups_in(names: Iterable[str]) -> Groups | None:
     return Groups(column=found[0]) if found else None
 
 
+def groups_in_table(path: Path, heads: Iterable[str]) -> Groups | None:
+    """Return the column with persons' ids, or else the PatientID for DICOM series. Raises as `groups_in` does."""
+    found = groups_in(heads)
+    if found is None and path.is_dir() and holds_series(first_files(path)):
+        return Groups(dicom=True)
+    return found
+
+
 def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) -> Layout:
     """Return the layout of folders: classes only, or classes and persons in two levels."""
     train, test = split_of(path)
     outer = [folder for part in train + test for folder in folders_in(part)]
     inner = [entry for folder in outer for entry in visible(folder)]
-    first = inner[:20]  # enough to detect DICOM
+    first = [file for folder in outer[:10] for file in islice(tabled.files_below(folder), 2)]  # enough to detect DICOM
     nested = bool(inner) and all(entry.is_dir() and not entry.is_symlink() for entry in inner)
     check_beside(path, train, outer, nested, decided=bool(groups or classes))
     if groups is None and (path / GROUPS).exists():
         groups = Groups(array=True)
     elif groups is None and 2 * sum(entry.is_file() and is_dicom(entry) for entry in first) > len(first):
+        check_classes_of_dicom(path, outer, decided=classes is not None)
         groups = Groups(dicom=True)
     elif groups is None and nested:
         raise unclear_order(path, outer, inner)
@@ -225,6 +285,20 @@ def folder_layout(path: Path, groups: Groups | None, classes: Classes | None) ->
         return FOLDERS, groups
     found = sorted({entry.name for entry in inner})
     return FOLDERS | {"classes": found if classes in (None, ALL) else classes}, groups
+
+
+def check_classes_of_dicom(path: Path, outer: Sequence[Path], decided: bool) -> None:
+    """Raise Unclear if each folder of DICOM files is of one patient, so that its name may be a person's."""
+    headers = [map(dicom_header, first_files(folder)) for folder in outer]
+    of_folder = [{header.patient for header in found if header is not None} for found in headers]
+    alone = [ids for ids in of_folder if len(ids) == 1]
+    if not decided and len(alone) == len(outer) and len(set.union(*alone)) == len(outer) > 1:
+        raise Unclear(
+            "each folder in {path} has DICOM files of one patient only, so it may be a person's. Name the classes with "
+            "{option.classes} a,b,c, or list the folders in metadata.csv, with the columns file_name and label",
+            option="classes",
+            path=path,
+        )
 
 
 def check_beside(path: Path, train: Sequence[Path], outer: Sequence[Path], nested: bool, decided: bool) -> None:

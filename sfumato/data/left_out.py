@@ -5,8 +5,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from sfumato.data.decoding import Member, decoded
+from sfumato.data.decoding import Member, PictureFile, decoded
+from sfumato.data.sources.packed import in_archives
 from sfumato.data.sources.source import Request, Source
+from sfumato.data.volumes import Slice
 from sfumato.errors import DataError
 from sfumato.settings.data import Data
 from sfumato.storage.documents import read_json
@@ -16,23 +18,32 @@ LEFT_OUT = "left_out.txt"  # pictures that were left out, with reasons
 LEFT_OUT_FILES = "left_out.json"  # their paths, to try them again
 
 
+def reasons_left_out(source: Source) -> str:
+    """List why pictures of a source were left out, one per line, for LEFT_OUT."""
+    return in_archives("\n".join(source.left_out.values()))
+
+
 def places_left_out(source: Source) -> str:
     """Return the content of LEFT_OUT_FILES for a source that was read to its end."""
     files = dict(enumerate(source.files))
     return json.dumps([place_of(files.get(key, key)) for key in source.left_out])
 
 
-def place_of(file: Path | Member) -> list[str | int]:
-    """Encode a file for JSON: its path, or the tar file and its position in it."""
+def place_of(file: PictureFile) -> list[str | int | None]:
+    """Encode a file for JSON: its path, or the tar file or volume and the position in it."""
     if isinstance(file, Path):
         return [str(file)]
+    if isinstance(file, Slice):
+        return [str(file.path), file.number, file.axis]
     return [str(file.shard), file.start, file.size, file.name]
 
 
-def file_at(path: str, *within: Any) -> Path | Member:
+def file_at(path: str, *within: Any) -> PictureFile:
     """The inverse of `place_of`."""
     if not within:
         return Path(path)
+    if len(within) == 2:
+        return Slice(Path(path), *within)
     return Member(Path(path), *within)
 
 

@@ -2,8 +2,9 @@
 
 Layout of the private part: `<state>/keys/<dataset_id>` (the secret key) and
 `<state>/data/<dataset_id>/{sensitive,holdout,card.json,origin.json}`. Directories have mode 0700, files mode 0600.
-Guarantee: the conversion of an image, and its part, depend only on that image (with groups, on the id of its group),
-the key and the section `data`; the card does not depend on the images, except for their shape if `data` names none.
+Guarantee: the conversion of an image, and its part, depend only on that image (with groups, on the id of its group;
+of a slice, on its volume, which is one person's), the key and the section `data`; the card does not depend on the
+images, except for their shape if `data` names none.
 """
 
 import hashlib
@@ -29,10 +30,11 @@ from sfumato.data.cards import CARD, Card, PublicCard, card_text, dataset_direct
 from sfumato.data.duplicates import ORIGIN, refuse_another_id, refuse_regrouping
 from sfumato.data.groups import GroupIndex, refuse_crowd
 from sfumato.data.images import COMPARED_FILE, ImageSet, ImageWriter, load_images
-from sfumato.data.left_out import LEFT_OUT, LEFT_OUT_FILES, places_left_out, still_broken
+from sfumato.data.left_out import LEFT_OUT, LEFT_OUT_FILES, places_left_out, reasons_left_out, still_broken
 from sfumato.data.lineage import digests, lineage, recognised, refuse_overlap
 from sfumato.data.rendered import DRAWN
 from sfumato.data.sources import Example, Source, read_public, read_source
+from sfumato.data.sources.packed import naming_archives
 from sfumato.data.store import HOLDOUT, SENSITIVE, load_prepared
 from sfumato.errors import ConfigError, DataError, reading_sensitive
 from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data, Public
@@ -61,6 +63,7 @@ LISTING = "listing"  # keyed digest of the source's files, which is private
 UNNAMED = "unnamed"  # version of the images if data.version is not set
 
 
+@naming_archives()
 def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
     """Store the sensitive and hold-out images of the source in `data`; write the public card and return it.
 
@@ -113,7 +116,7 @@ def prepare_sensitive(data: Data, state: Path, card: Path, raw: Path) -> dict:
             write_local(fresh / CARD, text)
             private = {ORIGIN: json.dumps(origin), LISTING: listing, UNNAMED: unnamed}
             if source.left_out:
-                private |= {LEFT_OUT: "\n".join(source.left_out.values()), LEFT_OUT_FILES: places_left_out(source)}
+                private |= {LEFT_OUT: reasons_left_out(source), LEFT_OUT_FILES: places_left_out(source)}
             for name, content in private.items():
                 if content:
                     write_local(fresh / name, content.encode())
@@ -201,6 +204,7 @@ def kept_version(home: Path) -> str | None:
     return None
 
 
+@naming_archives()
 def prepare_public(
     public: Public,
     shape: tuple[int, int, int],

@@ -5,6 +5,7 @@ All results are private, except for those that the owner decides to publish.
 
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -14,23 +15,28 @@ from typing import Any
 import numpy as np
 
 from sfumato.data.companions import Companions, companions_in
+from sfumato.data.decoding import Member, PictureFile
 from sfumato.data.deep import Span
 from sfumato.data.images import per_class
-from sfumato.data.layout import ALL, FOLDERS, check_found, layout_of, repeated_ids
+from sfumato.data.layout import ALL, FOLDERS, check_found, layout_of, repeated_ids, volume_in
 from sfumato.data.names import Repeats, repeated_folders, repeats_in
 from sfumato.data.photographs import taken_in_a_row
 from sfumato.data.prepare import progress, statuses
+from sfumato.data.series import LOCALIZERS, burned_in
 from sfumato.data.sources import Source, check_there, open_source
+from sfumato.data.sources.packed import naming_archives
 from sfumato.data.sources.source import Request
 from sfumato.data.sources.splits import TEST
+from sfumato.data.volumes import Slice, is_volume
 from sfumato.errors import UNREADABLE, ConfigError, DataError, reading_sensitive
-from sfumato.settings.data import SEVERAL, Groups
+from sfumato.settings.data import SEVERAL, Groups, Volume
 from sfumato.settings.options import Classes
 from sfumato.storage.digest import digest_of
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import replace_private
 
 LOOKED = "looked.json"  # file in the state directory with the results for the last folder
+LOOKED_FOR = ("side", "longer", "proportion", "colour", "in_a_row", "burned_in")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +52,8 @@ class Survey:
     largest: ids with the most images, and their numbers;
     repeats: why several images may show one person, if no ids are known;
     companions: pictures that accompany others, such as masks;
+    volumes: whether images are slices of NIfTI volumes;
+    localizers, burned_in: numbers of DICOM files that are left out, and whose header states burned-in text;
     data: keys of the section `data` for the labels.
     """
 
@@ -62,9 +70,13 @@ class Survey:
     largest: tuple[tuple[str, int], ...]
     repeats: Repeats | None
     companions: Companions | None
+    volumes: bool
+    localizers: int
+    burned_in: int
     data: dict[str, Any]
 
 
+@naming_archives()
 def survey(
     path: Path,
     groups: Groups | None = None,
@@ -74,6 +86,7 @@ def survey(
     alone: bool = False,
     skip: float = 0.0,
     state: Path | None = None,
+    volume: Volume | None = None,
 ) -> Survey:
     """Survey every picture of a folder, of tar files or of an archive. Sizes and channels may differ.
 
@@ -81,7 +94,8 @@ def survey(
     span: values of black and white, for pictures with more than 8 bits;
     classes: class names, or ALL for all that are found;
     alone: whether images without an id are their persons' only ones; skip: share of the pictures that may be broken;
-    state: state directory that caches the results for the next call.
+    state: state directory that caches the results for the next call;
+    volume: slices of volumes and series; None to use those that `volume_in` proposes.
 
     Raises Unclear, before any picture is decoded, if the owner must decide; DataError if a picture has more than 8 bits
     and there is no `span`, or with every file that cannot be used.
@@ -90,7 +104,9 @@ def survey(
     reading_sensitive()
     form, groups = layout_of(path, label, groups, classes)
     groups = groups and groups.model_copy(update={"alone": groups.alone or alone})
-    request = Request(section="data", path=str(path), groups=groups, range=span, mixed=True, skip=skip, **form)
+    volume = volume or volume_in(path)
+    more: dict[str, Any] = form | {"groups": groups, "range": span, "skip": skip, "volume": volume}
+    request = Request(section="data", path=str(path), mixed=True, **more)
     source = open_source(request, path)
     labels = np.array([*source.labels], int)
     counts = per_class(labels, len(source.classes)).tolist()
@@ -101,17 +117,10 @@ def survey(
         text = "{option.classes}={names}, but {path} contains others: name all of its classes"
         raise ConfigError(text, option="classes", names=",".join(classes), path=path)
     check_not_empty(source, path)
-    form_and_colour = looked(source, path, (span, skip), state)
+    form_and_colour = looked(source, path, (span, skip, slices_of(request)), state)
+    in_a_row = form_and_colour.pop("in_a_row")
+    files = {whole_file(file): label for file, label in zip(source.files, source.labels, strict=True)}
     ids = None if source.groups is None else source.groups[:trained]
-    other = form != FOLDERS
-    data = {
-        "source": other and request.name,
-        "classes": other and (request.name != "npz" or request.classes) and [*source.classes],
-        "labels": request.several and SEVERAL,
-        "label_column": request.label_column,
-        "range": span and [*span],
-        "skip": skip,
-    }
     return Survey(
         classes=source.classes,
         images=trained,
@@ -120,11 +129,34 @@ def survey(
         persons=None if ids is None else len({*ids} - {None}) + ids.count(None),
         counts=tuple(per_class(labels[:trained], len(source.classes)).tolist()),
         largest=tuple(Counter(one for one in ids or () if one is not None).most_common(3)),
-        repeats=repeats_of(source, path, request.label_column, form_and_colour.pop("in_a_row")),
-        companions=companions_in(source.names, [str(file.parent) for file in source.files]),
-        data={key: value for key, value in data.items() if value},
+        repeats=repeats_of(files, source, path, request.label_column, in_a_row),
+        companions=companions_in([file.name for file in files], [str(file.parent) for file in files]),
+        volumes=any(isinstance(file, Slice) and file.axis is not None for file in source.files),
+        localizers=source.converted[LOCALIZERS],
+        data=section_of(request, source.classes, form != FOLDERS),
         **form_and_colour,
     )
+
+
+def section_of(request: Request, classes: Sequence[str], other: bool) -> dict[str, Any]:
+    """Return the keys of the section `data` for a request. other: its layout is not one of class folders."""
+    data = {
+        "source": other and request.name,
+        "classes": other and (request.name != "npz" or request.classes) and [*classes],
+        "labels": request.several and SEVERAL,
+        "label_column": request.label_column,
+        "range": request.range and [*request.range],
+        "volume": slices_of(request),
+        "skip": request.skip,
+    }
+    return {key: value for key, value in data.items() if value}
+
+
+def slices_of(request: Request) -> dict[str, Any] | None:
+    """Return the setting `data.volume` of a request."""
+    if request.volume is None:
+        return None
+    return request.volume.model_dump(exclude_none=True)
 
 
 def check_not_empty(source: Source, path: Path) -> None:
@@ -137,8 +169,15 @@ def check_not_empty(source: Source, path: Path) -> None:
         )
 
 
-def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: Path | None) -> dict[str, Any]:
-    """Return `side`, `longer`, `proportion` and `colour` of a survey, and whether photographs were taken `in_a_row`.
+def whole_file(file: PictureFile) -> Path | Member:
+    """Return the file of a picture: for a slice, its volume."""
+    if isinstance(file, Slice):
+        return file.path
+    return file
+
+
+def looked(source: Source, path: Path, asked: Any, state: Path | None) -> dict[str, Any]:
+    """Return LOOKED_FOR: what follows from the pictures themselves, such as `side`, and from their headers.
 
     They are read from `state` if nothing has changed. asked: options that affect decoding. Raises as decoding does.
     """
@@ -147,7 +186,7 @@ def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: 
     if state is not None:
         with suppress(*UNREADABLE):
             seen = read_json(state / LOOKED)[key]
-            return {name: seen[name] for name in ("side", "longer", "proportion", "colour", "in_a_row")}
+            return {name: seen[name] for name in LOOKED_FOR}
     sides = []
     coloured = 0
     for image, _ in progress(chain(source.train, source.test or ()), source.size, "looking"):
@@ -159,25 +198,29 @@ def looked(source: Source, path: Path, asked: tuple[Span | None, float], state: 
         middle = 1.0
     colour = 2 * coloured > len(sides)
     seen = {"side": int(shorter), "longer": int(longer), "proportion": float(middle), "colour": colour}
-    seen["in_a_row"] = taken_in_a_row(source.files)
+    files = [*dict.fromkeys(map(whole_file, source.files))]
+    seen["in_a_row"] = taken_in_a_row([file for file in files if isinstance(file, Member) or not is_volume(file)])
+    seen["burned_in"] = burned_in(files)
     if state is not None:
         with suppress(OSError):
             replace_private(state / LOOKED, json.dumps({key: seen}).encode())
     return seen
 
 
-def repeats_of(source: Source, path: Path, label: str | None, in_a_row: bool) -> Repeats | None:
+def repeats_of(
+    files: Mapping[Path | Member, Any], source: Source, path: Path, label: str | None, in_a_row: bool
+) -> Repeats | None:
     """Find why several images of a source may show one person, from names, a column, folders or photographs.
 
-    Returns None if persons are known. label: column of the labels.
+    Returns None if persons are known. files: labels by file; label: column of the labels.
     """
     if source.groups is not None:
         return None
-    labels = [np.asarray(one).tobytes() for one in source.labels]
-    folders = [str(file.parent) for file in source.files]
+    labels = [np.asarray(one).tobytes() for one in files.values()]
+    folders = [str(file.parent) for file in files]
     found = None
-    if source.files:
-        found = repeats_in([file.name for file in source.files], folders, labels, source.classes)
+    if files:
+        found = repeats_in([file.name for file in files], folders, labels, source.classes)
     column = repeated_ids(path, label)
     if column and (found is None or found.groups is None):
         return Repeats(why="Ids in a column repeat, as if one person had several images", groups=column)

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from sfumato.data.deep import is_dicom
 from sfumato.data.formats import AnotherFormat, link_format
 from sfumato.errors import UNREADABLE, ConfigError, DataError, explained
 from sfumato.storage.files import files_in, reading
@@ -103,11 +104,16 @@ def rows_by_file(
     Raises as `read_table` does, and DataError for a file without a row, and for a row whose file is unknown, already
     named, or a link.
     """
-    counted = Counter(name for file in files for name in {file.name, file.stem})
-    known = {plain_path(name): file for file in files for name in (file.name, file.stem) if counted[name] == 1}
+    counted = Counter(name for file in files for name in names_of(file))
+    known = {plain_path(name): file for file in files for name in names_of(file) if counted[name] == 1}
     known |= {plain_path(str(file.relative_to(root))): file for file in (*files, *others)}
     found: dict[Path, list[str]] = {}
     for number, (name, *cells) in read_table(table, columns):
+        if within := series_in(root / plain_path(name), files):
+            if not found.keys().isdisjoint(within):
+                raise DataError(f"{table}, row {number}, names a file a second time: keep one row per file")
+            found |= dict.fromkeys(within, cells)
+            continue
         if (file := known.get(plain_path(name))) is None:
             fix = "remove it, or correct the path (such as class/picture.png)"
             raise DataError(f"{table}, row {number}, names a file that is not below {root}: {fix}")
@@ -121,6 +127,21 @@ def rows_by_file(
     if left := next((path for path in files if path not in found), None):
         raise DataError(f"{table} has no row for {left}: add one row per file")
     return found
+
+
+def series_in(folder: Path, files: Sequence[Path]) -> list[Path]:
+    """List the files of a folder that a row names, if all are DICOM; nothing for other paths."""
+    if not folder.is_dir():
+        return []
+    within = [file for file in files if folder in file.parents]
+    if all(map(is_dicom, within)):
+        return within
+    return []
+
+
+def names_of(file: Path) -> set[str]:
+    """Return the names by which a row may name a file: with or without its suffix; for x.nii.gz, also x."""
+    return {file.name, file.stem, re.sub(r"(?i)\.nii(\.gz)?$", "", file.name)}
 
 
 def plain_path(text: str) -> str:

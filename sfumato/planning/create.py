@@ -17,8 +17,8 @@ from sfumato.data.sources.imagefolder import list_folder
 from sfumato.data.sources.splits import VALIDATION, split_of, words_in
 from sfumato.data.survey import Survey, survey
 from sfumato.errors import ConfigError, SfumatoError, Spelling
-from sfumato.planning.project_files import Say, project_files, unsaid, write_project
-from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data
+from sfumato.planning.project_files import Say, project_files, unsaid, workflow_place, write_project
+from sfumato.settings.data import GROUP, IMAGE, SEVERAL, Data, Groups
 from sfumato.settings.fields import Size, both_sides, by
 from sfumato.settings.options import InitOptions
 from sfumato.settings.params import Params
@@ -95,7 +95,8 @@ class Proposed:
         if self.counted:
             size = "size_hint, the number of images or persons rounded to one digit, is published with the release"
             notes["privacy"] = f"{size}\n{NOTES['privacy']}"
-        files = project_files({**self.chosen.content, **(more or {})}, notes, self.chosen.seconds / 60)
+        content = {**self.chosen.content, **(more or {})}
+        files = project_files(content, notes, self.chosen.seconds / 60, workflow_place(self.out))
         write_project(self.out, files, say, force=force)
         seen = self.survey
         shown: dict[str, Any] = {"images": seen.images, "persons": seen.persons}
@@ -190,8 +191,19 @@ def count_public(folder: Path | None, owner: Owner) -> int:
 
 
 def check_places(options: InitOptions) -> None:
-    """Raise ConfigError if the folder is missing, git would track the images, or files would be overwritten."""
+    """Raise ConfigError unless images and project folder are usable.
+
+    The images must exist, git must not track them, DVC must accept the path of the project, and no
+    file may be overwritten.
+    """
     out = options.out
+    if {*"{}"} & {*str(out)}:
+        raise ConfigError(
+            "the path of the project folder, {out}, has braces, which DVC cannot use: run from another folder, or name "
+            "one with {option.out}",
+            option="out",
+            out=out,
+        )
     for option, images in (("images", options.images), ("public", options.public)):
         if images is None:
             continue
@@ -247,6 +259,7 @@ def look(options: InitOptions, owner: Owner, state: Path) -> tuple[InitOptions, 
                 alone=options.alone,
                 skip=options.skip,
                 state=state,
+                volume=options.volume,
             )
         except SfumatoError as unclear:
             if owner.ask is None or not unclear.undecided:
@@ -265,6 +278,7 @@ def ask_about(unclear: SfumatoError, options: InitOptions, owner: Owner) -> Init
         "classes": "What are the class names? (a,b,c; or `all` to use all that were found)",
         "label_column": "Which column contains the labels?",
         "range": "Which values are shown as black and white? (such as 0,4095)",
+        "volume": "Which volumes are used? (such as suffix=T1w)",
     }
     option = str(unclear.option)
     owner.see(unclear.spelled(owner.spelling))
@@ -324,6 +338,8 @@ def look_for_persons(
         if answered is not None:
             _, seen = look(answered, owner, state)
         confirmed = owner.ask is not None and answered is None
+    if seen.groups is None and seen.volumes:
+        _, seen = look(replace(options, groups=Groups(volume=True)), owner, state)
     if seen.groups is not None:
         return seen, GROUP
     if confirmed:
@@ -355,7 +371,10 @@ def ask_for_groups(seen: Survey, options: InitOptions, owner: Owner) -> InitOpti
             owner.see(f"         {name} would show person {person}")
         if found.persons:
             owner.see(f"         {found.persons} persons, by the pattern {pattern}")
-    if not owner.answer("Can the same person appear in more than one image?", likely, None):
+    what = "image"
+    if seen.volumes:
+        what = "volume"
+    if not owner.answer(f"Can the same person appear in more than one {what}?", likely, None):
         return None
     way = "a pattern that captures the id in file names, such as ^(P\\d+)_, or a CSV file"
     groups = owner.answer(f"Which images belong to the same person? ({way})", pattern)
@@ -388,6 +407,10 @@ def understood(seen: Survey) -> Iterator[str]:
         yield f"         ├─ {name}: {count}{', too few to learn from' if count < 10 else ''}"
     if seen.groups is not None:
         yield f"         ├─ {seen.persons} persons, by {seen.groups.words}"
+    if seen.localizers:
+        yield f"         ├─ {seen.localizers} DICOM localizers are left out"
+    if seen.burned_in:
+        yield f"         ├─ warning: {seen.burned_in} DICOM files state that text, such as a name, is burned into them"
     for person, count in seen.largest:
         yield f"         ├─ person {person}: {count} images, among the most of any person"
     way = "test/,"

@@ -3,9 +3,12 @@
 `python -m sfumato.planning.project_files` prints the latter.
 """
 
+import json
 import logging
+import re
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -101,19 +104,47 @@ def params_text(content: Mapping[str, Any], notes: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def project_files(content: Mapping[str, Any], notes: Mapping[str, str], minutes: float) -> dict[str, str]:
+@dataclass(frozen=True)
+class WorkflowPlace:
+    """Place of the workflow that checks the ledger.
+
+    path: path from the project's folder; directory: path of the project in its repository, or "" for the root.
+    """
+
+    path: str = ".github/workflows/ledger.yml"
+    directory: str = ""
+
+
+def workflow_place(out: Path) -> WorkflowPlace:
+    """Find where GitHub reads the workflow of a project in `out`: only in the root of its repository."""
+    there = next(folder for folder in (out, *out.parents) if folder.exists())
+    code, text = git("-C", str(there), "rev-parse", "--show-toplevel")
+    root = Path(text.rstrip("\n"))
+    if code != 0 or not text.strip() or root in (out, out.resolve()):
+        return WorkflowPlace()
+    directory = out.resolve().relative_to(root).as_posix()
+    name = f"ledger-{re.sub('[^A-Za-z0-9._-]+', '-', directory)}.yml"
+    return WorkflowPlace(f"{'../' * (1 + directory.count('/'))}.github/workflows/{name}", directory)
+
+
+def project_files(
+    content: Mapping[str, Any], notes: Mapping[str, str], minutes: float, workflow: WorkflowPlace
+) -> dict[str, str]:
     from sfumato.privacy.accountant import default_delta
 
     privacy = {"unit": IMAGE, "delta": default_delta(content["privacy"]["size_hint"]), **content["privacy"]}
     facts = {**content, **content["data"], **privacy, "minutes": minutes, "version": version("sfumato")}
-    facts |= {"tracked": TRACKED.replace(" pipelines", "")}
+    tracked = TRACKED.replace(" pipelines", "")
+    if workflow.directory:
+        tracked = tracked.replace(".github", workflow.path)
+    facts |= {"tracked": tracked, "workflow": workflow.path}
     return {
         "params.yaml": params_text(content, notes),
         "dvc.yaml": dvc_text(),
         ".gitignore": IGNORED,
         ATTRIBUTES: UNTOUCHED,
         "README.md": Path(__file__).with_name("project_readme.md").read_text("utf-8").format(**facts),
-        ".github/workflows/ledger.yml": workflow_text(privacy["epsilon"], privacy["delta"], privacy["unit"]),
+        workflow.path: workflow_text(privacy["epsilon"], privacy["delta"], privacy["unit"], workflow.directory),
     }
 
 
@@ -129,6 +160,8 @@ def write_project(out: Path, files: Mapping[str, str], say: Say, *, force: bool 
             say(f"{name} already exists, and is not changed")
             continue
         replace_file(path, text.encode())
+        if name.startswith("../"):
+            say(f"{name} is outside the project: GitHub reads workflows only in the repository's root. Commit it too")
     begin_repository(out, say)
 
 
@@ -154,12 +187,15 @@ def begin_repository(out: Path, say: Say) -> None:
             config["core"]["site_cache_dir"] = str(state_dir() / DVC_INDEX)
 
 
-def workflow_text(epsilon: float, delta: float, unit: str) -> str:
-    """Return the workflow that checks the ledger on every push."""
+def workflow_text(epsilon: float, delta: float, unit: str, directory: str = "") -> str:
+    """Return the workflow that checks the ledger on every push. directory: of the project in its repository."""
     from sfumato.privacy.profile import bound_text
 
     text = Path(__file__).with_name("project_workflow.yaml").read_text("utf-8")
-    return text.format(epsilon=epsilon, delta=delta, unit=unit, shown=bound_text(delta, 3))
+    place = ""
+    if directory:
+        place = f"defaults:\n  run:\n    working-directory: {json.dumps(directory)}\n"
+    return text.format(epsilon=epsilon, delta=delta, unit=unit, shown=bound_text(delta, 3), place=place)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def algorithm_of(key: bytes) -> str:
 
 @dataclass(frozen=True)
 class Signing:
-    """What signs pictures.
+    """A certificate and a key that sign pictures.
 
     certificate: the signer's certificate and those above it, in PEM;
     key: its private key, in PEM, without a passphrase;

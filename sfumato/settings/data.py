@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, FiniteFloat, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 
 from sfumato.errors import ConfigError
 from sfumato.settings.fields import Fraction, Part, Positive, Size, Strict
@@ -29,7 +29,7 @@ Range = Annotated[tuple[FiniteFloat, FiniteFloat] | None, AfterValidator(rising)
 
 
 class Groups(Strict):
-    """Rule for finding the id of each image's person: exactly one of six ways. Ids are never written."""
+    """Rule for finding the id of each image's person: exactly one of seven ways. Ids are never written."""
 
     # Path of a table with the columns file (the path below data.path) and group (the person's id)
     csv: str | None = None
@@ -41,6 +41,9 @@ class Groups(Strict):
     # in the archive
     array: bool = False
     dicom: bool = False  # Use the PatientID of each DICOM file
+    # Treat each NIfTI volume as one person with all its slices. A person with several volumes is
+    # then not protected as a whole
+    volume: bool = False
     # Name of the column of metadata.*, of the .json key (webdataset) or of the array (.npz) with
     # the ids
     column: str | None = None
@@ -54,7 +57,7 @@ class Groups(Strict):
 
     @model_validator(mode="after")
     def one_way(self) -> Self:
-        ways = ("csv", "pattern", "folder", "array", "dicom", "column")
+        ways = ("csv", "pattern", "folder", "array", "dicom", "volume", "column")
         number = sum(bool(getattr(self, way)) for way in ways)
         if number != 1:
             raise ValueError(f"{number} ways to find ids are set: expected one of {', '.join(ways)}")
@@ -65,7 +68,12 @@ class Groups(Strict):
         """Description of the place where ids of persons are found."""
         (way, value), *_ = self.model_dump(exclude_defaults=True).items()
         folder = "folders <person>/<class>/" if value == OUTER else "folders <class>/<person>/"
-        ways = {"folder": folder, "array": "`groups` beside the images", "dicom": "DICOM's PatientID"}
+        ways = {
+            "folder": folder,
+            "array": "`groups` beside the images",
+            "dicom": "DICOM's PatientID",
+            "volume": "volume: each counts as one person, so a person with several volumes is not protected as a whole",
+        }
         alone = "; each image without an id counts as one person" if self.alone else ""
         return ways.get(way, f"{way} {value}") + alone
 
@@ -79,6 +87,29 @@ class Groups(Strict):
         if groups != 1:
             raise ValueError(f"{groups} groups in parentheses: expected one, around the id, as in '^(P\\d+)_'")
         return value
+
+
+class Volume(Strict):
+    """Slices that become images: of NIfTI volumes, and of DICOM series and files with several frames."""
+
+    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
+
+    # Axis across which NIfTI volumes are cut, after they are turned to a common orientation; None:
+    # axial. DICOM series are shown as they were acquired
+    axis: Literal["axial", "coronal", "sagittal"] | None = None
+    first: int = Field(default=0, ge=0, alias="from")  # First slice of each volume, counted from 0
+    last: int | None = Field(default=None, ge=0, alias="to")  # Last slice; None: the volume's last
+    step: Positive = 1  # Distance between slices: 2 takes every second one
+    # BIDS suffix of the volumes to use, such as T1w; None: the only one there is
+    suffix: Annotated[str, Field(pattern=r"^[A-Za-z0-9]+$")] | None = None
+
+    @property
+    def selection(self) -> slice:
+        """The slices of a volume, as Python counts them."""
+        stop = None
+        if self.last is not None:
+            stop = self.last + 1
+        return slice(self.first, stop, self.step)
 
 
 class Data(Strict):
@@ -97,6 +128,9 @@ class Data(Strict):
     # Pixel values stored as black and as white. Required for files with more than 8 bits: 16-bit
     # pictures, and DICOM in the units after its rescale, such as Hounsfield units
     range: Range = None
+    # Slices of NIfTI volumes or DICOM series that become images. Requires `groups`, because all
+    # slices of a volume belong to one person
+    volume: Volume | None = None
     # Treatment of images whose proportions differ from `size`: crop to the middle, or pad with
     # black bars
     fit: Literal["crop", "pad"] = "crop"
@@ -147,6 +181,11 @@ class Data(Strict):
                 raise ValueError(
                     f"data.{setting} applies only to data.source {', '.join(takers)}, not to {self.source}: remove it"
                 )
+        if self.volume is not None and self.groups is None:
+            raise ValueError(
+                "data.volume is set, but data.groups is missing, and all slices of a volume belong to one person: set "
+                "data.groups (of DICOM, {dicom: true}; if no person has two volumes, {volume: true})"
+            )
         if self.groups is not None and self.labels == SEVERAL and self.groups.folder:
             raise ValueError(
                 "data.groups.folder does not apply with data.labels: several: use column, csv, pattern, array or dicom"

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Validat
 from pydantic.dataclasses import dataclass
 
 from sfumato.errors import ConfigError
-from sfumato.settings.data import OUTER, Groups, Range
+from sfumato.settings.data import OUTER, Groups, Range, Volume
 from sfumato.settings.fields import Part, Size, both_sides
 
 ALL: Literal["all"] = "all"  # the owner's confirmation that no class name identifies a person
@@ -48,6 +48,17 @@ def parse_range(text: str) -> tuple[float, float]:
     except ValueError as error:
         raise ValueError("expected two numbers, such as 0,4095") from error
     return low, high
+
+
+def parse_volume(text: str) -> Volume:
+    """Parse which slices become images: keys and values with commas between them, as in axis=axial,from=30."""
+    pairs = [pair.partition("=") for pair in text.replace(" ", "").split(",")]
+    try:
+        return Volume.model_validate({key: value for key, _, value in pairs})
+    except ValidationError as error:
+        key = error.errors()[0]["loc"][0]
+        reason = "give some of axis, from, to, step and suffix, as in axis=axial,from=30"
+        raise ValueError(f"{key} is unknown, or has another value than expected: {reason}") from error
 
 
 SIZES = "expected 8 pixels per side or more, such as 64 or 192x256"
@@ -107,6 +118,7 @@ class InitOptions:
     alone: bool = False  # confirmation that an image without an id is its person's only one
     one_image_each: bool = False  # confirmation that no person has two images
     range: Annotated[Range, from_text(parse_range)] = None  # values shown as black and white
+    volume: Annotated[Volume | None, from_text(parse_volume)] = None  # slices that become images
     label_column: str | None = None
     classes: Annotated[Classes | None, from_text(parse_classes)] = None
     skip: Part = 0.0  # share of the pictures that may be broken

@@ -154,7 +154,7 @@ def refuse_truth_values(model: type[BaseModel], values: Mapping[str, Any], path:
 def all_keys(model: type[BaseModel], prefix: str = "") -> set[str]:
     keys = set()
     for name, field in model.model_fields.items():
-        keys.add(prefix + name)
+        keys.add(prefix + (field.alias or name))
         for kind in models_in(field.annotation):
             keys |= all_keys(kind, f"{prefix}{name}.")
     return keys

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-OWNERS = ("groups", "labels", "label_column", "skip", "compare_by")  # settings of `data` for an owner's own files
+# settings of `data` for an owner's own files
+OWNERS = ("groups", "labels", "label_column", "skip", "compare_by", "volume")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ the standard library.
 """
 
 import io
+import math
 import os
 import shutil
 import threading
@@ -16,6 +17,7 @@ from sfumato.errors import DataError
 
 # Bytes of pixels, or of its file: 89 megapixels in colour, 134 in grey at 16 bits
 LARGEST_PICTURE = 2**28
+LARGEST_VOLUME = 2**29  # Bytes of the values of a volume: 1024 slices of 512×512 in 16 bits
 LONGEST_SIDE = 2**16 - 1  # Pixels, as in a data card
 # Size in bytes above which pictures are decoded one at a time, regardless of the number of threads
 LARGE_PICTURE = 2**25
@@ -66,6 +68,16 @@ def check_picture_file(name: str, size: int) -> None:
         raise DataError(
             f"{name} has {size:,} bytes, expected at most {LARGEST_PICTURE:,} per picture: save it smaller, "
             "or remove it."
+        )
+
+
+def check_volume(name: str, shape: tuple[int, int, int], itemsize: int) -> None:
+    """Raise DataError unless the values of a volume have at least one and at most LARGEST_VOLUME bytes."""
+    size = math.prod(shape) * itemsize
+    if not (min(shape) > 0 and max(shape) <= LONGEST_SIDE and size <= LARGEST_VOLUME):
+        raise DataError(
+            f"{name} has {'×'.join(map(str, shape))} values, {size:,} bytes when read: expected sides of 1 to "
+            f"{LONGEST_SIDE:,} and at most {LARGEST_VOLUME:,} bytes. Save it smaller, or remove it."
         )
 
 

@@ -147,3 +147,25 @@ def tiff_turned(file):
 def sgi(file):
     head = struct.pack(">hBBHHHH", 474, 0, 2, 3, 64, 64, 3)
     file.write_bytes(head.ljust(512, b"\0") + COLOUR.transpose(2, 0, 1).astype(">u2").tobytes())
+
+
+def test_signed_values_of_8_bits_need_a_range_and_keep_their_order(tmp_path):
+    values = np.arange(-128, 128, dtype=np.int8).reshape(16, 16)
+    tifffile.imwrite(tmp_path / "x.tif", values)
+    with pytest.raises(DataError, match="has int8 values: set those to show"):
+        decode(tmp_path / "x.tif")
+    assert (np.diff(decode(tmp_path / "x.tif", (-128, 127)).flatten().astype(int)) == 1).all()
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+@pytest.mark.parametrize(
+    "bands, ways", [(4, {}), (4, {"planarconfig": "separate"}), (5, {}), (2, {"photometric": "minisblack"})]
+)
+def test_a_band_that_is_no_alpha_is_refused(kind, bands, ways, tmp_path):
+    values = np.random.default_rng(0).integers(0, 255, (16, 16, bands)).astype(kind)
+    if ways.get("planarconfig") == "separate":
+        values = np.moveaxis(values, -1, 0)
+    extra = ["unspecified"] * (1 + bands % 2 * (bands > 3))
+    tifffile.imwrite(tmp_path / "x.tif", values, **{"photometric": "rgb", "extrasamples": extra, **ways})
+    with pytest.raises(DataError, match="not marked as transparency: save it in grey or RGB, or mark"):
+        decode(tmp_path / "x.tif", (0, 255))

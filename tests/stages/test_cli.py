@@ -329,3 +329,20 @@ stages.cli.main()
 def test_a_container_or_a_service_that_stops_a_stage_ends_it_as_ctrl_c_does(desk):
     done = subprocess.run([sys.executable, "-c", TERMINATED], capture_output=True, text=True, timeout=100)
     assert done.returncode == 130 and "without a second charge" in done.stdout + done.stderr
+
+
+CLOSED = """
+import os, sys
+for number in {numbers}:
+    os.close(number)
+os.execv(sys.executable, [sys.executable, "-m", "stages.cli", "init", "{folder}", "--epsilon", "1", "--yes"])
+"""
+
+
+@pytest.mark.parametrize("numbers", [(1,), (2,), (1, 2), (0, 1, 2)])
+def test_a_closed_stream_is_no_failure(numbers, tmp_path):
+    """The exit code is that of the mistake: 2, as with streams, and not 1, of a crash."""
+    code = CLOSED.format(numbers=numbers, folder=tmp_path / "missing")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2 and "Traceback" not in done.stdout + done.stderr
+    assert ("does not exist" in done.stderr) == (2 not in numbers)

@@ -69,6 +69,8 @@ def test_an_error_names_a_folder_as_it_is(desk, quick, tmp_path, name):
         (unclear, Path("out")): ("label_column", f"{unclear}/metadata.csv has the columns --alone, --size: "),
         (pictures, there): ("out", f"{there} already contains params.yaml"),
     }
+    if "{" in name:
+        cases[pictures, there] = "out", f"the path of the project folder, {there}, has braces"
     for (images, out), (option, start) in cases.items():
         with pytest.raises(SfumatoError) as caught:
             sfumato.Project.create(out, images=images, epsilon=5)
@@ -143,3 +145,10 @@ def test_options_travel_as_one_value(file):
             assert len(node.args.args) + len(node.args.kwonlyargs) <= 7, node.name
     assert "locals()" not in text
     assert file.startswith("stages") or not re.search(r"\W--[a-z]", text.replace("dvc init --", ""))
+
+
+@pytest.mark.parametrize("name", ["a{b}", "{", "x}"])
+def test_a_project_folder_with_braces_is_refused_before_anything_is_read(name, desk, tmp_path):
+    text = desk.run(f"init {tmp_path / 'missing'} --epsilon 5 --yes --out {tmp_path / name}", code=2)
+    assert "has braces, which DVC cannot use" in " ".join(text.split()) and "--out" in text
+    assert not (tmp_path / name).exists()

@@ -27,7 +27,7 @@ def read_source(data: Data, raw: Path) -> Source:
     ConfigError if `data` is incomplete, DataError if files are missing or unusable.
     """
     size = None if data.size is None else both_sides(data.size)
-    names = ("path", "channels", "groups", "range", "classes", "label_column", "compare_by", "skip")
+    names = ("path", "channels", "groups", "range", "classes", "label_column", "compare_by", "skip", "volume")
     asked = {name: getattr(data, name) for name in names}
     several = data.labels == SEVERAL
     outer = data.groups is not None and data.groups.folder == OUTER

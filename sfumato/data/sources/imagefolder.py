@@ -1,6 +1,6 @@
 """Read pictures from one folder per class, possibly in `train/` and `test/`, or as listed by `tabled`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
@@ -9,15 +9,19 @@ from typing import Any
 
 from PIL.Image import registered_extensions
 
-from sfumato.data.decoding import Member, decode, decoded
+from sfumato.data.decoding import PictureFile, decode, decoded
+from sfumato.data.deep import is_dicom
 from sfumato.data.formats import AnotherFormat, link_format, sentences
 from sfumato.data.groups import ids_of_files
 from sfumato.data.images import GROUPS, GROUPS_REFUSED
+from sfumato.data.series import in_slices
+from sfumato.data.sources.bids import PARTICIPANT, PARTICIPANTS, is_bids
 from sfumato.data.sources.source import Example, Listing, Place, Request, Source
 from sfumato.data.sources.splits import TRAIN, folders_in, split_of, visible
 from sfumato.data.sources.tabled import column_of, is_picture, list_labels, list_metadata, list_shards
 from sfumato.data.tables import FILE, METADATA, TABLES
-from sfumato.errors import DataError
+from sfumato.data.volumes import is_volume
+from sfumato.errors import ConfigError, DataError
 from sfumato.settings.data import OUTER, Groups
 
 
@@ -41,13 +45,22 @@ def read_imagefolder(request: Request, raw: Path) -> Source:
     if request.skip and groups is not None:
         places = without_strays(every, request)
     files = [place.file for place in places]
-    trained = sum(not place.held_out for place in places)
     ids = None if groups is None else ids_of_files(groups, files, path, [place.person for place in places])
+    compared: list[str] = []
+    if request.compare_by is not None:
+        compared = column_of(path, request.compare_by, files, request.volume)
+    if request.volume is not None:
+        pictures = [*in_slices(files, request.volume, request.converted)]
+        numbers = [number for number, _ in pictures]
+        places = every = [places[number]._replace(file=file) for number, file in pictures]
+        ids = ids and [ids[number] for number in numbers]
+        compared = compared and [compared[number] for number in numbers]
+        files = [place.file for place in places]
+    trained = sum(not place.held_out for place in places)
     shapes: list[tuple[int, ...]] = []  # shape of the first picture, for both parts
     train = pictures_of(places[:trained], every, request, shapes)
     test = pictures_of(places[trained:], every, request, shapes, trained) if found.official else None
     labels = [place.label for place in places]
-    compared = [] if request.compare_by is None else column_of(path, request.compare_by, files)
     return Source(found.classes, train, test, len(files), ids, files, labels, compared, len(files) - trained)
 
 
@@ -57,9 +70,20 @@ def list_pictures(request: Request) -> Listing:
         return list_labels(request)
     if request.name == "webdataset":
         return list_shards(request)
+    if is_bids(request.required_path()):
+        check_bids(request)
     if request.label_column is not None:
         return list_metadata(request, request.label_column)
     return list_folder(request.required_path(), f"{request.section}.path", request.groups, request.classes)
+
+
+def check_bids(request: Request) -> None:
+    """Raise ConfigError unless the labels are a column of the participants, and the persons are they."""
+    if request.label_column is None or request.volume is None or request.id_column != PARTICIPANT:
+        raise ConfigError(
+            f"{request.path} is laid out as BIDS, whose subjects are persons: set data.label_column to a column of "
+            f"{PARTICIPANTS}, data.volume, such as {{axis: axial}}, and data.groups: {{column: {PARTICIPANT}}}"
+        )
 
 
 def list_folder(
@@ -99,6 +123,7 @@ def list_part(
 ) -> Iterator[Place | DataError]:
     """Yield the pictures of one part of the folder `root`, by class, and an error for each entry that is not used."""
     nested = groups is not None and groups.folder is True
+    deep = groups is not None and groups.dicom  # the person of a series shows in its files
     for folder in visible(path):
         if not folder.is_dir():
             if is_picture(folder):
@@ -112,7 +137,7 @@ def list_part(
             yield wrong
             continue
         # A folder without pictures is still a class: a refusal would reveal that its last picture was removed.
-        inner = (visible(entry) if nested and entry.is_dir() else [entry] for entry in visible(folder))
+        inner = (entries_of(entry, nested, deep) for entry in visible(folder))
         for picture in chain.from_iterable(inner):
             if picture.is_dir():
                 fix = "pictures must lie directly in their class's folder"
@@ -121,6 +146,15 @@ def list_part(
                 yield DataError(f"{picture} is a folder inside a class: {fix}.")
             else:
                 yield misplaced(picture, root) or Place(picture, classes.index(folder.name), held_out=held_out)
+
+
+def entries_of(entry: Path, nested: bool, deep: bool) -> Iterable[Path]:
+    """List the entries of a folder in a class: one level if `nested`, all if `deep`, else the folder itself."""
+    if not (nested or deep) or not entry.is_dir() or (deep and entry.is_symlink()):
+        return [entry]
+    if nested:
+        return visible(entry)
+    return chain.from_iterable(entries_of(one, nested, deep) for one in visible(entry))
 
 
 def misplaced(entry: Path, root: Path) -> DataError | None:
@@ -172,7 +206,11 @@ def leave_out(key: Any, error: DataError, every: list[Place], request: Request) 
 def without_strays(places: list[Place], request: Request) -> list[Place]:
     """Drop files that are not pictures, by name and content. They have no person and no row in a table."""
     for file, *_ in places:
-        if isinstance(file, Path) and file.suffix.lower() not in registered_extensions():
+        if (
+            isinstance(file, Path)
+            and file.suffix.lower() not in registered_extensions()
+            and not is_whole(file, request)
+        ):
             try:
                 decode(file, request.range or (0, 1))
             except DataError as error:
@@ -180,10 +218,15 @@ def without_strays(places: list[Place], request: Request) -> list[Place]:
     return [place for place in places if place.file not in request.left_out]
 
 
+def is_whole(file: Path, request: Request) -> bool:
+    """Return whether slices of a file become images. Damage is found when they are decoded."""
+    return request.volume is not None and (is_volume(file) or is_dicom(file))
+
+
 def problems_of(files: Sequence[Place], request: Request) -> list[DataError]:
     """Return one error per file that cannot be used, and one error for all whose size or channels differ."""
     problems: list[DataError] = []
-    shapes: dict[Path | Member, tuple[int, ...]] = {}
+    shapes: dict[PictureFile, tuple[int, ...]] = {}
     paths = [place.file for place in files]
     for path, image in zip(paths, decoded(paths, request), strict=True):
         if isinstance(image, DataError):
@@ -207,6 +250,7 @@ def refusal(problems: Sequence[DataError]) -> DataError:
         return DataError(
             "pictures changed while they were read: leave the folder unchanged, and run the command again."
         )
+    problems = [*{str(problem): problem for problem in problems}.values()]  # slices of a volume share theirs
     lines = sentences(problems)
     if len(lines) == 1:
         return DataError(lines[0])

@@ -1,7 +1,11 @@
-"""Unpack a zip of any layout, an .npz, or Parquet with pictures, into a private folder while the program runs."""
+"""Unpack a zip, a tar file, an .npz, or Parquet with pictures, into a private folder while the program runs."""
 
 import atexit
+import bz2
+import gzip
+import lzma
 import shutil
+import tarfile
 import threading
 import zipfile
 import zlib
@@ -13,9 +17,11 @@ from typing import Any
 import numpy as np
 from filelock import Timeout
 
+from sfumato.data.formats import HEAD
 from sfumato.data.sources.splits import TEST, TRAIN, folders_in, is_test, visible
+from sfumato.data.sources.tabled import samples_in
 from sfumato.data.tables import FILE, METADATA, check_parquet, records_of, table_of
-from sfumato.errors import UNREADABLE, DataError, explained
+from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
 from sfumato.storage.documents import parse_json
 from sfumato.storage.files import files_in, reading, sync, temporary_name
 from sfumato.storage.limits import (
@@ -29,29 +35,45 @@ from sfumato.storage.limits import (
 from sfumato.storage.locks import file_lock, holding
 from sfumato.storage.state_directory import state_dir
 
+# how to open a compressed tar file, by its last suffix
+COMPRESSED: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys((".gz", ".tgz"), gzip.open),
+    **dict.fromkeys((".xz", ".txz"), lzma.open),
+    **dict.fromkeys((".bz2", ".tbz2"), bz2.open),
+}
+CHUNK = 2**20  # bytes to inflate at a time
+DAMAGED = (*UNREADABLE, tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OverflowError)
 UNPACKED = "unpacked"  # folder in the state directory for unpacked archives
 MADE_HERE: dict[tuple[Path, int, int], Path] = {}  # folders that each thread of this process has unpacked
 HELD: dict[tuple[int, Path], ExitStack] = {}  # locks by (thread, folder), which show that the process runs
 
 
 def unpacked(path: Path, allowance: Allowance | None = None, depth: int = 0) -> Path:
-    """Unpack a zip, a Parquet file or a folder of them. Returns a folder, or its only file; any other path unchanged.
+    """Unpack a zip, a tar file, or Parquet. Returns a folder, or its only file; any other path unchanged.
 
-    Parquet beside a table or beside folders of pictures is ignored. Raises DataError if unpacking fails.
+    A tar file of samples with labels (WebDataset) and Parquet beside a table or beside folders of pictures stay
+    unchanged too. Raises DataError if unpacking fails.
 
     allowance: limits of the outermost archive; depth: number of archives that contain this one.
     """
     tables = [path] if path.suffix == ".parquet" and path.is_file() else []
     if path.is_dir() and table_of(path) is None and all(folder.name == "data" for folder in folders_in(path)):
         tables = parquet_in(path)
-    archive = path.suffix.lower() == ".zip" and path.is_file()
-    if not tables and not archive:
+    suffix = ""
+    if path.is_file():
+        suffix = path.suffix.lower()
+    archive = suffix == ".zip" or (suffix in COMPRESSED and is_compressed_tar(path))
+    if not tables and not archive and not (suffix == ".tar" and holds_folders(path)):
         return path
     if depth == DEEPEST_ARCHIVE:
         raise DataError(f"{path.name} is nested in {depth} archives: unpack it by hand.")
     allowance = allowance or Allowance(path, sum(file.stat().st_size for file in tables or [path]), state_dir())
     if tables:
         folder = kept(path, lambda folder: unpack_tables(tables, folder, allowance))
+    elif suffix == ".tar":
+        folder = kept(path, lambda folder: extract_tar(path, folder, allowance))
+    elif suffix in COMPRESSED:
+        folder = kept(path, lambda folder: inflate_tar(path, folder / "set.tar", allowance))
     else:
         with readable_zip(path, "write it again"):
             folder = kept(path, lambda folder: extract(path, folder, allowance))
@@ -137,13 +159,78 @@ def kept(path: Path, fill: Callable[[Path], None]) -> Path:
 def extract(path: Path, folder: Path, allowance: Allowance) -> None:
     """Write the files of a zip or an .npz into a folder. A file that is longer than listed is refused."""
     with reading(path), BoundedReader(path, LARGEST_DIRECTORY) as file, zipfile.ZipFile(file) as archive:
-        if len({*archive.namelist()}) < len(archive.namelist()):
+        entries = archive.infolist()
+        for entry in entries:
+            entry.filename = entry.filename.replace("\\", "/")  # as some programs of Windows write folders
+        if len({entry.filename for entry in entries}) < len(entries):
             raise ValueError("two of its files have the same name")
-        for entry in archive.infolist():
+        for entry in entries:
             if entry.filename.count("/") > DEEPEST_FOLDER:
                 raise ValueError(f"its folders are more than {DEEPEST_FOLDER} deep")
             allowance.take(entry.file_size)
-        archive.extractall(folder)
+        for entry in entries:
+            archive.extract(entry, folder)
+
+
+def is_compressed_tar(path: Path) -> bool:
+    """Return whether a compressed file contains a tar file, by its content or, if damaged, by its name."""
+    with suppress(*DAMAGED), COMPRESSED[path.suffix.lower()](path) as file:
+        return bool(file.read(HEAD)[257:262] == b"ustar")
+    return path.suffix.lower().startswith(".t") or ".tar." in path.name.lower()
+
+
+def inflate_tar(path: Path, target: Path, allowance: Allowance) -> None:
+    """Write the tar file in a compressed one."""
+    with readable_archive(path), reading(path), COMPRESSED[path.suffix.lower()](path) as file, target.open("wb") as tar:
+        while chunk := file.read(CHUNK):
+            allowance.take(len(chunk))
+            tar.write(chunk)
+
+
+def holds_folders(path: Path) -> bool:
+    """Return whether a tar file has no labels beside its pictures, so that its folders are the classes."""
+    with suppress(DataError):
+        return not any({"cls", "json"} & sample.keys() for sample in samples_in(path))
+    return False
+
+
+def extract_tar(path: Path, folder: Path, allowance: Allowance) -> None:
+    """Write the files of a tar file into a folder. Links and devices were refused by `samples_in`."""
+    with (
+        readable_archive(path),
+        reading(path),
+        BoundedReader(path, LARGEST_DIRECTORY) as file,
+        tarfile.open(fileobj=file, mode="r:") as archive,
+    ):
+        for entry in archive:
+            if entry.name.count("/") > DEEPEST_FOLDER:
+                raise ValueError(f"its folders are more than {DEEPEST_FOLDER} deep")
+            allowance.take(entry.size)
+            archive.extract(entry, folder, set_attrs=False, filter="data")
+
+
+def readable_archive(path: Path) -> AbstractContextManager[None]:
+    wrong = f"{path} cannot be read as a tar file"
+    return explained(DataError, lambda error: f"{wrong} ({error}): write it again, or as a zip", causes=DAMAGED)
+
+
+def in_archives(text: str) -> str:
+    """Replace the private folders in a text by the paths of the archives that were unpacked into them."""
+    for (path, *_), folder in reversed(MADE_HERE.items()):  # the innermost first
+        text = text.replace(str(folder), str(path))
+    return text
+
+
+@contextmanager
+def naming_archives() -> Iterator[None]:
+    """Name archives in errors as their owner does, and not the private folders that they were unpacked into."""
+    try:
+        yield
+    except SfumatoError as error:
+        error.args = tuple(in_archives(str(part)) for part in error.args)
+        named = {key: value for key, value in error.values.items() if isinstance(value, str | Path)}
+        error.values |= {key: in_archives(str(value)) for key, value in named.items()}
+        raise
 
 
 def arrays_in(path: Path, fix: str) -> dict[str, np.ndarray]:
@@ -192,6 +279,8 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
         schema = table.schema_arrow
         # The form of Hugging Face's `datasets`: bytes, with or without a path, and names of classes
         binary = [field.name for field in schema if str(field.type).startswith(("struct<bytes: ", "binary"))]
+        if not binary:
+            raise DataError(f"{file} has no column of pictures: write their bytes, as Hugging Face's `datasets` does")
         column = binary[0]  # others, such as masks, are left out
         about = parse_json((schema.metadata or {}).get(b"huggingface", b'{"info": {"features": {}}}').decode())
         names = {key: kind.get("feature", kind).get("names") for key, kind in about["info"]["features"].items()}
@@ -199,6 +288,8 @@ def unpack_table(file: Path, place: Path, allowance: Allowance) -> Iterator[dict
         for number, row in enumerate(records_of(table, others, str(file), column)):
             picture = row.pop(column)
             pixels, called = picture.values() if isinstance(picture, dict) else (picture, "")
+            if pixels is None:
+                raise DataError(f"{file}, row {number + 1}: the picture is missing: write its bytes, or remove the row")
             name = Path(called or "").name
             if not name.strip(".") or (place / name).exists():
                 name = f"{file.stem}-{number:08d}{Path(name).suffix or '.png'}"

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sfumato.data.decoding import Member, fit
+from sfumato.data.decoding import PictureFile, fit
 from sfumato.errors import ConfigError, DataError, is_failure, public
-from sfumato.settings.data import Groups
+from sfumato.settings.data import Groups, Volume
 
 Example = tuple[np.ndarray, int | np.ndarray]  # (H, W, C) uint8 and its label, or its (classes,) uint8 of 0 and 1
 
@@ -32,7 +32,7 @@ class Source:
     test: Iterable[Example] | None
     size: int  # number of all images, for a progress bar; private for sensitive images
     groups: list[str | None] | None = None
-    files: Sequence[Path | Member] = ()  # private, because their names may be ids
+    files: Sequence[PictureFile] = ()  # private, because their names may be ids
     labels: Iterable[int | np.ndarray] = ()
     compared: Sequence[str] = ()  # cells of the column `data.compare_by`, in the order of groups; private
     held_out: int = 0
@@ -47,7 +47,7 @@ class Source:
 class Place(NamedTuple):
     """A picture, its label, and the id of its person if a table contains it."""
 
-    file: Path | Member
+    file: PictureFile
     label: Any  # a number or, for several labels, (classes,) uint8 of 0 and 1
     person: str = ""
     held_out: bool = False
@@ -80,6 +80,7 @@ class Request:
     seed: int = 0  # seed of such sources
     groups: Groups | None = None  # rule for finding ids of sensitive images
     range: tuple[float, float] | None = None  # values of black and white, for files with more than 8 bits
+    volume: Volume | None = None  # slices of volumes and series that become images
     pad: bool = False  # add black bars to images in other proportions, instead of cropping them to the middle
     classes: tuple[str, ...] | None = None  # names by label, for files without names
     label_column: str | None = None  # column of a table, or key of samples, with the labels

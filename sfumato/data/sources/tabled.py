@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 from PIL.Image import registered_extensions
 
-from sfumato.data.decoding import Member
+from sfumato.data.decoding import Member, PictureFile
 from sfumato.data.deep import is_dicom
 from sfumato.data.formats import link_format
+from sfumato.data.sources.bids import is_bids, rows_of_volumes
 from sfumato.data.sources.source import Listing, Place, Request
 from sfumato.data.sources.splits import is_test, split_of, visible
 from sfumato.data.tables import BETWEEN, FILE, METADATA, TABLES, cell_text, heads_of, rows_by_file, table_in, table_of
+from sfumato.data.volumes import is_volume
 from sfumato.errors import UNREADABLE, DataError, explained
+from sfumato.settings.data import Volume
 from sfumato.storage.documents import parse_json
 from sfumato.storage.files import files_in, reading
 from sfumato.storage.limits import LARGEST_DIRECTORY, BoundedReader
@@ -36,19 +39,21 @@ def list_metadata(request: Request, label: str) -> Listing:
     held_out = split_of(path)[1]
     rows = [
         Place(file, text, person, any(map(file.is_relative_to, held_out)))
-        for file, (text, person) in rows_of(path, [label, request.id_column or label]).items()
+        for file, (text, person) in rows_of(path, [label, request.id_column or label], request.volume).items()
     ]
     return numbered(rows, bool(held_out), request)
 
 
-def column_of(path: Path, column: str, files: Iterable[Path | Member]) -> list[str]:
+def column_of(path: Path, column: str, files: Iterable[PictureFile], volume: Volume | None = None) -> list[str]:
     """Return the cells of these files, "" for a file without a row. Raises as `rows_by_file` does."""
-    rows: dict[Any, list[str]] = dict(rows_of(path, [column]))
+    rows: dict[Any, list[str]] = dict(rows_of(path, [column], volume))
     return [rows.get(file, [""])[0] for file in files]
 
 
-def rows_of(path: Path, columns: Sequence[str]) -> dict[Path, list[str]]:
+def rows_of(path: Path, columns: Sequence[str], volume: Volume | None = None) -> dict[Path, list[str]]:
     """Return the cells of each picture of a folder, from its tables. Raises as `rows_by_file` does."""
+    if is_bids(path):
+        return rows_of_volumes(path, columns, (volume or Volume()).suffix)
     train, test = split_of(path)
     rows = dict[Path, list[str]]()
     for part in [path] if table_in(path) else train + test:
@@ -70,12 +75,13 @@ def files_below(root: Path) -> Iterator[Path]:
 
 
 def pictures_below(root: Path) -> list[Path]:
-    """Return the files below a folder that are pictures, by suffix, or DICOM, or links to pictures stored elsewhere."""
+    """Return the pictures, DICOM files and volumes below a folder, and links to pictures stored elsewhere."""
     return [file for file in files_below(root) if is_picture(file) or (link_format(file) and not file.exists())]
 
 
 def is_picture(file: Path) -> bool:
-    return file.is_file() and (file.suffix.lower() in registered_extensions() or is_dicom(file))
+    named = file.suffix.lower() in registered_extensions() or is_volume(file)
+    return file.is_file() and (named or is_dicom(file))
 
 
 def list_labels(request: Request) -> Listing:

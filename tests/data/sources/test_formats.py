@@ -42,8 +42,8 @@ WHOLE = {  # file: its content, what it is called, and how to proceed
     "x.jpg": (heic(), "HEIC", "heif-convert"),
     "x.heic": (heic(), "HEIC", "convert to PNG or JPEG"),
     "x.mp4": (b"\0\0\0\x18ftypisom\0\0\2\0isomiso2" + bytes(40), "a video", "save the frames"),
-    "x.nii": (nifti(), "NIfTI", "save its slices as PNG"),
-    "x.nii.gz": (gzip.compress(nifti()), "NIfTI", "save its slices as PNG"),
+    "x.gz": (gzip.compress(nifti()), "NIfTI", "name it .nii"),
+    "x.hdr": (nifti(), "NIfTI", "name it .nii"),
     "x.nrrd": (b"NRRD0004\ntype: short\n", "NRRD", "save its slices"),
     "x.mha": (b"ObjectType = Image\nNDims = 3\n", "MetaImage", "save its slices"),
     "x.npy": (npy(), "an array of NumPy", "np.savez"),
@@ -80,7 +80,7 @@ def test_no_share_of_broken_pictures_covers_a_whole_file(name, tmp_path):
         read_all(Data(source="imagefolder", path=str(root), skip="20%"), tmp_path)
 
 
-@pytest.mark.parametrize("name", ["x.nii.gz", "x.pdf", "x.npy", "x.h5", "x.tar.gz", "x.heic"])
+@pytest.mark.parametrize("name", ["x.gz", "x.pdf", "x.npy", "x.h5", "x.heic"])
 @pytest.mark.parametrize("place", ["", "loose/", "sub-01/ses-01/anat/", "cat/"])
 def test_it_is_named_wherever_it_lies_if_there_are_no_pictures(name, place, tmp_path):
     content, form, way = WHOLE[name]

@@ -1,0 +1,155 @@
+"""Replace volumes by their slices, and order the slices and frames of DICOM series."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfumato.data.deep import is_dicom, read_dicom, readable
+from sfumato.data.volumes import Slice, is_volume, slices_of
+from sfumato.errors import DataError
+from sfumato.settings.data import Volume
+from sfumato.storage.limits import LONGEST_SIDE
+
+LOCALIZERS = "localizers left out"
+SMALLEST_FRAME = 8  # bytes in a file
+TAGS = (
+    "ImageType",
+    "PatientID",
+    "SeriesInstanceUID",
+    "ImagePositionPatient",
+    "ImageOrientationPatient",
+    "InstanceNumber",
+    "NumberOfFrames",
+)
+
+
+@dataclass(frozen=True)
+class Header:
+    """The place of a DICOM file in its series.
+
+    patient: the PatientID, private; series: equal for the files of one series of one person in one folder, None for a
+    file of its own; position: along the axis of the series, None if the file has none; number: of the instance, 0 if
+    it has none.
+    """
+
+    patient: str
+    series: tuple[str, str, str] | None
+    position: float | None
+    number: int
+    frames: int
+    localizer: bool
+
+
+def header_of(path: Path) -> Header:
+    """Read the place of a DICOM file in its series. Raises DataError if it cannot be read."""
+    data = read_dicom(path, stop_before_pixels=True, specific_tags=[*TAGS])
+    with readable(f"{path} cannot be read as DICOM"):
+        kinds = data.get("ImageType") or []
+        if isinstance(kinds, str):
+            kinds = [kinds]
+        series = None
+        patient = str(data.get("PatientID") or "")
+        if uid := str(data.get("SeriesInstanceUID") or ""):
+            series = (str(path.parent), patient, uid)
+        return Header(
+            patient=patient,
+            series=series,
+            position=position_of(data),
+            number=int(data.get("InstanceNumber") or 0),
+            frames=max(1, int(data.get("NumberOfFrames") or 1)),
+            localizer="LOCALIZER" in [str(kind).strip().upper() for kind in kinds],
+        )
+
+
+def position_of(data: Any) -> float | None:
+    """Return the position of a slice along the normal of its plane, in mm; None if the file does not state it."""
+    with suppress(ValueError, TypeError):
+        place = np.array(data.get("ImagePositionPatient"), float)
+        sides = np.array(data.get("ImageOrientationPatient"), float).reshape(2, 3)
+        along = float(np.cross(*sides) @ place)
+        if np.isfinite(along):
+            return along
+    return None
+
+
+def holds_series(files: Sequence[Path]) -> bool:
+    """Return whether two files are DICOM of one series, or one has several frames or is a localizer."""
+    headers = [header for file in files if (header := dicom_header(file)) is not None]
+    largest = max(Counter(header.series for header in headers if header.series).values(), default=0)
+    return largest > 1 or any(header.frames > 1 or header.localizer for header in headers)
+
+
+def burned_in(files: Iterable[Any]) -> int:
+    """Count the DICOM files whose header states that text is burned into their pixels."""
+    count = 0
+    for file in files:
+        with suppress(DataError):
+            if isinstance(file, Path) and is_dicom(file):
+                header = read_dicom(file, stop_before_pixels=True, specific_tags=["BurnedInAnnotation"])
+                count += str(header.get("BurnedInAnnotation", "")).strip().upper() == "YES"
+    return count
+
+
+def in_slices(files: Sequence[Any], volume: Volume, converted: Counter[str]) -> Iterator[tuple[int, Any]]:
+    """Yield the pictures of some files, each with the number of its file: series after series, each in its order.
+
+    converted: counts the localizers, which are left out. A file that cannot be read is yielded, and its decoding names
+    the reason. Raises DataError if `volume` uses no slice of a series or of a volume.
+    """
+    series: dict[Any, list[tuple[int, Header]]] = {}
+    for number, file in enumerate(files):
+        header = dicom_header(file)
+        if header is not None and header.localizer:
+            converted[LOCALIZERS] += 1
+        elif header is not None:
+            series.setdefault(header.series or number, []).append((number, header))
+        else:
+            series[number] = []
+    for key, members in series.items():
+        if members:
+            yield from of_series(files, members, volume)
+        elif isinstance(files[key], Path) and is_volume(files[key]):
+            yield from ((key, place) for place in slices_of(files[key], volume))
+        else:
+            yield key, files[key]
+
+
+def dicom_header(file: Any) -> Header | None:
+    """Return the header of a DICOM file; None for other files, and for a file that cannot be read."""
+    with suppress(DataError):
+        if isinstance(file, Path) and not is_volume(file) and is_dicom(file):
+            return header_of(file)
+    return None
+
+
+def of_series(
+    files: Sequence[Any], members: Sequence[tuple[int, Header]], volume: Volume
+) -> Iterator[tuple[int, Path | Slice]]:
+    """Yield the pictures of one series, by position, or by number where a position is missing."""
+    first = files[members[0][0]]
+    if volume.axis is not None:
+        raise DataError(f"{first} is DICOM, which is shown as it was acquired: remove data.volume.axis.")
+    ordered = sorted(members, key=lambda member: member[1].number)
+    if all(header.position is not None for _, header in members):
+        ordered.sort(key=lambda member: member[1].position or 0.0)
+    pictures = [(number, picture) for number, header in ordered for picture in frames_of(files[number], header)]
+    chosen = pictures[volume.selection]
+    if not chosen:
+        raise DataError(
+            f"{first} is in a series of {len(pictures)} images, and data.volume uses none of them: lower "
+            "data.volume.from, or move the series out of the folder."
+        )
+    yield from chosen
+
+
+def frames_of(path: Path, header: Header) -> list[Path] | list[Slice]:
+    """List the frames of a DICOM file; the file itself for one frame, or for more than its size allows."""
+    most = min(LONGEST_SIDE, path.stat().st_size // SMALLEST_FRAME)
+    if header.frames == 1 or header.frames > most:
+        return [path]
+    return [Slice(path, number) for number in range(header.frames)]

@@ -1,0 +1,99 @@
+"""BIDS: volumes in `sub-*/[ses-*/]anat/`, and one row per subject in `participants.tsv`. A subject is a person."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sfumato.data.sources.splits import folders_in, visible
+from sfumato.data.tables import heads_in, read_table
+from sfumato.data.volumes import is_volume
+from sfumato.errors import ConfigError, DataError
+
+PARTICIPANTS = "participants.tsv"
+PARTICIPANT = "participant_id"
+SUBJECT = "sub-"
+# suffixes of files that accompany a picture
+ACCOMPANY = {"mask", "dseg", "probseg", "defacemask", "label", "seg", "lesion"}
+NO_LABEL = {"", "n/a"}
+
+
+def is_bids(path: Path) -> bool:
+    """Return whether a folder follows BIDS: one folder per subject, and BIDS's own files beside them."""
+    subjects = any(folder.name.startswith(SUBJECT) for folder in folders_in(path))
+    return subjects and any((path / name).is_file() for name in (PARTICIPANTS, "dataset_description.json"))
+
+
+def participants_of(root: Path) -> Path:
+    """Return the table of participants. Raises ConfigError if it is missing, or has no column for their ids."""
+    table = root / PARTICIPANTS
+    if not table.is_file() or PARTICIPANT not in heads_in(table):
+        raise ConfigError(
+            f"{root} is laid out as BIDS, but {PARTICIPANTS} with the columns {PARTICIPANT} and a label is missing: "
+            "write it, with one row per sub-* folder"
+        )
+    return table
+
+
+def suffix_of(file: Path) -> str:
+    """Return the BIDS suffix in the name of a volume, such as T1w in sub-01_ses-1_T1w.nii.gz."""
+    return file.name.split(".")[0].rpartition("_")[2]
+
+
+def anatomy_of(root: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the volumes of each subject, without those that accompany another one."""
+    for subject in folders_in(root):
+        if not subject.name.startswith(SUBJECT):
+            continue
+        sessions = [folder for folder in folders_in(subject) if folder.name.startswith("ses-")]
+        for place in (subject, *sessions):
+            if (place / "anat").is_dir():
+                files = (file for file in visible(place / "anat") if is_volume(file))
+                yield from ((subject.name, file) for file in files if suffix_of(file) not in ACCOMPANY)
+
+
+def rows_of_volumes(root: Path, columns: Sequence[str], suffix: str | None) -> dict[Path, list[str]]:
+    """Return the cells of each volume, from its subject's row. The cell of PARTICIPANT is the folder's name.
+
+    suffix: of the volumes to use; None for the only one. Raises ConfigError for several, and DataError for a subject
+    without a row, or with several.
+    """
+    table = participants_of(root)
+    rows: dict[str, list[str]] = {}
+    read = [column for column in dict.fromkeys(columns) if column != PARTICIPANT]
+    for number, (name, *cells) in read_table(table, [PARTICIPANT, *read]):
+        subject = SUBJECT + name.strip().removeprefix(SUBJECT)
+        if subject in rows:
+            raise DataError(f"{table}, row {number}, names a participant a second time: keep one row per participant")
+        rows[subject] = [re.sub("^n/a$", "", cell.strip()) for cell in cells]
+    volumes = [*anatomy_of(root)]
+    found = sorted({suffix_of(file) for _, file in volumes})
+    if suffix is None and len(found) > 1:
+        error = ConfigError(
+            "{root} has volumes of several kinds ({found}): choose one with data.volume.suffix ({option.volume} "
+            "suffix={first})",
+            option="volume",
+            root=root,
+            found=", ".join(found),
+            first=found[0],
+        )
+        error.undecided = True
+        raise error
+    used = [(subject, file) for subject, file in volumes if suffix in (None, suffix_of(file))]
+    if not used:
+        kinds = ", ".join(found) or "none"
+        raise DataError(f"{root} has no volumes sub-*/anat/*_{suffix or 'T1w'}.nii.gz (or .nii); of others: {kinds}.")
+    if missing := {subject for subject, _ in used if subject not in rows}:
+        raise DataError(f"{table} has no row for {len(missing)} of the sub-* folders: add one row per participant")
+    named = {subject: dict(zip(read, cells, strict=True)) for subject, cells in rows.items()}
+    return {file: [named[subject].get(column, subject) for column in columns] for subject, file in used}
+
+
+def label_columns(root: Path) -> list[str]:
+    """List the columns that may be labels: by their names, or else because they have few values."""
+    table = participants_of(root)
+    heads = [head for head in heads_in(table) if head != PARTICIPANT]
+    named = r"(dx|diagnosis|diagnostic|disease|label|class|group|cohort|condition|status|target|category|pathology)s?"
+    likely = [head for head in heads if re.search(rf"(^|[\W_]){named}([\W_]|$)", head.casefold())]
+    cells = {head: {cell for _, (cell,) in read_table(table, [head])} - NO_LABEL for head in likely or heads}
+    rows = sum(1 for _ in read_table(table, [PARTICIPANT]))
+    return [head for head, found in cells.items() if 1 < len(found) <= max(2, rows // 5)]

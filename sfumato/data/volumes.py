@@ -1,0 +1,235 @@
+"""Read NIfTI volumes: each slice is an upright picture, and each volume is shown by its own intensities.
+
+Guarantee: a slice depends on its own volume only, whose slices all belong to one person.
+"""
+
+import gzip
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from sfumato.data.deep import Span, installed, readable, shown
+from sfumato.errors import DataError
+from sfumato.settings.data import Volume
+from sfumato.storage.files import reading
+from sfumato.storage.limits import check_volume
+
+SUFFIXES = (".nii.gz", ".nii")
+# the axis of an array whose axes lead to the right, to the front and up; of a slice, the first one is its columns
+AXES = {"sagittal": 0, "coronal": 1, "axial": 2}
+AXIAL = "axial"
+PERCENTILES = (1, 99)  # percentiles of a volume to show as black and white, without a range
+FARTHEST_OFFSET = 2**24  # bytes before the values
+LARGEST_VALUE = 8  # bytes
+MAGIC = (b"n+1", b"n+2")  # starts of the magic of a file with header and values
+only_reader = threading.Lock()
+last_read: dict[Any, "Values | DataError"] = {}  # the volume that was read last: slices come one after the other
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A slice of a NIfTI volume, or a frame of a DICOM file, read in place."""
+
+    path: Path
+    number: int  # from 0
+    axis: str | None = None  # None: a frame
+
+    @property
+    def parent(self) -> Path:
+        return self.path.parent
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def __str__(self) -> str:
+        return f"slice {self.number} of {self.path}"
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values of a volume as they are stored, (X, Y, Z), whose axes lead to the right, to the front and up.
+
+    slope, intercept: turn them into the file's units; span: those shown as black and white.
+    """
+
+    stored: np.ndarray
+    slope: float
+    intercept: float
+    span: Span
+
+
+def is_volume(path: Path) -> bool:
+    """Return whether a file is a NIfTI volume, by its name."""
+    return path.name.lower().endswith(SUFFIXES)
+
+
+def slices_of(path: Path, volume: Volume) -> list[Slice]:
+    """List the slices of a volume that become pictures; one for a damaged volume, whose decoding names the reason.
+
+    Raises DataError if `volume` uses none.
+    """
+    axis = volume.axis or AXIAL
+    try:
+        with damaged(path), opened(path) as file:
+            header = header_of(file, path)
+            without_memory = np.broadcast_to(np.zeros(1, np.uint8), shape_of(header, path))
+            count = canonical(without_memory, header).shape[AXES[axis]]
+    except DataError:
+        return [Slice(path, 0, axis)]
+    numbers = range(count)[volume.selection]
+    if not numbers:
+        raise DataError(f"{path} has {count} {axis} slices, and data.volume uses none of them: lower data.volume.from")
+    return [Slice(path, number, axis) for number in numbers]
+
+
+def decode_slice(place: Slice, span: Span | None) -> np.ndarray:
+    """Show a slice of a volume as (H, W, 1) uint8; values that are not finite are black.
+
+    Front and top of the body are at the top, and the left side of the body is at the left.
+    span: shown as black and white, in the file's units; None: the percentiles of the volume itself.
+    """
+    with only_reader:
+        values = volume_at(place.path, span)
+        part = values.stored.take(place.number, AXES[place.axis or AXIAL])
+        scaled = part * values.slope + values.intercept
+        return shown(np.where(np.isfinite(scaled), scaled, values.span[0]).T[::-1], values.span, str(place))
+
+
+def volume_at(path: Path, span: Span | None) -> Values:
+    """Return the values of a volume, read once for consecutive slices. Raises DataError if it is damaged."""
+    status = path.stat()
+    key = path, status.st_mtime_ns, status.st_size, span
+    if key not in last_read:
+        last_read.clear()  # before there are two in memory
+        try:
+            last_read[key] = read_volume(path, span)
+        except DataError as error:
+            last_read[key] = error.with_traceback(None)  # a traceback would keep the values in memory
+    found = last_read[key]
+    if isinstance(found, DataError):
+        raise found
+    return found
+
+
+def read_volume(path: Path, span: Span | None) -> Values:
+    with damaged(path), opened(path) as file:
+        header = header_of(file, path)
+        shape = shape_of(header, path)
+        flat = np.empty(math.prod(shape), header.get_data_dtype())
+        file.seek(header.get_data_offset())
+        fill(flat, file)
+        stored = canonical(flat.reshape(shape, order="F"), header)
+        slope, intercept = header.get_slope_inter()
+    slope = float(slope or 1)
+    intercept = float(intercept or 0)
+    if span is None:
+        low, high = percentiles(flat)
+        low, high = sorted((low * slope + intercept, high * slope + intercept))
+        if not low < high:
+            raise DataError(
+                f"{path} has the same value everywhere: remove it, or replace it by a volume with contrast."
+            )
+        span = low, high
+    return Values(stored, slope, intercept, span)
+
+
+def fill(flat: np.ndarray, file: BinaryIO) -> None:
+    """Read the values of an array. Raises EOFError if the file has fewer: what follows them is not inflated."""
+    room = memoryview(flat.view(np.uint8))  # type: ignore[arg-type]
+    place = 0
+    while place < len(room):
+        count = file.readinto(room[place:])  # type: ignore[attr-defined]
+        if not count:
+            raise EOFError(f"it has {place:,} bytes of values, and its header promises {len(room):,}")
+        place += count
+    file.read(1)  # at the end of a gzip file, its checksum is compared
+
+
+def percentiles(flat: np.ndarray) -> tuple[float, float]:
+    """Return PERCENTILES of the finite values, or the lowest and the highest value if these are equal."""
+    finite = flat
+    if flat.dtype.kind == "f":
+        finite = flat[np.isfinite(flat)]
+    if not finite.size:
+        return 0.0, 0.0
+    low, high = map(float, np.percentile(finite, PERCENTILES))
+    if low == high:
+        return float(finite.min()), float(finite.max())
+    return low, high
+
+
+@contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    """Raise ConfigError without nibabel, and DataError for whatever damaged bytes raise."""
+    with installed("volumes", str(path)):
+        import nibabel
+
+    with readable(f"{path} cannot be read as NIfTI"), nibabel.imageglobals.LoggingOutputSuppressor():
+        yield
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a volume; gzip is inflated as it is read."""
+    with reading(path) as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        if packed:
+            with gzip.open(file) as inflated:
+                yield inflated  # type: ignore[misc]
+        else:
+            yield file
+
+
+def header_of(file: BinaryIO, path: Path) -> Any:
+    """Read a header of NIfTI-1 or NIfTI-2 without its extensions, which may claim any size.
+
+    Raises DataError for the header of a pair, .hdr and .img.
+    """
+    from nibabel import Nifti1Header, Nifti2Header
+
+    start = file.read(Nifti2Header.sizeof_hdr)
+    kind = Nifti1Header
+    if Nifti2Header.may_contain_header(start):
+        kind = Nifti2Header
+    header = kind(start[: kind.sizeof_hdr])
+    if not header["magic"].item().startswith(MAGIC):
+        raise DataError(f"{path} is a header without values, of a pair .hdr and .img: convert the pair to .nii.gz.")
+    return header
+
+
+def shape_of(header: Any, path: Path) -> tuple[int, int, int]:
+    """Return the shape of the stored values. Raises DataError unless they are one grey volume within the limits."""
+    sides = [int(side) for side in header.get_data_shape()]
+    kind = header.get_data_dtype()
+    offset = header.get_data_offset()
+    if math.prod(sides[3:]) > 1:
+        many = math.prod(sides[3:])
+        raise DataError(
+            f"{path} contains {many} volumes (4-D): save the one to use, or their mean, as a separate file."
+        )
+    if kind.kind not in "iuf" or kind.itemsize > LARGEST_VALUE:
+        raise DataError(
+            f"{path} has {header.get_value_label('datatype')} values: save it in grey, as float32 or int16."
+        )
+    if not 0 <= offset <= FARTHEST_OFFSET:
+        raise DataError(f"{path} has {offset:,} bytes before its values: save it without extensions.")
+    wide, deep, high = [*sides, 1, 1, 1][:3]
+    check_volume(str(path), (wide, deep, high), kind.itemsize)
+    return wide, deep, high
+
+
+def canonical(values: np.ndarray, header: Any) -> np.ndarray:
+    """Return a view of the values whose axes lead most nearly to the right, to the front and up (RAS+)."""
+    from nibabel import as_closest_canonical
+    from nibabel.spatialimages import SpatialImage
+
+    turned = as_closest_canonical(SpatialImage(values, header.get_best_affine()))
+    return np.asanyarray(turned.dataobj)
