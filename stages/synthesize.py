@@ -1,7 +1,7 @@
 """`stage synthesize`: draw the release, images with labels, from the models of earlier stages."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from sfumato.queries.feature_means import load_means
 from sfumato.release.exports import PUBLIC_SOURCE
 from sfumato.release.herding import draw_herded
 from sfumato.release.release import save_release
+from sfumato.release.stream import save_networks
 from sfumato.release.synthesis import Drawn, draw_mixture
 from sfumato.release.variation import Varied, beside_public, vary
 from sfumato.runtime.compute import device
@@ -50,7 +51,10 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
             varied = replace(varied, asked=None)  # its labels were already the teacher's
     with run.writing() as directory:
         inputs = list(run.inputs.values())
-        save_release(directory, varied, sources, merge_records(inputs), plan, declared_apart(inputs))
+        recipe = None
+        if settings.stream:
+            recipe = asdict(save_networks(directory, paths, settings, varied, priors, plan.seed, teacher))
+        save_release(directory, varied, sources, merge_records(inputs), plan, declared_apart(inputs), recipe)
 
 
 def choose(

@@ -27,16 +27,21 @@ MOST_RELEASED = 60_000  # Largest number of released images to compare
 MOST_REAL = 20_000
 
 
-def disclosure(generated: ImageSet | None, train: ImageSet, holdout: ImageSet, extractor: Extractor) -> dict:
+def disclosure(
+    generated: ImageSet | None, train: ImageSet, holdout: ImageSet, extractor: Extractor, more: np.ndarray | None = None
+) -> dict:
     """Run `compare_nearness` on images and return its result.
 
     All images of a person are one unit, at the distance of the nearest image; so are equal images.
-    A large set is sampled at random. generated: released images except public ones, or None.
+    A large set is sampled at random. generated: released images except public ones, or None; more: (n, H, W, C) uint8,
+    images that recipients may draw from the same networks.
     """
     if generated is None:
         return {"sentence": "not tested, because the released images are public: none is made of a training image."}
     random = np.random.default_rng(0)
     released = extractor(generated.images[random.permutation(len(generated))[:MOST_RELEASED]])
+    if more is not None:
+        released = np.concatenate([released, extractor(more)])
     nearness = []
     for real in (train, holdout):
         names = np.array([*digests(real.images)]) if real.groups is None else real.groups

@@ -1,6 +1,7 @@
 """Evaluate a release in a folder on the real images behind it: numbers and pictures, all local."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from sfumato.data.prepare import secret_key
 from sfumato.evaluation.comparison import identity
 from sfumato.evaluation.detector import detections
 from sfumato.evaluation.disclosure import disclosure
-from sfumato.evaluation.extractors import build_extractor
+from sfumato.evaluation.extractors import Extractor, build_extractor
 from sfumato.evaluation.holdout import without_copies
 from sfumato.evaluation.metrics.fidelity import chosen_metrics
 from sfumato.evaluation.plots import plot_detected, plot_neighbours
@@ -21,6 +22,7 @@ from sfumato.features.teacher_network import load_teacher
 from sfumato.privacy.authorize import open_local
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.release import generated_images, plain_images
+from sfumato.release.stream import further_images
 from sfumato.release.variation import PLAIN
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
@@ -74,12 +76,10 @@ def evaluate_folder(
         metrics["public_student"] = score_students(public, sets, holdout, plan.settings.seeds)
     if extractor is not None and "disclosure" in chosen:
         progress("copies of training images")
-        tested = disclosure(generated_images(synthetic[RELEASE], release), train, holdout, extractor)
+        metrics["disclosure"] = search_copies(release, synthetic[RELEASE], train, holdout, extractor)
         if card.split == "official":
-            tested["sentence"] += f" {NOT_BY_CHANCE}"
-        metrics["disclosure"] = tested
-    file = release / "card.json"
-    if file.exists() and (mixture := read_json(file).get("mixture")):
+            metrics["disclosure"]["sentence"] += f" {NOT_BY_CHANCE}"
+    if mixture := card_of(release).get("mixture"):
         metrics["mixture"] = mixture
     metrics["verdict"] = verdict(metrics, holdout.labels, len(plan.classes))
     keep_private(out)
@@ -94,6 +94,13 @@ def evaluate_folder(
     return metrics
 
 
+def card_of(release: Path) -> dict[str, Any]:
+    """Return the content of a release's `card.json`; versions before 0.3 wrote none."""
+    with suppress(FileNotFoundError):
+        return dict(read_json(release / "card.json"))
+    return {}
+
+
 def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSet]:
     """Return the images of the release, and beside them its plain ones if it has others too."""
     read_artifact(release, "synthesize")
@@ -102,6 +109,16 @@ def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSe
     if plain is None:
         return {RELEASE: released}
     return {RELEASE: released, PLAIN: plain}
+
+
+def search_copies(
+    release: Path, released: ImageSet, train: ImageSet, holdout: ImageSet, extractor: Extractor
+) -> dict[str, Any]:
+    """Test the images of a release, and what recipients draw from its networks, for copies."""
+    more = None
+    if "stream" in card_of(release):
+        more = further_images(release)
+    return disclosure(generated_images(released, release), train, holdout, extractor, more)
 
 
 def detect(

@@ -5,13 +5,16 @@ guides a sampler.
 """
 
 import shutil
+from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.data.images import ImageSet, Shape, as_floats
@@ -121,6 +124,39 @@ def guide_by(teacher: TeacherNetwork, strength: float) -> Guide:
 def at_shares(probabilities: Tensor, offsets: Tensor) -> Tensor:
     """Add the offsets, (M,), of `share_offsets` to log probabilities: (N, M), rows of sum 1."""
     return (probabilities.double().clamp(min=1e-30).log() + offsets).softmax(dim=1)
+
+
+TEMPERATURES = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)  # Of soft labels: below 1, they are surer than the teacher
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """How a teacher labels the images of a release, by their kind.
+
+    offsets: of `share_offsets`, (M,) by the kind of images, which are of the first kind otherwise;
+    temperature: of its soft labels, one of TEMPERATURES.
+    """
+
+    offsets: Mapping[str, Tensor]
+    temperature: float = 1.0
+
+    def soft(self, probabilities: Tensor, kind: str) -> Tensor:
+        """Compute soft labels of images of a kind, (N, M), rows of sum 1.
+
+        probabilities: (N, M), the teacher's.
+        """
+        offsets = self.offsets.get(kind, next(iter(self.offsets.values())))
+        return (at_shares(probabilities, offsets).clamp(min=1e-30).log() / self.temperature).softmax(dim=1)
+
+
+def best_temperature(shares: Tensor, wanted: Tensor) -> float:
+    """Return the temperature at which labels give the requested classes the highest likelihood.
+
+    shares: (N, M), from `at_shares`; wanted: (N,) int64.
+    """
+    logs = shares.clamp(min=1e-30).log()
+    losses = {each: float(F.cross_entropy(logs / each, wanted)) for each in TEMPERATURES}
+    return min(losses, key=lambda each: losses[each])
 
 
 def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:

@@ -172,6 +172,12 @@ def release_problems(params: Params) -> Iterator[str]:
         yield "synthesize.choose requires select and another stage in synthesize.sources, and labels: uniform: set them"
     if made.herding > 1 and "select" in made.sources and not made.choose:
         yield "synthesize.herding chooses among drawn images, and select provides public ones: remove one of them"
+    if params.runs("synthesize") and made.stream and not made.networks(params.model.directory is not None):
+        yield (
+            f"synthesize.stream requires a network of this recipe in synthesize.sources={[*made.sources]}: "
+            "recipients cannot draw on from public images, from a kept population or from a public model. "
+            "Set synthesize.stream: false"
+        )
     labelled = params.select.by == "teacher" or (params.runs("histogram") and params.histogram.per_class)
     if params.runs("synthesize") and "select" in made.sources and not labelled:
         remedy = "set select.by: teacher, or histogram.per_class: true"

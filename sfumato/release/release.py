@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,10 +32,11 @@ def save_release(
     records: Mapping[str, dict],
     plan: StagePlan[Synthesize],
     apart: Sequence[str] = (),
+    stream: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the released set. Pictures show unchanged images only.
 
-    sources: (N,), stage that drew each image.
+    sources: (N,), stage that drew each image; stream: entry of the card on the networks beside it.
     """
     drawn = dict(sorted(Counter(sources.tolist()).items()))
     released = ImageSet(varied.images.permute(0, 2, 3, 1).numpy(), varied.labels.numpy(), plan.classes)
@@ -68,6 +70,7 @@ def save_release(
         "sources": drawn,
         "kinds": kinds,
         **({"mixture": varied.mixture} if varied.mixture else {}),
+        **({"stream": stream} if stream else {}),
         "labels": "teacher" if plan.settings.relabel else plan.settings.labels,
         "synthetic": PUBLIC_SOURCE not in drawn,
         "digital_source_type": mark.source_type,
@@ -79,8 +82,7 @@ def save_release(
         "ledger.json composes them",
     }
     write_json(directory / "card.json", card, ensure_ascii=False)
-    counts = per_class(released.labels, len(plan.classes)).tolist()
-    text = dataset_card(plan, card, counts, records)
+    text = dataset_card(plan, card, per_class(released.labels, len(plan.classes)).tolist(), records)
     (directory / "README.md").write_text(text, encoding="utf-8")
     (directory / ATTRIBUTES).write_text(UNTOUCHED, encoding="utf-8")
 

@@ -81,18 +81,20 @@ def train_supervised(
     model.eval()
 
 
-def shift_and_mirror(images: Tensor, mirror: bool) -> Tensor:
+def shift_and_mirror(images: Tensor, mirror: bool, random: torch.Generator | None = None) -> Tensor:
     """Shift each image of (B, C, H, W) by up to 1/SHIFT of its side, with edges repeated.
 
-    mirror: also mirror each image with probability 1/2.
+    mirror: also mirror each image with probability 1/2; random: None for the global generator.
     """
     count, _, height, width = images.shape
     rows, columns = (  # (B, H), (B, W): source of each pixel
-        (torch.arange(size) - torch.randint(-(size // SHIFT), size // SHIFT + 1, (count, 1))).clamp(0, size - 1)
+        (torch.arange(size) - torch.randint(-(size // SHIFT), size // SHIFT + 1, (count, 1), generator=random)).clamp(
+            0, size - 1
+        )
         for size in (height, width)
     )
     if mirror:
-        columns = torch.where(torch.rand(count, 1) < 0.5, columns.flip(1), columns)
+        columns = torch.where(torch.rand(count, 1, generator=random) < 0.5, columns.flip(1), columns)
     shifted = images.gather(2, rows.to(images.device)[:, None, :, None].expand(images.shape))
     return shifted.gather(3, columns.to(images.device)[:, None, None, :].expand(images.shape))
 

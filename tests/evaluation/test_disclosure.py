@@ -153,3 +153,12 @@ def test_public_images_are_not_tested_and_it_says_why(pool, tmp_path):
     assert generated_images(part, tmp_path) is None
     found = disclosure(None, part, part, PIXELS)
     assert [*found] == ["sentence"] and "the released images are public" in found["sentence"]
+
+
+def test_images_drawn_from_the_networks_are_tested_too(digits):
+    """A generator that copies shows in what recipients draw, even if the release does not."""
+    real = np.array(digits.images[:1200])
+    train, holdout = (ImageSet(part, np.zeros(len(part), np.int64), ("a",)) for part in (real[:600], real[600:]))
+    release = ImageSet(255 - real[:100], np.zeros(100, np.int64), ("a",))
+    assert not disclosure(release, train, holdout, PIXELS)["rings"]
+    assert disclosure(release, train, holdout, PIXELS, more=real[:300])["rings"]
