@@ -92,7 +92,7 @@ def write_teacher(path: Path, digits, flip=False) -> Path:
     features.fit(images, 0.5, seed=0)
     means = torch.stack([features(images[labels == m]).mean(0) for m in range(10)])
     about = {"dataset_id": "clinic-2026", "shape": (1, 8, 8), "size_hint": 1500, "delta": None}
-    about |= {"prepared": {}, "accountant": "rdp"}
+    about |= {"prepared": {}, "accountant": "rdp", "about": {}}
     plan = SimpleNamespace(classes=digits.classes, **about)
     with writing(path, "teacher", records=[RECORD]) as directory:
         save_teacher(TeacherNetwork.of(features, 20 * means.T), directory)

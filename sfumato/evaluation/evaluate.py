@@ -10,7 +10,7 @@ from sfumato.data.images import ImageSet, load_images
 from sfumato.data.prepare import secret_key
 from sfumato.evaluation.comparison import identity
 from sfumato.evaluation.detector import detections
-from sfumato.evaluation.disclosure import disclosure
+from sfumato.evaluation.disclosure import disclosure, membership
 from sfumato.evaluation.extractors import Extractor, build_extractor
 from sfumato.evaluation.holdout import without_copies
 from sfumato.evaluation.metrics.fidelity import chosen_metrics
@@ -23,6 +23,7 @@ from sfumato.privacy.authorize import open_local
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.release import generated_images, plain_images
 from sfumato.release.stream import further_images
+from sfumato.release.student import load_student_network
 from sfumato.release.variation import PLAIN
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
@@ -31,13 +32,14 @@ from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import keep_private
 
+LOADERS: dict[str, Callable[[Path], Any]] = {"teacher": load_teacher, "student": load_student_network}
 NOT_BY_CHANCE = "The hold-out was provided, not drawn at random, so it may differ from the training images anyway."
 
 
 def evaluate_folder(
     plan: StagePlan[Evaluate],
     release: Path,
-    teacher: Path,
+    classifiers: Mapping[str, Path],
     state: Path,
     card: Card,
     out: Path,
@@ -45,11 +47,12 @@ def evaluate_folder(
 ) -> dict[str, Any] | None:
     """Measure the release in a folder on the real images of `card`, which it opens and journals.
 
-    A collective call, which ends the group. teacher: folder of the teacher, if any; out: folder for
-    pictures. Returns the content of metrics.json, or None in all processes except the first.
+    A collective call, which ends the group. classifiers: folder of each of LOADERS, if it exists;
+    out: folder for pictures. Returns the content of metrics.json, or None in all processes except
+    the first.
     """
     synthetic = released_sets(release, plan)
-    taught = teacher.exists() and read_artifact(teacher, "teacher").enabled
+    networks = loaded(classifiers)
     extractor = build_extractor(plan.settings, plan.shape, progress)  # a file may be missing
     limits: list[str] = []
     public = public_extractor(plan.settings, limits)
@@ -65,9 +68,10 @@ def evaluate_folder(
     metrics["identity"] = identity(plan, key, card.version, train, holdout, extractor, release)
     measured = bool(accuracies(metrics[RELEASE]))  # False if the hold-out cannot judge
     chosen = chosen_metrics(plan.settings) if measured else ()
-    if taught and measured:
-        progress("teacher")
-        metrics["teacher"] = teacher_accuracy(load_teacher(teacher).to(device()), holdout)
+    for name, network in networks.items() if measured else ():
+        progress(name)
+        metrics[name] = teacher_accuracy(network, holdout)
+        metrics[name]["membership"] = membership(network, train, holdout)
     if public is not None and measured:
         progress("student on a public network")
         sets = {RELEASE: synthetic[RELEASE]}
@@ -92,6 +96,15 @@ def evaluate_folder(
         progress("plots")
         plot_neighbours(extractor, synthetic.get(PLAIN, synthetic[RELEASE]), train, out / "neighbours.png")
     return metrics
+
+
+def loaded(classifiers: Mapping[str, Path]) -> dict[str, Any]:
+    """Load the released classifiers of these folders that exist and are not empty, by their stages."""
+    return {
+        name: LOADERS[name](folder).to(device())
+        for name, folder in classifiers.items()
+        if folder.exists() and read_artifact(folder, name).enabled
+    }
 
 
 def card_of(release: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
 from sfumato.evaluation.downstream import FEWEST_OF_A_GROUP
-from sfumato.evaluation.verdict import accuracies
+from sfumato.evaluation.verdict import HANDED_OUT, accuracies
 from sfumato.release.card import WORDS
 from sfumato.release.report import Local, Picture, Table, picture
 from sfumato.storage.artifacts import read_artifact
@@ -38,13 +38,13 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
     moved = {name: rows[names[-1]]["shifted"] for name, rows in sets.items()}
     judged = {f"{name}: {model}": row for name, rows in sets.items() for model, row in rows.items()}
     note = ""
-    if "teacher" in metrics:
-        moved["teacher"] = metrics["teacher"]["shifted"]
-        judged["teacher"] = metrics["teacher"]
-        note = f"The teacher, a released classifier, reaches {per_cent(metrics['teacher']['accuracy'])} %."
+    for name in filter(metrics.__contains__, HANDED_OUT):
+        moved[name] = metrics[name]["shifted"]
+        judged[name] = metrics[name]
+        note += f"The {name}, a released classifier, reaches {per_cent(metrics[name]['accuracy'])} %. "
     rows = ([name, *(percent(values[c]) for c in names)] for name, values in sets.items())
     title = f"{measure[0].upper()}{measure[1:]} on the real hold-out, % (local)"
-    yield table_of(title, ["trained on", *names], rows, note)
+    yield table_of(title, ["trained on", *names], rows, note.strip())
     by_class = zip(*(sets["release"][name]["per_class"] for name in names), strict=True)
     rows = ([of_class[0]["class"], *map(percent, of_class)] for of_class in by_class)
     yield table_of("The release, class by class, % (local)", ["class", *names], rows)

@@ -22,6 +22,7 @@ VERDICT_LEVELS = {
     "poor": (0.1, "a classifier learns little from this release: do not rely on it without a test on real images"),
     "useless": (-math.inf, "a classifier learns almost nothing from this release: do not rely on it"),
 }
+HANDED_OUT = ("teacher", "student")  # Classifiers that may be shared beside the release
 UNJUDGED = "cannot be judged"
 FEWEST_OF_A_CLASS = 10  # Hold-out images of each class, below which nothing is judged
 
@@ -34,19 +35,18 @@ def accuracies(values: Mapping) -> dict[str, dict]:
 def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
     """Judge the release of an evaluation. The level is "unknown" or UNJUDGED if there is no basis.
 
-    metrics: result of `evaluate_release`, perhaps with "teacher", and the "mixture" of its card;
+    metrics: result of `evaluate_release`, perhaps with some of HANDED_OUT, and the "mixture" of its card;
     labels: hold-out labels, (N,), or (N, classes): then AUROC replaces both accuracies. Without
     "real", perfect accuracy replaces it. Returns {"level": of VERDICT_LEVELS, "sentence",
     "learned": the part, None if unknown, "accuracy" and "balanced_accuracy": {"chance", "majority
-    class", "release", "teacher", "real"}, shares in [0, 1]}.
+    class", "release", each of HANDED_OUT, "real"}, shares in [0, 1]}.
     """
     if not accuracies(metrics["release"]):
         empty: dict[str, Any] = {"level": UNJUDGED, "learned": None, "accuracy": {}, "balanced_accuracy": {}}
         return empty | {"sentence": f"{UNJUDGED}: {metrics['warnings'][-1]}."}
     present = per_class(labels, classes)
     rows = guesses(present, labels) | {"release": best(metrics["release"])}
-    if "teacher" in metrics:
-        rows["teacher"] = metrics["teacher"]
+    rows |= {name: metrics[name] for name in HANDED_OUT if name in metrics}
     if accuracies(metrics.get("real", {})):
         rows["real"] = best(metrics["real"])
     balanced = {name: row["balanced_accuracy"] for name, row in rows.items()}
@@ -71,8 +71,12 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
         sentence = VERDICT_LEVELS[level][1]
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     parts = [f"{level}{part}: {sentence}"]
-    if level != UNJUDGED and balanced.get("teacher", 0.0) > release + 0.02:
-        parts.append("The teacher is a better classifier: use it if you only need a classifier")
+    better = max(HANDED_OUT, key=lambda name: balanced.get(name, 0.0))
+    if level != UNJUDGED and balanced.get(better, 0.0) > release + 0.02:
+        parts.append(f"The {better} is a better classifier: use it if you only need a classifier")
+    for name in HANDED_OUT:
+        if metrics.get(name, {}).get("membership", {}).get("rings"):
+            parts.append(f"A SIGN THAT THE {name.upper()} KNOWS TRAINING IMAGES: do not share it before you know why")
     if metrics.get("mixture"):
         chosen = metrics["mixture"]["chosen"]
         parts.append(f"It was made {chosen}, by a comparison of classifiers trained on both mixtures")

@@ -22,6 +22,7 @@ from sfumato.diffusion.denoiser import Guide
 from sfumato.features.own_network import OWN
 from sfumato.features.projection import FEATURE_BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
+from sfumato.runtime.compute import device_of
 from sfumato.settings.queries import Teacher
 from sfumato.storage.weights import load_network, save_network
 
@@ -43,6 +44,10 @@ class TeacherNetwork(nn.Module):
             self.offsets = nn.Buffer(torch.zeros(classes))
         self.features = ProjectedFeatures(**features)
         self.weights = nn.Buffer(torch.zeros(self.features.dimension, classes))
+
+    @property
+    def shape(self) -> Shape:
+        return self.features.shape
 
     @classmethod
     def of(cls, features: ProjectedFeatures, weights: Tensor, offsets: Tensor | None = None) -> Self:
@@ -80,20 +85,22 @@ def fit_features(
     return features, rows.T @ rows / len(rows)
 
 
-def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:
-    """Compute class probabilities of public or released images, (N, classes) float32."""
+def classify(teacher: Any, images: ImageSet) -> Tensor:
+    """Compute class probabilities of images, (N, classes) float32. teacher: of `probabilities_of`."""
     parts = torch.arange(len(images)).split(FEATURE_BATCH)
     return torch.cat([probabilities_of(teacher, images.batch(part.numpy())[0]) for part in parts])
 
 
 @torch.no_grad()
-def probabilities_of(teacher: TeacherNetwork, images: Tensor) -> Tensor:
+def probabilities_of(teacher: Any, images: Tensor) -> Tensor:
     """Compute class probabilities of (N, C, H, W) uint8, or float32 in [0, 1].
 
-    With several labels, the probability of each.
+    With several labels, the probability of each. teacher: or another network with its attributes
+    `several` and `classes`.
     """
     shares = torch.sigmoid if teacher.several else partial(torch.softmax, dim=1)
-    parts = (as_floats(part).to(teacher.weights.device) for part in images.split(FEATURE_BATCH) if len(part))
+    where = device_of(teacher)
+    parts = (as_floats(part).to(where) for part in images.split(FEATURE_BATCH) if len(part))
     return torch.cat([torch.zeros(0, teacher.classes), *(shares(teacher(part)).cpu() for part in parts)])
 
 

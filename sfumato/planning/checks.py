@@ -68,7 +68,7 @@ def card_problems(params: Params, card: Card) -> Iterator[str]:
 # Stages that accept several labels per image
 SEVERAL_LABELS = (
     *("count", "frequency", "classifier", "moments", "auxiliary", "teacher"),
-    *("pretrain", "finetune", "synthesize", "evaluate"),
+    *("pretrain", "finetune", "synthesize", "student", "evaluate"),
 )
 
 
@@ -178,6 +178,8 @@ def release_problems(params: Params) -> Iterator[str]:
             "recipients cannot draw on from public images, from a kept population or from a public model. "
             "Set synthesize.stream: false"
         )
+    if params.runs("student") and not made.stream:
+        yield "student learns from the stream of the release: set synthesize.stream: true, or remove student from run"
     labelled = params.select.by == "teacher" or (params.runs("histogram") and params.histogram.per_class)
     if params.runs("synthesize") and "select" in made.sources and not labelled:
         remedy = "set select.by: teacher, or histogram.per_class: true"

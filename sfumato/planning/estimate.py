@@ -120,6 +120,8 @@ class Work:
                     network = {**trained, "shape": shape, "classes": PUBLIC_CLASSES}
                 about = settings.features or settings.feature, shape, settings.dimension
                 return operations_of(partial(ProjectedFeatures, *about, network, settings.flip), shape)
+            case "student":
+                return operations_of(partial(build_network, "residual", shape, self.classes, settings.width), shape)
             case "embedding":
                 return operations_of(partial(build_network, LEARNED.network, shape, self.classes, LEARNED.width), shape)
         network = partial(UNet, shape[1:], shape[0], self.classes, **self.params.model.network())
@@ -174,6 +176,9 @@ class Work:
                 return TRAINING * passes * self.network(name)
             case "synthesize":
                 return settings.count * self.drawing(settings)
+            case "student":
+                drawn = self.params.synthesize.model_copy(update={"herding": 1})
+                return settings.steps * settings.batch * (TRAINING * self.network(name) + 1.25 * self.drawing(drawn))
             case "evaluate":
                 return TRAINING * self.evaluation(settings)
         if name not in QUERIES:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from sfumato.data.images import as_bytes, as_floats
+from sfumato.data.images import Shape, as_bytes, as_floats
 from sfumato.dpsgd.lora import ADAPTER, ADAPTER_CONFIG
 from sfumato.errors import ConfigError, DataError, explained
 from sfumato.features.batch_invariant import one_thread
@@ -138,6 +138,8 @@ class Stream(IterableDataset[Batch]):
             self.priors = torch.tensor(recipe.priors, dtype=torch.float64)
         self.mirrored = recipe.mirrored
         self.classes = release.classes
+        self.shape: Shape = (release.images.shape[3], *release.images.shape[1:3])
+        self.several = release.labels.ndim == 2
         self.pattern = release.card.get("pattern")
         licence = release.card.get("about", {}).get("licence", "other")
         self.about = {**mark_of(self.settings.sources).metadata, "licence": licence}

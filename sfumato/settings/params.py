@@ -15,7 +15,7 @@ from sfumato.settings.noise import noise_at, weights_at
 from sfumato.settings.privacy import Privacy
 from sfumato.settings.release import Release, Synthesize
 from sfumato.settings.stages import QUERIES, STAGES
-from sfumato.settings.training import Auxiliary, Classifier, Model, Pretrain, Refine, Select
+from sfumato.settings.training import Auxiliary, Classifier, Model, Pretrain, Refine, Select, Student
 
 
 class Params(Strict):
@@ -52,6 +52,7 @@ class Params(Strict):
     saliency: Saliency = Saliency()
     finetune: Finetune = Finetune()
     synthesize: Synthesize = Synthesize()
+    student: Student = Student()
     evaluate: Evaluate = Evaluate()
 
     @model_validator(mode="before")

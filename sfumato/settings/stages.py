@@ -136,9 +136,11 @@ TABLE = (
     Stage("synthesize", FREE, "Draw the synthetic set, which may be shared.",
           inputs=("finetune", "pretrain", "refine", "auxiliary", *(stage.name for stage in BASELINES), "select",
           "public", "frequency", "teacher", "count"), seeded=True, owned=True, shared=True, revision=3),
+    Stage("student", FREE, "Train a network on what the release's networks draw; it may be shared too.",
+          inputs=("synthesize",), seeded=True, owned=True),
     Stage("evaluate", LOCAL,
           "Train classifiers on synthetic images, test them on the real hold-out, compare features.",
-          inputs=("synthesize", "teacher"), optional=("teacher",), beside=(LEDGER,)),
+          inputs=("synthesize", "student", "teacher"), optional=("student", "teacher"), beside=(LEDGER,)),
 )
 # fmt: on
 STAGES: dict[str, Stage] = {stage.name: stage for stage in TABLE}

@@ -28,6 +28,7 @@ class Schedule:
     label_smoothing: float = 0.0
     # shift images a little, and mirror colour ones (a mirrored letter is another letter)
     augment: bool = False
+    soft: bool = False  # labels are class probabilities, (B, classes), and not several labels
 
 
 def train_supervised(
@@ -69,7 +70,7 @@ def train_supervised(
             images = shift_and_mirror(images, mirror=images.shape[1] == 3)
         with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
             logits = model(images)
-            if labels.ndim == 2:
+            if labels.ndim == 2 and not schedule.soft:
                 loss = F.binary_cross_entropy_with_logits(logits, labels.to(logits))
             else:
                 loss = F.cross_entropy(logits, labels, label_smoothing=schedule.label_smoothing)
