@@ -21,7 +21,7 @@ from sfumato.evaluation.verdict import accuracies, verdict
 from sfumato.features.teacher_network import load_teacher
 from sfumato.privacy.authorize import open_local
 from sfumato.privacy.resolved import StagePlan
-from sfumato.release.release import generated_images, plain_images
+from sfumato.release.release import generated_images, plain_images, requested_agreement
 from sfumato.release.stream import further_images
 from sfumato.release.student import load_student_network
 from sfumato.release.variation import PLAIN
@@ -83,8 +83,7 @@ def evaluate_folder(
         metrics["disclosure"] = search_copies(release, synthetic[RELEASE], train, holdout, extractor)
         if card.split == "official":
             metrics["disclosure"]["sentence"] += f" {NOT_BY_CHANCE}"
-    if mixture := card_of(release).get("mixture"):
-        metrics["mixture"] = mixture
+    metrics |= labelling_of(synthetic, release)
     metrics["verdict"] = verdict(metrics, holdout.labels, len(plan.classes))
     keep_private(out)
     for picture in ("accuracy.png", "detected.png"):  # pictures of an earlier release
@@ -122,6 +121,14 @@ def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSe
     if plain is None:
         return {RELEASE: released}
     return {RELEASE: released, PLAIN: plain}
+
+
+def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> dict[str, Any]:
+    """Return the mixture that its card states, and the agreement of its labels with the classes requested."""
+    found = {key: value for key, value in card_of(release).items() if key == "mixture"}
+    if PLAIN in synthetic:
+        found["agreement"] = requested_agreement(synthetic[RELEASE], release)
+    return found
 
 
 def search_copies(

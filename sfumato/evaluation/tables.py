@@ -11,13 +11,15 @@ import numpy as np
 import pandas as pd
 
 from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
-from sfumato.evaluation.downstream import FEWEST_OF_A_GROUP
+from sfumato.evaluation.downstream import FEWEST_OF_A_GROUP, SPECIFICITY
 from sfumato.evaluation.verdict import HANDED_OUT, accuracies
 from sfumato.release.card import WORDS
 from sfumato.release.report import Local, Picture, Table, picture
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text
+
+INTERVAL = "95 % interval"
 
 
 def csv_of(table: pd.DataFrame, numbers: str = ".4f") -> str:
@@ -53,20 +55,10 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
         title = f"Accuracy of {names[-1]} on shifted hold-out images, % (local)"
         yield table_of(title, ["trained on", *moved["release"]], rows)
     rows = ([name, *reliability(row)] for name, row in judged.items() if row.get("per_class"))  # older ones lack it
-    heads = ("classifier", "95 % interval", "worst class", f"its {measure}", "below the mean", "calibration error")
+    heads = ("classifier", INTERVAL, "worst class", f"its {measure}", "below the mean", "calibration error")
     note = "Interval: over the hold-out, by person if persons are known. Mean: over the classes."
     yield table_of("How far these can be relied on, % (local)", heads, rows, note)
-    columns = {name: row["by_column"] for name, row in judged.items() if "by_column" in row}
-    if columns:
-        rows = (
-            [name, one["group"], str(one["images"]), per_cent(one["mean"]), interval(one), per_cent(column["gap"])]
-            for name, column in columns.items()
-            for one in column["groups"]
-        )
-        note = f"Groups of fewer than {FEWEST_OF_A_GROUP} images are merged into others, "
-        note += "or withheld if these are too few as well."
-        title = "Group by group, % (local)"
-        yield table_of(title, ["classifier", "group", "images", measure, heads[1], "best to worst"], rows, note)
+    yield from detailed_tables(judged, measure)
     measured = {name: values for name, values in metrics.items() if isinstance(values, dict) and "fidelity" in values}
     compared = pd.DataFrame({name: values["fidelity"] for name, values in measured.items()})
     if len(compared.columns):
@@ -87,6 +79,33 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
     balanced = metrics["verdict"]["balanced_accuracy"]
     rows = ([name, per_cent(share), per_cent(balanced[name])] for name, share in metrics["verdict"]["accuracy"].items())
     yield table_of("What a classifier can do, % (local)", ["what is used", measure, "mean over classes"], rows)
+
+
+def detailed_tables(judged: Mapping[str, Mapping], measure: str) -> Iterator[Table]:
+    """Yield the tables of two classes, and of a column's groups, if there are any.
+
+    judged: result of `aggregate` by classifier.
+    """
+    quoted = {name: row["two_classes"] for name, row in judged.items() if "two_classes" in row}
+    if quoted:
+        rows = [
+            [name, *(cell for one in each for cell in (per_cent(one["mean"]), interval(one)))]
+            for name, each in quoted.items()
+        ]
+        heads = [head for one in next(iter(quoted.values())) for head in (one["what"], INTERVAL)]
+        title = f"AUROC, and sensitivity at {per_cent(SPECIFICITY)} % specificity, % (local)"
+        yield table_of(title, ["classifier", *heads], rows)
+    columns = {name: row["by_column"] for name, row in judged.items() if "by_column" in row}
+    if columns:
+        rows = (
+            [name, one["group"], str(one["images"]), per_cent(one["mean"]), interval(one), per_cent(column["gap"])]
+            for name, column in columns.items()
+            for one in column["groups"]
+        )
+        note = f"Groups of fewer than {FEWEST_OF_A_GROUP} images are merged into others, "
+        note += "or withheld if these are too few as well."
+        title = "Group by group, % (local)"
+        yield table_of(title, ["classifier", "group", "images", measure, INTERVAL, "best to worst"], rows, note)
 
 
 def table_of(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], note: str = "") -> Table:
