@@ -33,6 +33,7 @@ from sfumato.storage.documents import read_json
 from sfumato.storage.files import keep_private
 
 LOADERS: dict[str, Callable[[Path], Any]] = {"teacher": load_teacher, "student": load_student_network}
+MOST_DRAWN = 10_000  # Images drawn from a release's networks to search for copies
 NOT_BY_CHANCE = "The hold-out was provided, not drawn at random, so it may differ from the training images anyway."
 
 
@@ -137,7 +138,7 @@ def search_copies(
     """Test the images of a release, and what recipients draw from its networks, for copies."""
     more = None
     if "stream" in card_of(release):
-        more = further_images(release)
+        more = further_images(release, min(MOST_DRAWN, len(released)))
     return disclosure(generated_images(released, release), train, holdout, extractor, more)
 
 

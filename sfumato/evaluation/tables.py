@@ -5,6 +5,7 @@ All of it is local.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -88,13 +89,10 @@ def detailed_tables(judged: Mapping[str, Mapping], measure: str) -> Iterator[Tab
     """
     quoted = {name: row["two_classes"] for name, row in judged.items() if "two_classes" in row}
     if quoted:
-        rows = [
-            [name, *(cell for one in each for cell in (per_cent(one["mean"]), interval(one)))]
-            for name, each in quoted.items()
-        ]
+        cells = {name: [(per_cent(one["mean"]), interval(one)) for one in each] for name, each in quoted.items()}
         heads = [head for one in next(iter(quoted.values())) for head in (one["what"], INTERVAL)]
         title = f"AUROC, and sensitivity at {per_cent(SPECIFICITY)} % specificity, % (local)"
-        yield table_of(title, ["classifier", *heads], rows)
+        yield table_of(title, ["classifier", *heads], ([name, *chain(*each)] for name, each in cells.items()))
     columns = {name: row["by_column"] for name, row in judged.items() if "by_column" in row}
     if columns:
         rows = (

@@ -59,7 +59,10 @@ def expected_part(kind: str, product: float, left: float = 1.0, sure: float = 0.
 
 
 def forecast(kind: str, units: int, epsilon: float, left: float) -> str:
-    """Describe the forecast: its level, and its share in per cent with the range, wider below FEW_UNITS images or persons."""
+    """Describe the forecast: its level, and its share in per cent with the range.
+
+    The range widens below FEW_UNITS.
+    """
     wide = max(1.0, (FEW_UNITS / units) ** 0.5)
     low, part, high = (expected_part(kind, units * epsilon, left, sure) for sure in (-wide, 0, wide))
     return f"{level_of(part)}, {100 * part:.0f} % ({100 * low:.0f} to {100 * high:.0f})"

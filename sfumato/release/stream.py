@@ -146,6 +146,10 @@ class Stream(IterableDataset[Batch]):
         self.batch = batch
         self.seed = seed
         self.augment = augment
+        numbers = {len(each) for each in (*recipe.offsets.values(), recipe.priors or self.classes)}
+        networks = {(tuple(model.shape), model.classes) for model in (*self.models.values(), self.teacher) if model}
+        if numbers != {len(self.classes)} or networks != {(self.shape, len(self.classes))}:
+            raise ValueError(f"it is not of {len(self.classes)} classes and images of {self.shape} throughout")
 
     def __iter__(self) -> Iterator[Batch]:
         """Draw batch after batch. The workers of a `DataLoader` share them, in the same order."""
@@ -207,7 +211,7 @@ class Stream(IterableDataset[Batch]):
         labels[plain:] = self.labelling.soft(probabilities_of(self.teacher, images[plain:]), BLENDED)
 
 
-def further_images(path: Path, number: int = 10_000) -> np.ndarray:
+def further_images(path: Path, number: int) -> np.ndarray:
     """Draw so many images of a release's stream as they are: (number, H, W, C) uint8."""
     batches = itertools.islice(stream(path, 500, augment=False), -(-number // 500))
     return np.concatenate([as_bytes(images).permute(0, 2, 3, 1).numpy() for images, _, _ in batches])[:number]
@@ -276,4 +280,6 @@ def stream(path: str | Path, batch: int = 128, seed: int | None = None, augment:
         recipe = validated(Recipe, release.card["stream"])
         if seed is None:
             seed = recipe.seed
+        if seed < 0:
+            raise ValueError(f"seed={seed}: expected 0 or more")
         return Stream(release, recipe, batch, seed, augment)

@@ -198,7 +198,14 @@ def test_networks_that_are_missing_or_added_are_refused(release, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"seed": "0"}, {"offsets": {"plain": [0.0, "x"]}}, {"settings": {"sources": {"../x": 1}}}, {"more": 1}]
+    "wrong",
+    [
+        {"seed": "0"},
+        {"offsets": {"plain": [0.0, "x"]}},
+        {"settings": {"sources": {"../x": 1}}},
+        {"more": 1},
+        {"priors": [1.0]},
+    ],
 )
 def test_a_card_with_a_malformed_entry_is_refused(release, tmp_path, wrong):
     folder = shutil.copytree(release, tmp_path / "copy")
