@@ -37,11 +37,10 @@ def evaluate(
 
     plan = load_plan("evaluate")
     synthesize = ARTIFACTS / "synthesize"
-    teacher = ARTIFACTS / "teacher"
+    classifiers = {name: ARTIFACTS / name for name in ("teacher", "student")}
     if dry_run:
         reads = {"card": CARD_PATH, "synthesize": synthesize}
-        if teacher.exists():
-            reads["teacher"] = teacher
+        reads |= {name: folder for name, folder in classifiers.items() if folder.exists()}
         real = {"real images": state_dir() / "data" / plan.dataset_id, "ledger": LEDGER}
         describe(plan, reads | real, metrics)
         return typer.echo(f"and the folder {out}: local, not to be shared")
@@ -64,7 +63,7 @@ def evaluate(
     ready_processor()
     card = read_card(CARD_PATH)
     numbers = evaluate_folder(
-        plan, synthesize, teacher, state_dir(), card, out, progress=lambda what: say(f"evaluate: {what}")
+        plan, synthesize, classifiers, state_dir(), card, out, progress=lambda what: say(f"evaluate: {what}")
     )
     if numbers is None:  # another process has the numbers
         return
@@ -125,8 +124,8 @@ STAGE = Stage(
     "Train classifiers on synthetic images, test them on the real hold-out, compare features.",
     "sfumato.settings.evaluate:Evaluate",
     evaluate,
-    inputs=("synthesize", "teacher"),
-    optional=("teacher",),
+    inputs=("synthesize", "student", "teacher"),
+    optional=("student", "teacher"),
     beside=(LEDGER,),
     several_labels=True,
     work=work,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
     from sfumato.release.exports import PUBLIC_SOURCE
     from sfumato.release.herding import draw_herded
     from sfumato.release.release import save_release
+    from sfumato.release.stream import save_networks
     from sfumato.release.synthesis import draw_mixture
     from sfumato.release.variation import vary
     from sfumato.runtime.compute import device
@@ -64,7 +65,11 @@ def synthesize(run: StageRun, settings: Synthesize) -> None:
         public = None
         if (PUBLIC / CARD).is_file():
             public = read_public_card(PUBLIC / CARD).source
-        save_release(directory, varied, sources, merge_records(inputs), plan, declared_apart(inputs), public)
+        stream = None
+        if settings.stream:
+            stream = asdict(save_networks(directory, paths, settings, varied, priors, plan.seed, teacher))
+        records = merge_records(inputs)
+        save_release(directory, varied, sources, records, plan, declared_apart(inputs), public, stream)
 
 
 def choose(
@@ -102,12 +107,11 @@ def choose(
     return replace(made[name], mixture={"chosen": name, "agreement": agreements}), sources
 
 
-def work(about: Work) -> float:
-    """Estimate the operations to draw all images."""
+def drawing_work(about: Work, settings: Synthesize) -> float:
+    """Estimate the operations to draw one image, on average."""
     from sfumato.planning.work import WRITTEN
     from sfumato.release.herding import COMPARED_CELLS, TOGETHER
 
-    settings = about.params.synthesize
     evaluations = (2 * settings.steps - 1) * (1 + (settings.guidance > 0))  # network passes of Heun's solver
     cost = 0.0
     if settings.reads("teacher"):
@@ -122,7 +126,12 @@ def work(about: Work) -> float:
             cost += share * about.network("auxiliary") * settings.herding
         elif source in ("finetune", "pretrain"):
             cost += share * about.network(source) * evaluations * settings.herding
-    return settings.count * cost
+    return cost
+
+
+def work(about: Work) -> float:
+    settings = about.params.synthesize
+    return settings.count * drawing_work(about, settings)
 
 
 def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
@@ -145,6 +154,12 @@ def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[
         yield "synthesize.choose requires select and another stage in synthesize.sources, and labels: uniform: set them"
     if made.herding > 1 and "select" in made.sources and not made.choose:
         yield "synthesize.herding chooses among drawn images, and select provides public ones: remove one of them"
+    if made.stream and not made.networks(params.model.directory is not None):
+        yield (
+            f"synthesize.stream requires a network of this recipe in synthesize.sources={[*made.sources]}: "
+            "recipients cannot draw on from public images, from a kept population or from a public model. "
+            "Set synthesize.stream: false"
+        )
     labelled = params.select.by == "teacher" or (params.runs("histogram") and params.histogram.per_class)
     if "select" in made.sources and not labelled:
         remedy = "set select.by: teacher, or histogram.per_class: true"

@@ -1,6 +1,7 @@
 """A small release of digits and a teacher of theirs, as `stage synthesize` and `stage teacher` write them."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,14 +10,18 @@ import torch
 from small_record import small_record
 
 from sfumato.features.projection import ProjectedFeatures
-from sfumato.features.teacher_network import TeacherNetwork, save_teacher
+from sfumato.features.teacher_network import TeacherNetwork, load_teacher, save_teacher
+from sfumato.generators.gaussian import GaussianGenerator
+from sfumato.generators.one_step import save_generator
 from sfumato.privacy.accountant import default_delta
 from sfumato.privacy.check import md5_of
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.ledger import build_ledger, ledger_text
 from sfumato.release.release import save_release
+from sfumato.release.stream import save_networks
+from sfumato.release.synthesis import draw_mixture
 from sfumato.release.teacher import write_card
-from sfumato.release.variation import Varied
+from sfumato.release.variation import Varied, vary
 from sfumato.settings.release import Synthesize
 from sfumato.settings.stages import STAGES
 from sfumato.storage.artifacts import writing
@@ -31,7 +36,15 @@ def write_release(
     images = torch.from_numpy(digits.images[:count].copy()).permute(0, 3, 1, 2)
     kinds = np.full(count, "plain") if kinds is None else kinds
     varied = Varied(images, torch.from_numpy(digits.labels[:count]), kinds, asked)
-    plan = SimpleNamespace(
+    plan = release_plan(digits, about, prepared, **settings)
+    drawn_by = np.array(sources)[np.arange(count) % len(sources)]
+    with writing(path, "synthesize", records=[RECORD]) as directory:
+        save_release(directory, varied, drawn_by, {RECORD["id"]: RECORD}, plan)
+    return path
+
+
+def release_plan(digits, about=None, prepared=None, **settings) -> SimpleNamespace:
+    return SimpleNamespace(
         dataset_id="clinic-2026",
         shape=(1, 8, 8),
         classes=digits.classes,
@@ -44,19 +57,42 @@ def write_release(
         settings=Synthesize(**settings),
         seed=0,
     )
-    drawn_by = np.array(sources)[np.arange(count) % len(sources)]
-    with writing(path, "synthesize", records=[RECORD]) as directory:
-        save_release(directory, varied, drawn_by, {RECORD["id"]: RECORD}, plan)
-    return path
 
 
-def write_teacher(path: Path, digits) -> Path:
+def mean_generator(digits) -> GaussianGenerator:
+    """Draw about the mean of each digit, with independent noise."""
+    features = {"shape": (1, 8, 8), "frequencies": 64, "contrasts": 0, "bound": 0.5, "products": 0.5, "flip": False}
+    generator = GaussianGenerator(features, 10, 0)
     images, labels = digits.batch(range(600))
-    features = ProjectedFeatures("pixels", (1, 8, 8), 40)
+    coefficients = generator.features.coefficients(images)[:, generator.features.chosen]
+    generator.means.copy_(torch.stack([coefficients[labels == m].mean(0) for m in range(10)]))
+    generator.factors.copy_(0.1 * torch.eye(64).expand(10, 64, 64))
+    return generator
+
+
+def save_stream(path: Path, digits, about=None, flip=False, **settings) -> Path:
+    """Write a release with the generator and the teacher that it is drawn from."""
+    generator = mean_generator(digits)
+    (path / "refine").mkdir(parents=True)
+    save_generator(generator, path / "refine")
+    paths = {"refine": path / "refine", "teacher": write_teacher(path / "teacher", digits, flip)}
+    plan = release_plan(digits, about, sources={"refine": 1}, stream=True, count=40, **settings)
+    teacher = load_teacher(paths["teacher"]) if plan.settings.relabel else None
+    images, labels, sources = draw_mixture(paths, plan.settings, None, 0)
+    varied = vary(images, labels, plan.settings, teacher, 0)
+    with writing(path / "release", "synthesize", records=[RECORD]) as directory:
+        recipe = asdict(save_networks(directory, paths, plan.settings, varied, None, 0, teacher))
+        save_release(directory, varied, sources, {RECORD["id"]: RECORD}, plan, (), recipe)
+    return path / "release"
+
+
+def write_teacher(path: Path, digits, flip=False) -> Path:
+    images, labels = digits.batch(range(600))
+    features = ProjectedFeatures("pixels", (1, 8, 8), 40, flip=flip)
     features.fit(images, 0.5, seed=0)
     means = torch.stack([features(images[labels == m]).mean(0) for m in range(10)])
     about = {"dataset_id": "clinic-2026", "shape": (1, 8, 8), "size_hint": 1500, "delta": None}
-    about |= {"prepared": {}, "accountant": "rdp"}
+    about |= {"prepared": {}, "accountant": "rdp", "about": {}}
     plan = SimpleNamespace(classes=digits.classes, **about)
     with writing(path, "teacher", records=[RECORD]) as directory:
         save_teacher(TeacherNetwork.of(features, 20 * means.T), directory)

@@ -32,6 +32,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
+from small_release import release_plan
 from torch import Tensor, nn
 
 import sfumato
@@ -48,7 +49,7 @@ from sfumato.features.cosine import CosineMoments
 from sfumato.features.fourier import FourierFeatures
 from sfumato.features.projection import CELLS, ProjectedFeatures
 from sfumato.features.public_network import arguments_of, build_network
-from sfumato.features.teacher_network import TeacherNetwork, save_teacher
+from sfumato.features.teacher_network import TeacherNetwork, load_teacher, save_teacher
 from sfumato.generators.one_step import new_generator, save_generator
 from sfumato.privacy.charge import Charge
 from sfumato.privacy.events import ADD_OR_REMOVE_ONE, UNITS, Mechanism
@@ -56,9 +57,14 @@ from sfumato.privacy.noise import NoiseSource
 from sfumato.privacy.resolved import QueryPlan
 from sfumato.queries.count import PublicCounts, save_counts
 from sfumato.queries.feature_means import LENGTH_SCALES, moment_features, save_means
+from sfumato.release.release import save_release
+from sfumato.release.stream import save_networks
+from sfumato.release.synthesis import draw_mixture
+from sfumato.release.variation import vary
 from sfumato.settings.baselines import Adversarial
 from sfumato.settings.data import GROUP, IMAGE
 from sfumato.settings.queries import FeatureMap
+from sfumato.settings.release import Synthesize
 from sfumato.settings.stage import Kind
 from sfumato.settings.stages import STAGES
 from sfumato.settings.training import Model
@@ -235,6 +241,23 @@ def made_saliency(folder: Path, shape: Shape) -> None:
     write_json(folder / "saliency.json", {"ranked": {"debiased": names[::-1], "raw": names}})
 
 
+def made_stream(folder: Path, shape: Shape) -> None:
+    """A release whose networks draw on."""
+    settings = Synthesize(sources={"auxiliary": 1.0}, count=20, relabel=True, mixed=0.25, stream=True)
+    plan = SimpleNamespace(**vars(release_plan(ImageSet(np.zeros(0), np.zeros(0), CLASSES))) | {"shape": shape})
+    plan.settings = settings
+    with tempfile.TemporaryDirectory() as place:
+        paths = {name: Path(place) / name for name in ("auxiliary", "teacher")}
+        for name, path in paths.items():
+            path.mkdir()
+            MADE[name](path, shape)
+        teacher = load_teacher(paths["teacher"])
+        images, labels, sources = draw_mixture(paths, settings, None, 0)
+        varied = vary(images, labels, settings, teacher, 0)
+        recipe = save_networks(folder, paths, settings, varied, None, 0, teacher)
+    save_release(folder, varied, sources, {}, plan, (), asdict(recipe))
+
+
 Maker = Callable[[Path, Shape], None]
 MADE: dict[str, Maker] = {
     "count": made_counts,
@@ -252,6 +275,7 @@ MADE: dict[str, Maker] = {
     "pretrain": made_unet,
     "saliency": made_saliency,
     "finetune": functools.partial(made_unet, kind="finetune"),
+    "synthesize": made_stream,
 }
 
 # --- the cases --------------------------------------------------------------------------------------------------------
@@ -413,6 +437,7 @@ CASES: dict[str, Case] = {
         "synthesize", **VARIED, count=30, sources={"auxiliary": 2.0, "refine": 1.0}, mixed=0.2, colour=True
     ),
     "synthesize variants in grey": case("synthesize", **VARIED, count=20, sources={"evolve": 1.0}, mixed=0.3),
+    "student": case("student", **SHORT),
     "synthesize herded": case("synthesize", **DRAWN, herding=3, sources={"auxiliary": 1.0}),
     "synthesize herded in colour": case(
         "synthesize", **DRAWN, herding=4, relabel=True, sources={"refine": 1.0}, colour=True

@@ -8,6 +8,8 @@ Source: Amin et al. 2026 (arXiv 2606.16952); Steinke et al. 2023, for the bound 
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from scipy.special import logit
@@ -17,6 +19,7 @@ from sfumato.data.images import ImageSet
 from sfumato.data.lineage import digests
 from sfumato.evaluation.extractors import Extractor
 from sfumato.evaluation.metrics.neighbours import nearest
+from sfumato.features.teacher_network import classify
 from sfumato.release.report import grouped
 
 FALSE_ALARMS = 0.001  # Largest rate of alarms if nothing was copied
@@ -27,16 +30,46 @@ MOST_RELEASED = 60_000  # Largest number of released images to compare
 MOST_REAL = 20_000
 
 
-def disclosure(generated: ImageSet | None, train: ImageSet, holdout: ImageSet, extractor: Extractor) -> dict:
+def disclosure(
+    generated: ImageSet | None, train: ImageSet, holdout: ImageSet, extractor: Extractor, more: np.ndarray | None = None
+) -> dict:
     """Run `compare_nearness` on images and return its result.
 
     All images of a person are one unit, at the distance of the nearest image; so are equal images.
-    A large set is sampled at random. generated: released images except public ones, or None.
+    A large set is sampled at random. generated: released images except public ones, or None; more: (n, H, W, C) uint8,
+    images that recipients may draw from the same networks.
     """
     if generated is None:
         return {"sentence": "not tested, because the released images are public: none is made of a training image."}
     random = np.random.default_rng(0)
     released = extractor(generated.images[random.permutation(len(generated))[:MOST_RELEASED]])
+    if more is not None:
+        released = np.concatenate([released, extractor(more)])
+    return compare_sets(lambda real: nearest(extractor(real.images), released)[1], train, holdout, random)
+
+
+def membership(network: Any, train: ImageSet, holdout: ImageSet) -> dict:
+    """Run `compare_nearness` on the losses of a network, which is nearest to what it knows best.
+
+    network: of `probabilities_of`.
+    """
+
+    def losses(real: ImageSet) -> np.ndarray:
+        shares = classify(network, real).double().clamp(1e-12, 1 - 1e-12).numpy()
+        if real.labels.ndim == 1:
+            return -np.log(shares[np.arange(len(shares)), real.labels])
+        return -np.log(np.where(real.labels > 0, shares, 1 - shares)).sum(axis=1)
+
+    return compare_sets(losses, train, holdout, np.random.default_rng(0))
+
+
+def compare_sets(
+    nearness_of: Callable[[ImageSet], np.ndarray], train: ImageSet, holdout: ImageSet, random: np.random.Generator
+) -> dict:
+    """Run `compare_nearness` on the units of both sets.
+
+    nearness_of: function from n images to (n,) numbers, smaller for what is nearer.
+    """
     nearness = []
     for real in (train, holdout):
         names = np.array([*digests(real.images)]) if real.groups is None else real.groups
@@ -44,7 +77,7 @@ def disclosure(generated: ImageSet | None, train: ImageSet, holdout: ImageSet, e
         drawn = random.permutation(units.max() + 1) < (units.max() + 1) * min(1.0, MOST_REAL / len(real))
         rows = np.flatnonzero(drawn[units])
         least = np.full(len(drawn), np.inf)
-        np.minimum.at(least, units[rows], nearest(extractor(real.images[rows]), released)[1])
+        np.minimum.at(least, units[rows], nearness_of(real.take(rows)))
         nearness.append(least[drawn])
     return compare_nearness(nearness[0], nearness[1], "images" if train.groups is None else "persons")
 

@@ -6,6 +6,7 @@ No choice depends on the images that are scored.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ MIN_STEPS = 600  # Minimum number of gradient steps, so that a small set gets mo
 Cells = np.ndarray | None  # A value of each image, or none
 FEWEST_OF_A_GROUP = 10  # Smaller groups are merged with others
 BINS = 15  # Bins of confidence, for calibration
+SPECIFICITY = 0.9  # At which the sensitivity to each of two classes is stated
+RESAMPLES = 1000  # Of the hold-out, for an interval
 
 
 def schedule_of(name: str, count: int, epochs: int, steps: int | None = None) -> Schedule:
@@ -81,7 +84,9 @@ class Scored:
     by_class: accuracy of each class, None for a class without images;
     shifted: accuracy under each distortion;
     right: (N,) bool, correctly labelled images;
-    calibration: expected calibration error.
+    calibration: expected calibration error;
+    odds: (N,) log odds of the second of two classes;
+    second: (N,) bool, whether images are of it.
     """
 
     accuracy: float
@@ -89,6 +94,8 @@ class Scored:
     shifted: dict[str, float] = field(default_factory=dict)
     right: np.ndarray | None = None
     calibration: float | None = None
+    odds: np.ndarray | None = None
+    second: np.ndarray | None = None
 
 
 def evaluate_classifier(
@@ -117,7 +124,11 @@ def scored_by(scores: Callable[[ImageSet], np.ndarray], holdout: ImageSet, moved
         of_class = right[holdout.labels == label]
         by_class.append(float(of_class.mean()) if len(of_class) else None)
     shares = {name: float((scores(part).argmax(axis=1) == part.labels).mean()) for name, part in moved.items()}
-    return Scored(float(right.mean()), by_class, shares, right, calibration_error(given, holdout.labels))
+    odds = None
+    if len(holdout.classes) == 2 and None not in by_class:
+        odds = given[:, 1] - given[:, 0]
+    calibration = calibration_error(given, holdout.labels)
+    return Scored(float(right.mean()), by_class, shares, right, calibration, odds, holdout.labels == 1)
 
 
 def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -152,8 +163,8 @@ def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = 
 
     groups: see `bootstrap_interval`; compared: (N,) text, by which "by_column" splits the images.
     Returns {"mean", "std", "per_seed", "per_class": [{"class", "mean", "std"}, …], "shifted":
-    {distortion: mean}}, and for single labels "interval" and "calibration". `std` is None for a
-    single seed. `per_class` leaves out classes not in the hold-out.
+    {distortion: mean}}, and for single labels "interval" and "calibration", and "two_classes" of
+    `ranked`. `std` is None for a single seed. `per_class` leaves out classes not in the hold-out.
     """
     per_seed = [one.accuracy for one in scored]
     by_class = zip(classes, zip(*(one.by_class for one in scored), strict=True), strict=True)
@@ -165,23 +176,68 @@ def aggregate(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = 
         right = np.mean(answers, axis=0)
         row["interval"] = bootstrap_interval(right, groups)
         row["calibration"] = float(np.mean([one.calibration for one in scored]))
+        if scored[0].odds is not None:
+            row["two_classes"] = ranked(scored, classes, groups)
         if compared is not None:
             row["by_column"] = by_column(right, groups, compared)
     return row
 
 
 def bootstrap_interval(right: np.ndarray, groups: np.ndarray | None = None) -> list[float]:
-    """Compute [low, high] of an accuracy at 95 %, over 1000 resamples of the hold-out.
+    """Compute [low, high] of an accuracy at 95 %, over resamples of the hold-out.
 
-    right: (N,) share of classifiers that are right;
+    right: (N,) share of classifiers that are right; groups: see `resampled`.
+    """
+    return interval_of([right @ drawn / drawn.sum() for drawn in resampled(len(right), groups)])
+
+
+def interval_of(values: Sequence) -> Any:
+    """Return [low, high], the middle 95 % of the resampled values, or of each of their columns."""
+    return np.quantile(values, [0.025, 0.975], axis=0).T.tolist()
+
+
+def resampled(count: int, groups: Cells = None) -> Iterator[np.ndarray]:
+    """Yield how often each image is drawn, (N,), in each of RESAMPLES draws with replacement.
+
     groups: (N,), equal for images of one person, which are drawn together.
     """
-    units = np.arange(len(right)) if groups is None else np.unique(groups, return_inverse=True)[1]
-    sums = np.bincount(units, right)
-    sizes = np.bincount(units)
+    units = np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
+    number = int(units.max()) + 1
     random = np.random.default_rng(0)
-    drawn = (random.integers(len(sums), size=len(sums)) for _ in range(1000))
-    return np.quantile([sums[rows].sum() / sizes[rows].sum() for rows in drawn], [0.025, 0.975]).tolist()
+    for _ in range(RESAMPLES):
+        yield np.bincount(random.integers(number, size=number), minlength=number)[units]
+
+
+def ranked(scored: Sequence[Scored], classes: Sequence[str], groups: Cells = None) -> list[dict]:
+    """Compute what medicine quotes of two classes: AUROC, and the sensitivity to each class.
+
+    A sensitivity is the share of a class that is found where SPECIFICITY of the other is not named
+    so. Returns [{"what", "mean", "interval"}, …], means over the seeds.
+    """
+    second = scored[0].second
+    assert second is not None
+
+    def numbers(weights: np.ndarray) -> np.ndarray:
+        return np.mean([sensitivities(one.odds, second, weights) for one in scored], axis=0)
+
+    drawn = (each for each in resampled(len(second), groups) if each[second].any() and each[~second].any())
+    intervals = interval_of([numbers(each) for each in drawn])
+    names = ["AUROC", *(f"sensitivity to {name}" for name in classes)]
+    rows = zip(names, numbers(np.ones(len(second))).tolist(), intervals, strict=True)
+    return [{"what": name, "mean": mean, "interval": interval} for name, mean, interval in rows]
+
+
+def sensitivities(odds: Any, second: np.ndarray, weights: np.ndarray) -> list[float]:
+    """Return the AUROC and the sensitivities to the first and the second class.
+
+    odds, second: of `Scored`; weights: (N,) number of times that each image counts.
+    """
+    from sklearn.metrics import auc, roc_curve
+
+    wrong, right, _ = roc_curve(second, odds, sample_weight=weights)  # shares of each class named the second
+    to_first = 1 - wrong[right >= SPECIFICITY - 1e-9].min()
+    to_second = right[wrong <= 1 - SPECIFICITY + 1e-9].max()
+    return [float(auc(wrong, right)), float(to_first), float(to_second)]
 
 
 def by_column(right: np.ndarray, groups: Cells, compared: np.ndarray) -> dict:

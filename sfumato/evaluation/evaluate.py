@@ -1,6 +1,7 @@
 """Evaluate a release in a folder on the real images behind it: numbers and pictures, all local."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ from sfumato.data.images import ImageSet, load_images
 from sfumato.data.prepare import secret_key
 from sfumato.evaluation.comparison import identity
 from sfumato.evaluation.detector import detections
-from sfumato.evaluation.disclosure import disclosure
-from sfumato.evaluation.extractors import build_extractor
+from sfumato.evaluation.disclosure import disclosure, membership
+from sfumato.evaluation.extractors import Extractor, build_extractor
 from sfumato.evaluation.holdout import without_copies
 from sfumato.evaluation.metrics.fidelity import chosen_metrics
 from sfumato.evaluation.plots import plot_detected, plot_neighbours
@@ -20,7 +21,9 @@ from sfumato.evaluation.verdict import accuracies, verdict
 from sfumato.features.teacher_network import load_teacher
 from sfumato.privacy.authorize import open_local
 from sfumato.privacy.resolved import StagePlan
-from sfumato.release.release import generated_images, plain_images
+from sfumato.release.release import generated_images, plain_images, requested_agreement
+from sfumato.release.stream import further_images
+from sfumato.release.student import load_student_network
 from sfumato.release.variation import PLAIN
 from sfumato.runtime import distributed
 from sfumato.runtime.compute import device
@@ -29,13 +32,15 @@ from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import keep_private
 
+LOADERS: dict[str, Callable[[Path], Any]] = {"teacher": load_teacher, "student": load_student_network}
+MOST_DRAWN = 10_000  # Images drawn from a release's networks to search for copies
 NOT_BY_CHANCE = "The hold-out was provided, not drawn at random, so it may differ from the training images anyway."
 
 
 def evaluate_folder(
     plan: StagePlan[Evaluate],
     release: Path,
-    teacher: Path,
+    classifiers: Mapping[str, Path],
     state: Path,
     card: Card,
     out: Path,
@@ -43,11 +48,12 @@ def evaluate_folder(
 ) -> dict[str, Any] | None:
     """Measure the release in a folder on the real images of `card`, which it opens and journals.
 
-    A collective call, which ends the group. teacher: folder of the teacher, if any; out: folder for
-    pictures. Returns the content of metrics.json, or None in all processes except the first.
+    A collective call, which ends the group. classifiers: folder of each of LOADERS, if it exists;
+    out: folder for pictures. Returns the content of metrics.json, or None in all processes except
+    the first.
     """
     synthetic = released_sets(release, plan)
-    taught = teacher.exists() and read_artifact(teacher, "teacher").enabled
+    networks = loaded(classifiers)
     extractor = build_extractor(plan.settings, plan.shape, progress)  # a file may be missing
     limits: list[str] = []
     public = public_extractor(plan.settings, limits)
@@ -63,9 +69,10 @@ def evaluate_folder(
     metrics["identity"] = identity(plan, key, card.version, train, holdout, extractor, release)
     measured = bool(accuracies(metrics[RELEASE]))  # False if the hold-out cannot judge
     chosen = chosen_metrics(plan.settings) if measured else ()
-    if taught and measured:
-        progress("teacher")
-        metrics["teacher"] = teacher_accuracy(load_teacher(teacher).to(device()), holdout)
+    for name, network in networks.items() if measured else ():
+        progress(name)
+        metrics[name] = teacher_accuracy(network, holdout)
+        metrics[name]["membership"] = membership(network, train, holdout)
     if public is not None and measured:
         progress("student on a public network")
         sets = {RELEASE: synthetic[RELEASE]}
@@ -74,13 +81,10 @@ def evaluate_folder(
         metrics["public_student"] = score_students(public, sets, holdout, plan.settings.seeds)
     if extractor is not None and "disclosure" in chosen:
         progress("copies of training images")
-        tested = disclosure(generated_images(synthetic[RELEASE], release), train, holdout, extractor)
+        metrics["disclosure"] = search_copies(release, synthetic[RELEASE], train, holdout, extractor)
         if card.split == "official":
-            tested["sentence"] += f" {NOT_BY_CHANCE}"
-        metrics["disclosure"] = tested
-    file = release / "card.json"
-    if file.exists() and (mixture := read_json(file).get("mixture")):
-        metrics["mixture"] = mixture
+            metrics["disclosure"]["sentence"] += f" {NOT_BY_CHANCE}"
+    metrics |= labelling_of(synthetic, release)
     metrics["verdict"] = verdict(metrics, holdout.labels, len(plan.classes))
     keep_private(out)
     for picture in ("accuracy.png", "detected.png"):  # pictures of an earlier release
@@ -94,6 +98,22 @@ def evaluate_folder(
     return metrics
 
 
+def loaded(classifiers: Mapping[str, Path]) -> dict[str, Any]:
+    """Load the released classifiers of these folders that exist and are not empty, by their stages."""
+    return {
+        name: LOADERS[name](folder).to(device())
+        for name, folder in classifiers.items()
+        if folder.exists() and read_artifact(folder, name).enabled
+    }
+
+
+def card_of(release: Path) -> dict[str, Any]:
+    """Return the content of a release's `card.json`; versions before 0.3 wrote none."""
+    with suppress(FileNotFoundError):
+        return dict(read_json(release / "card.json"))
+    return {}
+
+
 def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSet]:
     """Return the images of the release, and beside them its plain ones if it has others too."""
     read_artifact(release, "synthesize")
@@ -102,6 +122,24 @@ def released_sets(release: Path, plan: StagePlan[Evaluate]) -> dict[str, ImageSe
     if plain is None:
         return {RELEASE: released}
     return {RELEASE: released, PLAIN: plain}
+
+
+def labelling_of(synthetic: Mapping[str, ImageSet], release: Path) -> dict[str, Any]:
+    """Return the mixture that its card states, and the agreement of its labels with the classes requested."""
+    found = {key: value for key, value in card_of(release).items() if key == "mixture"}
+    if PLAIN in synthetic:
+        found["agreement"] = requested_agreement(synthetic[RELEASE], release)
+    return found
+
+
+def search_copies(
+    release: Path, released: ImageSet, train: ImageSet, holdout: ImageSet, extractor: Extractor
+) -> dict[str, Any]:
+    """Test the images of a release, and what recipients draw from its networks, for copies."""
+    more = None
+    if "stream" in card_of(release):
+        more = further_images(release, min(MOST_DRAWN, len(released)))
+    return disclosure(generated_images(released, release), train, holdout, extractor, more)
 
 
 def detect(

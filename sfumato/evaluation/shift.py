@@ -8,16 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato.release.variation import blurred
 from sfumato.training.supervised import apply
-
-
-def blurred(images: Tensor) -> Tensor:
-    """Average 3×3 pixels of images below 56 per side, 5×5 below 84 and so on: (B, C, H, W).
-
-    Edges are repeated.
-    """
-    reach = max(1, min(images.shape[2:]) // 28)
-    return F.avg_pool2d(F.pad(images, (reach,) * 4, mode="replicate"), 2 * reach + 1, stride=1)
 
 
 def displaced(images: Tensor, angle: float, part: float) -> Tensor:

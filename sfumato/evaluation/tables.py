@@ -5,19 +5,22 @@ All of it is local.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from sfumato.errors import UNREADABLE, DataError, SfumatoError, explained
-from sfumato.evaluation.downstream import FEWEST_OF_A_GROUP
-from sfumato.evaluation.verdict import accuracies
+from sfumato.evaluation.downstream import FEWEST_OF_A_GROUP, SPECIFICITY
+from sfumato.evaluation.verdict import HANDED_OUT, accuracies
 from sfumato.release.card import WORDS
 from sfumato.release.report import Local, Picture, Table, picture
 from sfumato.storage.artifacts import read_artifact
 from sfumato.storage.documents import read_json
 from sfumato.storage.files import csv_text
+
+INTERVAL = "95 % interval"
 
 
 def csv_of(table: pd.DataFrame, numbers: str = ".4f") -> str:
@@ -38,13 +41,13 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
     moved = {name: rows[names[-1]]["shifted"] for name, rows in sets.items()}
     judged = {f"{name}: {model}": row for name, rows in sets.items() for model, row in rows.items()}
     note = ""
-    if "teacher" in metrics:
-        moved["teacher"] = metrics["teacher"]["shifted"]
-        judged["teacher"] = metrics["teacher"]
-        note = f"The teacher, a released classifier, reaches {per_cent(metrics['teacher']['accuracy'])} %."
+    for name in filter(metrics.__contains__, HANDED_OUT):
+        moved[name] = metrics[name]["shifted"]
+        judged[name] = metrics[name]
+        note += f"The {name}, a released classifier, reaches {per_cent(metrics[name]['accuracy'])} %. "
     rows = ([name, *(percent(values[c]) for c in names)] for name, values in sets.items())
     title = f"{measure[0].upper()}{measure[1:]} on the real hold-out, % (local)"
-    yield table_of(title, ["trained on", *names], rows, note)
+    yield table_of(title, ["trained on", *names], rows, note.strip())
     by_class = zip(*(sets["release"][name]["per_class"] for name in names), strict=True)
     rows = ([of_class[0]["class"], *map(percent, of_class)] for of_class in by_class)
     yield table_of("The release, class by class, % (local)", ["class", *names], rows)
@@ -53,20 +56,10 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
         title = f"Accuracy of {names[-1]} on shifted hold-out images, % (local)"
         yield table_of(title, ["trained on", *moved["release"]], rows)
     rows = ([name, *reliability(row)] for name, row in judged.items() if row.get("per_class"))  # older ones lack it
-    heads = ("classifier", "95 % interval", "worst class", f"its {measure}", "below the mean", "calibration error")
+    heads = ("classifier", INTERVAL, "worst class", f"its {measure}", "below the mean", "calibration error")
     note = "Interval: over the hold-out, by person if persons are known. Mean: over the classes."
     yield table_of("How far these can be relied on, % (local)", heads, rows, note)
-    columns = {name: row["by_column"] for name, row in judged.items() if "by_column" in row}
-    if columns:
-        rows = (
-            [name, one["group"], str(one["images"]), per_cent(one["mean"]), interval(one), per_cent(column["gap"])]
-            for name, column in columns.items()
-            for one in column["groups"]
-        )
-        note = f"Groups of fewer than {FEWEST_OF_A_GROUP} images are merged into others, "
-        note += "or withheld if these are too few as well."
-        title = "Group by group, % (local)"
-        yield table_of(title, ["classifier", "group", "images", measure, heads[1], "best to worst"], rows, note)
+    yield from detailed_tables(judged, measure)
     measured = {name: values for name, values in metrics.items() if isinstance(values, dict) and "fidelity" in values}
     compared = pd.DataFrame({name: values["fidelity"] for name, values in measured.items()})
     if len(compared.columns):
@@ -87,6 +80,30 @@ def tables_of(metrics: Mapping) -> Iterator[Table]:
     balanced = metrics["verdict"]["balanced_accuracy"]
     rows = ([name, per_cent(share), per_cent(balanced[name])] for name, share in metrics["verdict"]["accuracy"].items())
     yield table_of("What a classifier can do, % (local)", ["what is used", measure, "mean over classes"], rows)
+
+
+def detailed_tables(judged: Mapping[str, Mapping], measure: str) -> Iterator[Table]:
+    """Yield the tables of two classes, and of a column's groups, if there are any.
+
+    judged: result of `aggregate` by classifier.
+    """
+    quoted = {name: row["two_classes"] for name, row in judged.items() if "two_classes" in row}
+    if quoted:
+        cells = {name: [(per_cent(one["mean"]), interval(one)) for one in each] for name, each in quoted.items()}
+        heads = [head for one in next(iter(quoted.values())) for head in (one["what"], INTERVAL)]
+        title = f"AUROC, and sensitivity at {per_cent(SPECIFICITY)} % specificity, % (local)"
+        yield table_of(title, ["classifier", *heads], ([name, *chain(*each)] for name, each in cells.items()))
+    columns = {name: row["by_column"] for name, row in judged.items() if "by_column" in row}
+    if columns:
+        rows = (
+            [name, one["group"], str(one["images"]), per_cent(one["mean"]), interval(one), per_cent(column["gap"])]
+            for name, column in columns.items()
+            for one in column["groups"]
+        )
+        note = f"Groups of fewer than {FEWEST_OF_A_GROUP} images are merged into others, "
+        note += "or withheld if these are too few as well."
+        title = "Group by group, % (local)"
+        yield table_of(title, ["classifier", "group", "images", measure, INTERVAL, "best to worst"], rows, note)
 
 
 def table_of(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], note: str = "") -> Table:

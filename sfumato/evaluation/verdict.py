@@ -4,10 +4,12 @@ All of it is local.
 
 The scale is the share of what can be learned, using the best classifier on each side:
     learned = (release - chance) / (real - chance)
+
+A released classifier that is better than the best one on real images replaces it.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ VERDICT_LEVELS = {
     "poor": (0.1, "a classifier learns little from this release: do not rely on it without a test on real images"),
     "useless": (-math.inf, "a classifier learns almost nothing from this release: do not rely on it"),
 }
+HANDED_OUT = ("teacher", "student")  # Classifiers that may be shared beside the release
 UNJUDGED = "cannot be judged"
 FEWEST_OF_A_CLASS = 10  # Hold-out images of each class, below which nothing is judged
 
@@ -34,25 +37,27 @@ def accuracies(values: Mapping) -> dict[str, dict]:
 def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dict[str, Any]:
     """Judge the release of an evaluation. The level is "unknown" or UNJUDGED if there is no basis.
 
-    metrics: result of `evaluate_release`, perhaps with "teacher", and the "mixture" of its card;
+    metrics: result of `evaluate_release`, perhaps with some of HANDED_OUT, the "mixture" of its card, and
+    the "agreement" of its labels with the classes requested;
     labels: hold-out labels, (N,), or (N, classes): then AUROC replaces both accuracies. Without
     "real", perfect accuracy replaces it. Returns {"level": of VERDICT_LEVELS, "sentence",
     "learned": the part, None if unknown, "accuracy" and "balanced_accuracy": {"chance", "majority
-    class", "release", "teacher", "real"}, shares in [0, 1]}.
+    class", "release", each of HANDED_OUT, "real"}, shares in [0, 1]}.
     """
     if not accuracies(metrics["release"]):
         empty: dict[str, Any] = {"level": UNJUDGED, "learned": None, "accuracy": {}, "balanced_accuracy": {}}
         return empty | {"sentence": f"{UNJUDGED}: {metrics['warnings'][-1]}."}
     present = per_class(labels, classes)
     rows = guesses(present, labels) | {"release": best(metrics["release"])}
-    if "teacher" in metrics:
-        rows["teacher"] = metrics["teacher"]
+    rows |= {name: metrics[name] for name in HANDED_OUT if name in metrics}
     if accuracies(metrics.get("real", {})):
         rows["real"] = best(metrics["real"])
     balanced = {name: row["balanced_accuracy"] for name, row in rows.items()}
     release = balanced["release"]
     chance = balanced["chance"]
-    above = balanced.get("real", 1.0) - chance
+    above = max(balanced.get(name, 0.0) for name in (*HANDED_OUT, "real")) - chance
+    if "real" not in balanced:
+        above = 1.0 - chance
     error = math.sqrt(chance * (1 - chance) / len(labels))
     if labels.ndim == 2:
         error = auroc_error(present, len(labels))
@@ -71,8 +76,8 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
         sentence = VERDICT_LEVELS[level][1]
     part = "" if learned is None else f" ({100 * max(learned, 0):.0f} % of what there is to learn)"
     parts = [f"{level}{part}: {sentence}"]
-    if level != UNJUDGED and balanced.get("teacher", 0.0) > release + 0.02:
-        parts.append("The teacher is a better classifier: use it if you only need a classifier")
+    if level != UNJUDGED:
+        parts += remarks(metrics, balanced)
     if metrics.get("mixture"):
         chosen = metrics["mixture"]["chosen"]
         parts.append(f"It was made {chosen}, by a comparison of classifiers trained on both mixtures")
@@ -81,6 +86,34 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
         said += f" Copies: {metrics['disclosure']['sentence']}"
     accuracy = {name: row["accuracy"] for name, row in rows.items()}
     return {"level": level, "sentence": said, "learned": learned, "accuracy": accuracy, "balanced_accuracy": balanced}
+
+
+def remarks(metrics: Mapping[str, Any], balanced: Mapping[str, float]) -> Iterator[str]:
+    """Yield what the owner must know beside the level, in sentences without a full stop.
+
+    balanced: of `verdict`.
+    """
+    better = max(HANDED_OUT, key=lambda name: balanced.get(name, 0.0))
+    known = balanced.get(better, 0.0)
+    real = balanced.get("real", 1.0)
+    if known > real:
+        yield (
+            f"The part is measured by the {better}, which has {100 * known:.0f} %: "
+            f"the real images taught only {100 * real:.0f} %"
+        )
+    agreed = metrics.get("agreement", 1.0)
+    chance = balanced["chance"]
+    if (agreed - chance) / (1 - chance) < VERDICT_LEVELS["poor"][0]:
+        yield (
+            f"The labels agree with the classes requested from the generator on {100 * agreed:.0f} % of the images as "
+            f"drawn, where chance gives {100 * chance:.0f} %: the images do not show their labels. "
+            "Hand out the teacher instead"
+        )
+    if known > balanced["release"] + 0.02:
+        yield f"The {better} is a better classifier: use it if you only need a classifier"
+    for name in HANDED_OUT:
+        if metrics.get(name, {}).get("membership", {}).get("rings"):
+            yield f"A SIGN THAT THE {name.upper()} KNOWS TRAINING IMAGES: do not share it before you know why"
 
 
 def guesses(present: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, float]]:

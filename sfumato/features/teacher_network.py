@@ -5,13 +5,16 @@ guides a sampler.
 """
 
 import shutil
+from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.data.images import ImageSet, Shape, as_floats
@@ -19,7 +22,7 @@ from sfumato.diffusion.denoiser import Guide
 from sfumato.features.own_network import OWN
 from sfumato.features.projection import FEATURE_BATCH, ProjectedFeatures
 from sfumato.features.public_network import PublicNetwork
-from sfumato.runtime.compute import device
+from sfumato.runtime.compute import device, device_of
 from sfumato.settings.queries import Teacher
 from sfumato.storage.weights import load_network, save_network
 
@@ -41,6 +44,10 @@ class TeacherNetwork(nn.Module):
             self.offsets = nn.Buffer(torch.zeros(classes))
         self.features = ProjectedFeatures(**features)
         self.weights = nn.Buffer(torch.zeros(self.features.dimension, classes))
+
+    @property
+    def shape(self) -> Shape:
+        return self.features.shape
 
     @classmethod
     def of(cls, features: ProjectedFeatures, weights: Tensor, offsets: Tensor | None = None) -> Self:
@@ -79,20 +86,22 @@ def fit_features(
     return features, rows.T @ rows / len(rows)
 
 
-def classify(teacher: TeacherNetwork, images: ImageSet) -> Tensor:
-    """Compute class probabilities of public or released images, (N, classes) float32."""
+def classify(teacher: Any, images: ImageSet) -> Tensor:
+    """Compute class probabilities of images, (N, classes) float32. teacher: of `probabilities_of`."""
     parts = torch.arange(len(images)).split(FEATURE_BATCH)
     return torch.cat([probabilities_of(teacher, images.batch(part.numpy())[0]) for part in parts])
 
 
 @torch.no_grad()
-def probabilities_of(teacher: TeacherNetwork, images: Tensor) -> Tensor:
+def probabilities_of(teacher: Any, images: Tensor) -> Tensor:
     """Compute class probabilities of (N, C, H, W) uint8, or float32 in [0, 1].
 
-    With several labels, the probability of each.
+    With several labels, the probability of each. teacher: or another network with its attributes
+    `several` and `classes`.
     """
     shares = torch.sigmoid if teacher.several else partial(torch.softmax, dim=1)
-    parts = (as_floats(part).to(teacher.weights.device) for part in images.split(FEATURE_BATCH) if len(part))
+    where = device_of(teacher)
+    parts = (as_floats(part).to(where) for part in images.split(FEATURE_BATCH) if len(part))
     return torch.cat([torch.zeros(0, teacher.classes), *(shares(teacher(part)).cpu() for part in parts)])
 
 
@@ -123,6 +132,39 @@ def guide_by(teacher: TeacherNetwork, strength: float) -> Guide:
 def at_shares(probabilities: Tensor, offsets: Tensor) -> Tensor:
     """Add the offsets, (M,), of `share_offsets` to log probabilities: (N, M), rows of sum 1."""
     return (probabilities.double().clamp(min=1e-30).log() + offsets).softmax(dim=1)
+
+
+TEMPERATURES = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)  # Of soft labels: below 1, they are surer than the teacher
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """How a teacher labels the images of a release, by their kind.
+
+    offsets: of `share_offsets`, (M,) by the kind of images, which are of the first kind otherwise;
+    temperature: of its soft labels, one of TEMPERATURES.
+    """
+
+    offsets: Mapping[str, Tensor]
+    temperature: float = 1.0
+
+    def soft(self, probabilities: Tensor, kind: str) -> Tensor:
+        """Compute soft labels of images of a kind, (N, M), rows of sum 1.
+
+        probabilities: (N, M), the teacher's.
+        """
+        offsets = self.offsets.get(kind, next(iter(self.offsets.values())))
+        return (at_shares(probabilities, offsets).clamp(min=1e-30).log() / self.temperature).softmax(dim=1)
+
+
+def best_temperature(shares: Tensor, wanted: Tensor) -> float:
+    """Return the temperature at which labels give the requested classes the highest likelihood.
+
+    shares: (N, M), from `at_shares`; wanted: (N,) int64.
+    """
+    logs = shares.clamp(min=1e-30).log()
+    losses = {each: float(F.cross_entropy(logs / each, wanted)) for each in TEMPERATURES}
+    return min(losses, key=lambda each: losses[each])
 
 
 def share_offsets(probabilities: Tensor, wanted: Tensor) -> Tensor:

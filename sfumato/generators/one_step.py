@@ -292,12 +292,12 @@ def labels_to_fit(count: int, priors: Tensor, several: bool, random: torch.Gener
 
 
 def drawing(
-    generator: OneStep, count: int, priors: Tensor | None = None, seed: int = 0
+    generator: OneStep, count: int, priors: Tensor | None = None, seed: int = 0, spread: float = 1.0
 ) -> tuple[Iterator[Tensor], Tensor]:
     """Draw `count` images, in parts of (N, C, H, W) float32 in [0, 1], and labels, (N,) int64.
 
     A generator of several labels needs priors, and gives labels as `several_labels` does. priors:
-    shares, or None for uniform ones.
+    shares, or None for uniform ones; spread: standard deviation of the latent numbers.
     """
     device = device_of(generator)
     random = torch.Generator().manual_seed(seed)
@@ -306,7 +306,7 @@ def drawing(
 
     @torch.no_grad()
     def draw(part: Tensor) -> Tensor:
-        z = torch.randn(len(part), generator.latent, generator=random)
+        z = spread * torch.randn(len(part), generator.latent, generator=random)
         return generator(z.to(device), part.to(device)).clamp(0, 1).cpu()  # type: ignore[no-any-return]
 
     larger = max(1, math.isqrt(math.prod(generator.shape[1:])) // COARSE)

@@ -107,7 +107,7 @@ def usefulness(made: ProjectPlan) -> str:
     kind = kind_of(params, made.card.shape[0])
     if kind is None:
         return "Unknown: no public set with several labels per image was measured."
-    expected = forecast(kind, params.privacy.size * params.privacy.epsilon, 1.0)
+    expected = forecast(kind, params.privacy.size, params.privacy.epsilon, 1.0)
     return (
         f"{expected.capitalize()} of what a classifier learns from the real images, if the models are trained for as "
         "long as on the public sets of this forecast. Two of three such sets lay within the range."

@@ -474,7 +474,7 @@ def size_rows(made: Proposed) -> Iterator[list[str]]:
         mark = "proposed " if one is made.chosen else ""
         pixels = f"{size}" if isinstance(size, int) else by(size)
         minutes = f"{one.seconds / 60:.0f}{'' if one.enough else ' at least'}"
-        useful = forecast(one.kind, privacy.size * privacy.epsilon, one.left) if one.kind else "unknown"
+        useful = forecast(one.kind, privacy.size, privacy.epsilon, one.left) if one.kind else "unknown"
         yield [mark + pixels, minutes, f"{math.ceil(one.whole)}", useful]
 
 

@@ -20,6 +20,7 @@ from sfumato.settings.params import Params
 from sfumato.storage.documents import read_yaml
 
 MOST_EPSILON = 10.0  # Largest ε that is recommended: above it, the guarantee is weak
+FEW_UNITS = 500  # Images or persons; of fewer, a sample tells less about the others, as its root
 LINE: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("forecast.yaml")))
 
 
@@ -57,9 +58,13 @@ def expected_part(kind: str, product: float, left: float = 1.0, sure: float = 0.
     return left * float(expit(middle + sure * LINE["spread"]))
 
 
-def forecast(kind: str, product: float, left: float) -> str:
-    """Describe the forecast: its level, and its share in per cent with the range."""
-    low, part, high = (expected_part(kind, product, left, sure) for sure in (-1, 0, 1))
+def forecast(kind: str, units: int, epsilon: float, left: float) -> str:
+    """Describe the forecast: its level, and its share in per cent with the range.
+
+    The range widens below FEW_UNITS.
+    """
+    wide = max(1.0, (FEW_UNITS / units) ** 0.5)
+    low, part, high = (expected_part(kind, units * epsilon, left, sure) for sure in (-wide, 0, wide))
     return f"{level_of(part)}, {100 * part:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
 
 

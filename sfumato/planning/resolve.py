@@ -174,7 +174,7 @@ def stage_file(stage: Stage, params: Params, card: Card, mechanism: Mechanism | 
         content["model"] = params.model.non_default()
     if enabled and stage.owned and (about := params.release.model_dump(exclude_none=True)):
         content["about"] = about
-    if enabled and stage.name in ("teacher", "synthesize"):  # their cards describe how pictures were prepared
+    if enabled and stage.name in ("teacher", "synthesize", "student"):  # their cards state how pictures were prepared
         if prepared := params.data.model_dump(mode="json", include={"fit", "range"}, exclude_defaults=True):
             content["prepared"] = prepared
         if by_line(params.privacy.accountant) == EXACT:

@@ -55,6 +55,7 @@ def dataset_card(
         chosen=chosen,
         drawn=drawn,
         mixture=card.get("mixture"),
+        stream=card.get("stream"),
         coarse="auxiliary" in drawn and any(record["stage"] == "covariance" for record in records.values()),
         changed=[(WORDS["kinds"][name], number) for name, number in kinds.items() if name in WORDS["kinds"]],
         kinds=kinds,

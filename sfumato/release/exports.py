@@ -47,6 +47,10 @@ class Mark:
         element = f"<{SOURCE_TYPE}>{self.source_type}</{SOURCE_TYPE}>" if self.source_type else ""
         return XMP.format(source_type=element, description=escape(self.description))
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        return {"description": self.description, SOURCE_TYPE: self.source_type or "not generated"}
+
 
 def mark_of(sources: Collection[str]) -> Mark:
     """Return the mark of images from these sources.
@@ -127,11 +131,10 @@ def save_parquet(directory: Path, image_set: ImageSet, kinds: np.ndarray, mark: 
         feature = {"feature": feature, "_type": "Sequence"}
         labels = [np.flatnonzero(row).tolist() for row in image_set.labels]
     features = {"image": {"_type": "Image"}, "kind": {"dtype": "string", "_type": "Value"}, name: feature}
-    said = {"description": mark.description, SOURCE_TYPE: mark.source_type or "not generated"}
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     schema = pyarrow.schema(
         [("image", image), (name, number), ("kind", pyarrow.string())],
-        metadata={"huggingface": json.dumps({"info": {"features": features}}, ensure_ascii=False)} | said,
+        metadata={"huggingface": json.dumps({"info": {"features": features}}, ensure_ascii=False)} | mark.metadata,
     )
     (directory / PARQUET).parent.mkdir(parents=True, exist_ok=True)
     files = shards(image_set)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,10 +33,13 @@ def save_release(
     plan: StagePlan[Synthesize],
     apart: Sequence[str] = (),
     public_source: str | None = None,
+    stream: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the released set. Pictures show unchanged images only.
 
-    sources: (N,), stage that drew each image; public_source: source of the public set.
+    sources: (N,), stage that drew each image;
+    public_source: source of the public set;
+    stream: entry of the card on the networks beside it.
     """
     drawn = dict(sorted(Counter(sources.tolist()).items()))
     released = ImageSet(varied.images.permute(0, 2, 3, 1).numpy(), varied.labels.numpy(), plan.classes)
@@ -69,6 +73,7 @@ def save_release(
         "sources": drawn,
         "kinds": kinds,
         **({"mixture": varied.mixture} if varied.mixture else {}),
+        **({"stream": stream} if stream else {}),
         "labels": "teacher" if plan.settings.relabel else plan.settings.labels,
         "synthetic": PUBLIC_SOURCE not in drawn,
         "digital_source_type": mark.source_type,
@@ -124,9 +129,21 @@ def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:
     """
     if not (directory / ASKED_LABELS).exists():
         return None
+    plain, asked = plain_requests(directory)
+    return ImageSet(released.images[plain], asked, released.classes)
+
+
+def plain_requests(directory: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the plain images of a release, and the classes requested for them."""
     asked = load_array(directory / ASKED_LABELS)
     plain = np.flatnonzero(load_array(directory / KINDS_FILE)[: len(asked)] == PLAIN)
-    return ImageSet(released.images[plain], asked[plain], released.classes)
+    return plain, asked[plain]
+
+
+def requested_agreement(released: ImageSet, directory: Path) -> float:
+    """Return the share of the plain images whose label is the class requested."""
+    plain, asked = plain_requests(directory)
+    return float((released.labels[plain] == asked).mean())
 
 
 def generated_images(released: ImageSet, directory: Path) -> ImageSet | None:

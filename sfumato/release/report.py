@@ -250,11 +250,11 @@ def summary_lines(release: Path, ledger: Path, report: Path, verdict: str, track
     artifact = read_artifact(release, "synthesize")
     content = read_ledger(ledger)
     spent, _ = check_ledger(content)
-    classifier = release.with_name("teacher")
+    folders = {name: release.with_name(name) for name in ("teacher", "student")}
     text = template("summary.md", autoescape=False).render(
         shown=what_was_released(artifact),
         places={"release": release, "report": report, "ledger": ledger},
-        classifier=classifier if (classifier / "card.json").is_file() else None,
+        classifiers={name: folder for name, folder in folders.items() if (folder / "card.json").is_file()},
         cost=f"ε = {bound_text(spent)} of {content['target']:g} at δ = {bound_text(content['delta'], 3)}",
         units=sorted({PROTECTED[record["unit"]] for record in content["records"]}),
         dataset=content["odometer"]["dataset_id"],

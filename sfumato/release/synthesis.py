@@ -1,7 +1,8 @@
 """Draw labelled images from one trained model or from a weighted mixture. This spends nothing."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor
 
 from sfumato.data.images import LABELS, as_bytes, as_floats, having, load_array, load_images, per_class, room
 from sfumato.data.store import load_public
-from sfumato.diffusion.denoiser import Guide, Progress
+from sfumato.diffusion.denoiser import Denoiser, Guide, Progress
 from sfumato.errors import DataError
-from sfumato.generators.one_step import DRAWING_BATCH, balanced_labels, drawing, labels_to_draw, load_generator
+from sfumato.generators.one_step import DRAWING_BATCH, OneStep, balanced_labels, drawing, labels_to_draw, load_generator
 from sfumato.release.synthesizer import load_start, load_synthesizer
 from sfumato.runtime.compute import device
 from sfumato.settings.release import Synthesize
@@ -70,6 +71,39 @@ def chosen_images(
     return (as_floats(images[part]) for part in chosen.split(DRAWING_BATCH)), labels[chosen]
 
 
+def model_of(name: str, paths: Mapping[str, Path]) -> OneStep | Denoiser:
+    """Load the network that a stage trained, on the device of this process.
+
+    paths: as for `draw_mixture`.
+    """
+    if STAGES[name].gives == "generator":
+        return load_generator(paths[name]).to(device())
+    start = paths["pretrain"]
+    return (load_start(start) if name == "pretrain" else load_synthesizer(paths[name], start)).to(device())
+
+
+def parts_of(
+    model: OneStep | Denoiser,
+    count: int,
+    priors: Tensor | None,
+    seed: int,
+    settings: Synthesize,
+    *,
+    spread: float = 1.0,
+    **sampler: Any,
+) -> Parts:
+    """Draw `count` images from a network of `model_of`.
+
+    spread: standard deviation of a generator's latent numbers; sampler: shape, progress and guide
+    of a diffusion model.
+    """
+    if not isinstance(model, Denoiser):
+        return drawing(model, count, priors, seed, spread)
+    random = torch.Generator().manual_seed(seed)
+    labels = labels_to_draw(model, count, priors, random)
+    return model.drawing(labels, settings.steps, settings.guidance, random, **sampler), labels
+
+
 def draw_mixture(
     paths: Mapping[str, Path],
     settings: Synthesize,
@@ -97,14 +131,19 @@ def draw_mixture(
             return chosen_images(paths, count, priors, seed, shape)
         if STAGES[name].gives == "images":
             return kept_images(paths[name], count, priors, seed, shape)
-        if STAGES[name].gives == "generator":
-            return drawing(load_generator(paths[name]).to(device()), count, priors, seed)
-        start = paths["pretrain"]
-        model = (load_start(start) if name == "pretrain" else load_synthesizer(paths[name], start)).to(device())
-        random = torch.Generator().manual_seed(seed)
-        labels = labels_to_draw(model, count, priors, random)
-        return model.drawing(labels, settings.steps, settings.guidance, random, shape, progress, guide), labels
+        sampler: dict[str, Any] = {"shape": shape, "progress": progress, "guide": guide}
+        return parts_of(model_of(name, paths), count, priors, seed, settings, **sampler)
 
+    return mixed(drawn_from, settings, seed, folder)
+
+
+def mixed(
+    drawn_from: Callable[[str, int, int], Parts], settings: Synthesize, seed: int, folder: Path | None = None
+) -> Drawn:
+    """Draw each source's part by weight, and shuffle all, as `draw_mixture` returns them.
+
+    drawn_from: function from a source, a number of images and a seed.
+    """
     whole = sum(settings.sources.values())
     numbers: dict[str, int] = {
         name: int(settings.count * weight / whole) for name, weight in sorted(settings.sources.items())

@@ -5,7 +5,7 @@ teacher = sfumato.load_teacher("artifacts/teacher")
 teacher.predict("x.png"), teacher.probabilities(images)
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from sfumato.errors import DataError, explained
-from sfumato.features.teacher_network import TeacherNetwork, probabilities_of
 from sfumato.features.teacher_network import load_teacher as load_network
+from sfumato.features.teacher_network import probabilities_of
 from sfumato.privacy.resolved import StagePlan
 from sfumato.release.card import PREPARED, cost_of, plain, privacy_facts, template
 from sfumato.release.card_check import known_cost
@@ -26,10 +26,10 @@ from sfumato.storage.files import write_json
 
 
 @dataclass(frozen=True)
-class Teacher:
-    """A released classifier."""
+class ReleasedClassifier:
+    """A released classifier, a teacher or a student."""
 
-    network: TeacherNetwork  # (B, C, H, W) float32 in [0, 1] -> (B, classes) logits
+    network: Any  # (B, C, H, W) float32 in [0, 1] -> (B, classes) logits
     classes: tuple[str, ...]  # class names, in the order of the logits
     card: dict[str, Any]  # content of `card.json`, with ε and δ
     ledger: dict[str, dict[str, Any]]  # record of every privacy mechanism behind the weights, by id
@@ -57,11 +57,11 @@ class Teacher:
         channels, *sides = self.card["shape"]
         if images.dtype != np.uint8 or images.shape[1:] != (*sides, channels):
             asked = f"uint8 (N, {sides[0]}, {sides[1]}, {channels})"
-            raise DataError(f"images are {images.dtype} {images.shape}, and the teacher takes {asked}")
+            raise DataError(f"images are {images.dtype} {images.shape}, and the classifier takes {asked}")
         return probabilities_of(self.network, torch.tensor(images).permute(0, 3, 1, 2).float() / 255).numpy()
 
 
-def load_teacher(path: str | Path) -> Teacher:
+def load_teacher(path: str | Path) -> ReleasedClassifier:
     """Load the teacher in a folder written by `stage teacher`.
 
     Args:
@@ -70,31 +70,46 @@ def load_teacher(path: str | Path) -> Teacher:
     Raises:
         DataError: The folder is not a teacher, or was changed.
     """
-    folder = Path(path)
-    artifact = read_artifact(folder, "teacher")
+    return load_classifier(Path(path), "teacher", load_network)
+
+
+def load_classifier(folder: Path, stage: str, load: Callable[[Path], Any]) -> ReleasedClassifier:
+    """Load the classifier that a stage released. load: function from the folder to its network.
+
+    Raises DataError if it is of another stage, was changed, or its card does not fit.
+    """
+    artifact = read_artifact(folder, stage)
     if not artifact.enabled:
-        raise DataError(f"{folder} contains no teacher: the recipe has none")
+        raise DataError(f"{folder} contains no {stage}: the recipe has none")
     with explained(DataError, lambda error: f"{folder / 'card.json'} cannot be read ({error!r})"):
         card: Any = read_json(folder / "card.json")
-        network = load_network(folder)
+        network = load(folder)
         classes = tuple(card["classes"])
-        if (tuple(card["shape"]), len(classes)) != (network.features.shape, network.classes):
+        if (tuple(card["shape"]), len(classes)) != (tuple(network.shape), network.classes):
             raise ValueError("it describes different images or classes than the network")
         known_cost(card, artifact.records, artifact.apart)
-        return Teacher(network, classes, card, artifact.records)
+        return ReleasedClassifier(network, classes, card, artifact.records)
 
 
-def write_card(directory: Path, plan: StagePlan[Any], records: Mapping[str, dict]) -> None:
-    """Write the cards of the teacher, for programs and people.
+def write_card(
+    directory: Path,
+    plan: StagePlan[Any],
+    records: Mapping[str, dict],
+    form: str = "teacher.md",
+    apart: Sequence[str] = (),
+) -> None:
+    """Write the cards of a classifier, for programs and people.
 
-    records: every charge that it depends on, by id.
+    records: every charge that it depends on, by id; form: template of the card for people; apart: see
+    `Artifact`.
     """
     channels, height, width = plan.shape
     card = {"shape": list(plan.shape), "classes": list(plan.classes), "prepared": PREPARED | plan.prepared}
-    card |= cost_of(plan, records)
+    card |= cost_of(plan, records, apart)
     write_json(directory / "card.json", card, ensure_ascii=False)
-    text = template("teacher.md", autoescape=False, plain=plain).render(
+    text = template(form, autoescape=False, plain=plain).render(
         **privacy_facts(plan, records, card),
+        licence=plan.about.get("licence", ""),
         images=f"{'grey' if channels == 1 else 'colour'} images of {height}×{width} pixels",
         classes=[(str(label), name) for label, name in enumerate(plan.classes)],
     )

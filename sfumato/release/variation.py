@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.data.images import as_bytes, as_floats
-from sfumato.features.teacher_network import TeacherNetwork, at_shares, probabilities_of, share_offsets
+from sfumato.features.teacher_network import (
+    Labelling,
+    TeacherNetwork,
+    at_shares,
+    best_temperature,
+    probabilities_of,
+    share_offsets,
+)
 from sfumato.settings.release import Synthesize
 
 BLEND = (0.3, 0.7)  # Part of the first image in a blend
 KINDS = ("plain", "distorted", "blend", "public")  # Kinds of released images
-PLAIN, *_, FROM_PUBLIC = KINDS
+PLAIN, _, BLENDED, FROM_PUBLIC = KINDS
 VARIED_BATCH = 500  # Images varied at a time, which bounds the memory
 
 
@@ -30,7 +37,8 @@ class Varied:
     asked: (n,) int64, classes requested from the models for the first n images, which are
     unchanged, if `labels` are the teacher's;
     mixture: entry of the card on the choice of the mixture, "chosen" by name and "agreement" by
-    mixture.
+    mixture;
+    labelling: how the teacher labelled them, if it did.
     """
 
     images: Tensor
@@ -38,6 +46,7 @@ class Varied:
     kinds: np.ndarray
     asked: Tensor | None = None
     mixture: Mapping[str, Any] | None = None
+    labelling: Labelling | None = None
 
 
 def vary(
@@ -62,6 +71,8 @@ def vary(
     plain = len(images) - distorted - blended
     random = torch.Generator().manual_seed(seed)
     asked = None
+    labelling = None
+    parts = dict(zip(KINDS, (plain, distorted, blended), strict=False))
     if settings.relabel and teacher is not None and teacher.several:
         vary_parts(images, plain, distorted, None, random)
         places = probabilities_of(teacher, images).argsort(dim=0, descending=True, stable=True).argsort(dim=0)
@@ -70,13 +81,22 @@ def vary(
     elif settings.relabel and teacher is not None:
         asked = labels[:plain]
         seen = probabilities_of(teacher, images)
-        offsets = share_offsets(seen[:plain], asked.bincount(minlength=teacher.classes))
-        vary_parts(images, plain, distorted, at_shares(seen, offsets), random)
-        seen = torch.cat([seen[:plain], probabilities_of(teacher, images[plain:])])
-        labels = at_shares(seen, offsets).argmax(dim=1)
-    kinds = np.array(KINDS[:3]).repeat([plain, distorted, blended])
+        wanted = asked.bincount(minlength=teacher.classes)
+        offsets = {PLAIN: share_offsets(seen[:plain], wanted)}
+        shares = at_shares(seen, offsets[PLAIN])
+        vary_parts(images, plain, distorted, shares, random)
+        labelled = [shares[:plain]]
+        for kind, rows in zip(parts, images.split([*parts.values()]), strict=True):
+            if kind != PLAIN and len(rows):
+                seen = probabilities_of(teacher, rows)
+                if settings.shares == "each":
+                    offsets[kind] = share_offsets(seen, wanted * len(rows) / plain)
+                labelled.append(at_shares(seen, offsets.get(kind, offsets[PLAIN])))
+        labels = torch.cat(labelled).argmax(dim=1)
+        labelling = Labelling(offsets, best_temperature(shares[:plain], asked))
+    kinds = np.array([*parts]).repeat([*parts.values()])
     kinds[np.logical_and(kinds == PLAIN, public)] = FROM_PUBLIC
-    return Varied(images, labels, kinds, asked)
+    return Varied(images, labels, kinds, asked, labelling=labelling)
 
 
 def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, seed: int) -> Varied:
@@ -88,11 +108,12 @@ def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, se
     drawn = torch.from_numpy(np.flatnonzero((kinds == PLAIN) | (kinds == FROM_PUBLIC)))
     mixed = torch.randperm(len(drawn), generator=torch.Generator().manual_seed(seed))
     order = torch.cat([drawn[mixed], torch.from_numpy(np.flatnonzero((kinds != PLAIN) & (kinds != FROM_PUBLIC)))])
-    return Varied(
-        torch.cat([varied.images[::every], images])[order],
-        torch.cat([varied.labels[::every], labels])[order],
-        kinds[order.numpy()],
-        None if varied.asked is None else torch.cat([varied.asked[::every], labels])[mixed],
+    return replace(
+        varied,
+        images=torch.cat([varied.images[::every], images])[order],
+        labels=torch.cat([varied.labels[::every], labels])[order],
+        kinds=kinds[order.numpy()],
+        asked=None if varied.asked is None else torch.cat([varied.asked[::every], labels])[mixed],
     )
 
 
@@ -151,6 +172,15 @@ def texture(number: int, height: int, width: int, random: torch.Generator) -> Te
     drawn = torch.randn(number, 1, cells, cells, generator=random)
     spots = F.interpolate(drawn, (height, width), mode="bicubic", align_corners=True)
     return torch.where(uniform(random, 0, 1, *one_each) < 0.5, phase.sin(), spots)
+
+
+def blurred(images: Tensor) -> Tensor:
+    """Average 3×3 pixels of images below 56 per side, 5×5 below 84 and so on: (B, C, H, W).
+
+    Edges are repeated.
+    """
+    reach = max(1, min(images.shape[2:]) // 28)
+    return F.avg_pool2d(F.pad(images, (reach,) * 4, mode="replicate"), 2 * reach + 1, stride=1)
 
 
 def blend_partners(probabilities: Tensor, end: int, random: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from sfumato.settings import baselines
 from sfumato.settings.fields import Fraction, Positive, Scale, Settings, Strict
+from sfumato.settings.stages import STAGES
 
 # Values of OpenDP's Deployments Registry
 Publisher = Literal["Government", "Industry", "Nonprofit"]
@@ -84,6 +85,12 @@ class Synthesize(Settings):
     # Share of the images to blend with images of another class, one that the teacher confuses with
     # theirs; requires `relabel`
     mixed: Fraction = 0.0
+    # Images among which the teacher's labels keep the requested shares, with `relabel`: `plain` ones
+    # together, whose rule then labels the others too, or `each` kind by itself
+    shares: Literal["plain", "each"] = "plain"
+    # Add the networks that the images are drawn from, and the teacher, so that recipients draw on
+    # without end (`sfumato.stream`); requires a source that is a network of the recipe's own
+    stream: bool = False
     # Formats to write in addition to the arrays: PNGs in one folder per class, one .npz archive,
     # Parquet tables, tar files (webdataset)
     export: tuple[Literal["png", "npz", "parquet", "webdataset"], ...] = ()
@@ -100,6 +107,16 @@ class Synthesize(Settings):
         if (self.mixed > 0 or self.distorted > 0) and not self.relabel:
             raise ValueError("distorted and mixed images can only have the teacher's labels: set relabel: true")
         return self
+
+    def networks(self, public_model: bool) -> dict[str, float]:
+        """Return the sources that recipients may draw from, with their weights: networks of the recipe's own.
+
+        public_model: whether the diffusion model is a public one, which has a licence and a size of its own.
+        """
+        others = {"select", *(name for name, stage in STAGES.items() if stage.gives == "images")}
+        if public_model:
+            others |= {"finetune", "pretrain"}
+        return {name: weight for name, weight in self.sources.items() if name not in others}
 
     def reads(self, name: str) -> bool:
         """Return whether it reads this input. LoRA adapters need `pretrain`, and `select` needs the public set."""

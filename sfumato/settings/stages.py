@@ -17,7 +17,7 @@ NAMES = (
     *("count", "central", "frequency", "classifier", "moments", "covariance", "auxiliary"),
     *BASELINES,
     *("histogram", "teacher", "embedding", "refine", "select", "pretrain", "saliency", "finetune"),
-    *("synthesize", "evaluate"),
+    *("synthesize", "student", "evaluate"),
 )
 OTHER_PACKAGES = "sfumato.stages"  # group of entry points; each is a module that declares a STAGE
 

@@ -73,6 +73,16 @@ class Auxiliary(Fit):
         return self
 
 
+class Student(Settings):
+    """A network trained on images that the release's networks draw, with soft labels (`sfumato.stream`)."""
+
+    batch: ClassVar[int] = 128  # Images per step
+    learning_rate: ClassVar[float] = 0.01  # Peak of a one-cycle schedule
+
+    steps: Positive = 1500  # Gradient steps
+    width: Positive = 32  # Channels of the first layer; later layers have more
+
+
 class Refine(Fit):
     """Further fit of the generator, to both releases and to the teacher's labels of its images."""
 

@@ -28,6 +28,7 @@ class Schedule:
     label_smoothing: float = 0.0
     # shift images a little, and mirror colour ones (a mirrored letter is another letter)
     augment: bool = False
+    soft: bool = False  # labels are class probabilities, (B, classes), and not several labels
 
 
 def train_supervised(
@@ -69,7 +70,7 @@ def train_supervised(
             images = shift_and_mirror(images, mirror=images.shape[1] == 3)
         with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device.type)):
             logits = model(images)
-            if labels.ndim == 2:
+            if labels.ndim == 2 and not schedule.soft:
                 loss = F.binary_cross_entropy_with_logits(logits, labels.to(logits))
             else:
                 loss = F.cross_entropy(logits, labels, label_smoothing=schedule.label_smoothing)
@@ -81,18 +82,20 @@ def train_supervised(
     model.eval()
 
 
-def shift_and_mirror(images: Tensor, mirror: bool) -> Tensor:
+def shift_and_mirror(images: Tensor, mirror: bool, random: torch.Generator | None = None) -> Tensor:
     """Shift each image of (B, C, H, W) by up to 1/SHIFT of its side, with edges repeated.
 
-    mirror: also mirror each image with probability 1/2.
+    mirror: also mirror each image with probability 1/2; random: None for the global generator.
     """
     count, _, height, width = images.shape
     rows, columns = (  # (B, H), (B, W): source of each pixel
-        (torch.arange(size) - torch.randint(-(size // SHIFT), size // SHIFT + 1, (count, 1))).clamp(0, size - 1)
+        (torch.arange(size) - torch.randint(-(size // SHIFT), size // SHIFT + 1, (count, 1), generator=random)).clamp(
+            0, size - 1
+        )
         for size in (height, width)
     )
     if mirror:
-        columns = torch.where(torch.rand(count, 1) < 0.5, columns.flip(1), columns)
+        columns = torch.where(torch.rand(count, 1, generator=random) < 0.5, columns.flip(1), columns)
     rows, columns = (to_device(part, images.device) for part in (rows, columns))
     shifted = images.gather(2, rows[:, None, :, None].expand(images.shape))
     return shifted.gather(3, columns[:, None, None, :].expand(images.shape))

@@ -5,11 +5,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import binomtest
 
 from sfumato.data.images import ImageSet, save_images
 from sfumato.evaluation import disclosure as disclosed
-from sfumato.evaluation.disclosure import compare_nearness, disclosure
+from sfumato.evaluation.disclosure import compare_nearness, disclosure, membership
 from sfumato.evaluation.extractors import Extractor
 from sfumato.release.release import generated_images
 
@@ -153,3 +154,34 @@ def test_public_images_are_not_tested_and_it_says_why(pool, tmp_path):
     assert generated_images(part, tmp_path) is None
     found = disclosure(None, part, part, PIXELS)
     assert [*found] == ["sentence"] and "the released images are public" in found["sentence"]
+
+
+def test_images_drawn_from_the_networks_are_tested_too(digits):
+    """A generator that copies shows in what recipients draw, even if the release does not."""
+    real = np.array(digits.images[:1200])
+    train, holdout = (ImageSet(part, np.zeros(len(part), np.int64), ("a",)) for part in (real[:600], real[600:]))
+    release = ImageSet(255 - real[:100], np.zeros(100, np.int64), ("a",))
+    assert not disclosure(release, train, holdout, PIXELS)["rings"]
+    assert disclosure(release, train, holdout, PIXELS, more=real[:300])["rings"]
+
+
+class Knows(torch.nn.Module):
+    """A classifier of two classes that is sure of the images it has stored, and unsure of others."""
+
+    several = False
+    classes = 2
+
+    def __init__(self, stored: np.ndarray) -> None:
+        super().__init__()
+        self.stored = torch.from_numpy(stored).flatten(1).float() / 255
+
+    def forward(self, images):
+        known = (torch.cdist(images.flatten(1), self.stored).min(dim=1).values < 1e-4).float()
+        return torch.stack([4 * known, torch.zeros(len(images))], dim=1)
+
+
+def test_a_network_that_knows_training_images_rings(digits):
+    real = np.unique(digits.images, axis=0)[:1200]
+    train, holdout = (ImageSet(part, np.zeros(len(part), np.int64), ("a", "b")) for part in (real[::2], real[1::2]))
+    for stored, rings in ((real[::2][:60], True), (real[:120], False)):
+        assert membership(Knows(stored), train, holdout)["rings"] is rings

@@ -48,6 +48,22 @@ def test_naming_the_largest_class_is_useless_whatever_its_accuracy():
     assert found["accuracy"]["majority class"] == found["accuracy"]["release"] == 0.95
 
 
+def test_a_teacher_that_beats_real_training_is_the_ruler():
+    """A student of few steps learned 67.8 % from real images, the private teacher 84.9 %."""
+    teacher = {"accuracy": 0.849, "balanced_accuracy": 0.849}
+    found = judged(0.66, real=0.678, teacher=teacher)
+    assert found["learned"] == pytest.approx((0.66 - 0.25) / (0.849 - 0.25)) and found["level"] == "fair"
+    assert "measured by the teacher, which has 85 %: the real images taught only 68 %" in found["sentence"]
+    assert judged(0.66, real=0.678)["level"] == "good"
+    assert "measured by" not in judged(0.66, real=0.9, teacher=teacher)["sentence"]
+
+
+@pytest.mark.parametrize(("agreement", "stated"), [(0.2, True), (0.25, True), (0.3, True), (0.35, False), (0.9, False)])
+def test_labels_that_agree_with_requests_by_chance_are_named(agreement, stated):
+    said = judged(0.5, agreement=agreement)["sentence"]
+    assert ("classes requested from the generator" in said and "Hand out the teacher" in said) is stated
+
+
 def test_the_teacher_is_recommended_where_it_is_better():
     teacher = {"accuracy": 0.9, "balanced_accuracy": 0.9}
     found = judged(0.8, teacher=teacher)

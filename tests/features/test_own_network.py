@@ -195,6 +195,7 @@ def released_as(path: Path, digits, fill) -> Path:
         delta=None,
         prepared={},
         accountant="rdp",
+        about={},
     )
     with writing(path, "teacher", records=[RECORD]) as directory:
         fill(directory)

@@ -22,7 +22,22 @@ def test_more_units_a_larger_epsilon_and_longer_fits_never_lower_the_forecast(ki
         low, part, high = (expected_part(kind, product, sure=sure) for sure in (-1, 0, 1))
         assert 0 < low < part < high < 1
         shown = f"{level_of(part)}, {100 * part:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
-        assert forecast(kind, product, 1) == shown
+        assert forecast(kind, 1000, product / 1000, 1) == shown
+
+
+def test_the_range_is_wider_for_a_few_hundred_persons():
+    """Of 127 persons, a forecast of 58 % came out at 12 %."""
+
+    def ends(units):
+        found = re.search(r"(\d+) % \((\d+) to (\d+)\)", forecast("grey", units, 1000 / units, 1))
+        return [logit(int(each) / 100) for each in found.groups()]
+
+    middle, *whole = ends(1000)
+    assert ends(500) == [middle, *whole]
+    again, *wide = ends(125)
+    assert again == middle
+    for far, near in zip(wide, whole, strict=True):
+        assert (far - middle) / (near - middle) == pytest.approx(2, rel=0.1)
 
 
 def test_with_many_units_smaller_images_teach_less_and_with_few_more():

@@ -11,6 +11,7 @@ from sfumato.diffusion.unet import UNet
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.features.efficientnet_lite import PACKAGE
 from sfumato.generators.network import Generator
+from sfumato.planning.checks import release_problems
 from sfumato.planning.resolve import make_plan, noise_requests, plan_texts, warnings_of
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.ledger import read_ledger
@@ -480,3 +481,11 @@ def test_cards_state_epsilon_by_the_exact_accountant_where_the_project_composes_
     for accountant in ("rdp", "pld"):  # as ledgers of such projects list them
         others = make_plan(params(recipe="dp-merf", profile="digits", privacy={"accountant": accountant}), card()).files
         assert not any("accountant" in file for file in others.values())
+
+
+@pytest.mark.parametrize("recipe", ["teacher-public", "pe", "dp-lora"])
+def test_a_stream_without_a_network_of_its_own_is_refused(recipe):
+    for stream in (True, False):
+        loaded = params(recipe=recipe, profile=None, synthesize={"stream": stream})
+        found = [problem for problem in release_problems(loaded) if "synthesize.stream requires a network" in problem]
+        assert len(found) == stream

@@ -273,7 +273,7 @@ def test_the_last_page_says_what_was_released_what_it_cost_and_what_may_be_share
         Path(name).write_text("{}")
     said = desk("--audience", "owner")
     assert "git add .gitignore README.md params.yaml pipelines ledger.json (" in said
-    assert "ledger.json; artifacts/teacher/, the classifier (sfumato.load_teacher)" in said
+    assert "ledger.json; artifacts/teacher/, a classifier (sfumato.load_teacher)" in said
     assert "81 %" not in said and "metrics.json" in said  # standard output is no terminal: a log may be kept
     assert "verdict   fair (81 % of what there is to learn): much." in desk("--audience", "owner", terminal=True)
     assert "git add" not in desk()

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from sfumato.data.images import as_floats
 from sfumato.features.projection import ProjectedFeatures
 from sfumato.features.teacher_network import TeacherNetwork, probabilities_of
-from sfumato.release.variation import BLEND, blend_partners, distort, texture, vary
+from sfumato.release.variation import BLEND, KINDS, blend_partners, distort, texture, vary
 from sfumato.settings.release import Synthesize
 
 
@@ -17,12 +17,12 @@ def drawn(digits):
     return torch.from_numpy(some.images).permute(0, 3, 1, 2), torch.from_numpy(some.labels)
 
 
-def teacher_on(feature, dimension, drawn):
+def teacher_on(feature, dimension, drawn, classes=10):
     """One that looks for class means of the features: right for most digits, not for all."""
     images, labels = drawn
-    features = ProjectedFeatures(feature, (1, 8, 8), dimension)
+    features = ProjectedFeatures(feature, images.shape[1:], dimension)
     features.fit(images, 0.5, seed=0)
-    means = torch.stack([features(as_floats(images[labels == m])).mean(0) for m in range(10)])
+    means = torch.stack([features(as_floats(images[labels == m])).mean(0) for m in range(classes)])
     return TeacherNetwork.of(features, 20 * means.T)
 
 
@@ -100,3 +100,21 @@ def test_blends_are_of_the_image_and_one_of_a_class_that_it_is_confused_with():
 def test_what_makes_no_release_is_refused(wrong, message):
     with pytest.raises(ValidationError, match=message):
         Synthesize(**wrong)
+
+
+def test_every_kind_of_images_keeps_the_requested_shares():
+    """Smears with and without a dark spot: distortions add spots, so plain offsets call most of them infected."""
+    random = torch.Generator().manual_seed(0)
+    images = 0.75 + 0.05 * torch.randn(1200, 1, 12, 12, generator=random)
+    labels = torch.arange(1200) % 2
+    images[labels == 1, :, 4:8, 4:8] -= 0.25
+    images = (255 * images.clamp(0, 1)).byte()
+    teacher = teacher_on("deep-scattering", 20, (images, labels), classes=2)
+    worst = {}
+    for shares in ("plain", "each"):
+        settings = Synthesize(relabel=True, distorted=0.5, mixed=0.25, shares=shares)
+        varied = vary(images.clone(), labels, settings, teacher, seed=0)
+        counts = [varied.labels[torch.from_numpy(varied.kinds == kind)].bincount(minlength=2) for kind in KINDS[:3]]
+        worst[shares] = max(float((2 * each / each.sum() - 1).abs().max()) for each in counts)
+        assert sorted(varied.labelling.offsets) == (["plain"] if shares == "plain" else sorted(KINDS[:3]))
+    assert worst["each"] <= 0.05 < 0.2 < worst["plain"]

@@ -126,8 +126,7 @@ def test_the_test_for_copies_is_of_the_release_and_shown_on_a_terminal_only(desk
 def by_library(card: Card) -> dict:
     """What the library finds under the last plan."""
     plan, state = read_stage_plan(Path("artifacts/plan/evaluate.yaml"), "evaluate"), Path("state")
-    folders = Path("artifacts/synthesize"), Path("artifacts/teacher")
-    return library.evaluate_folder(plan, *folders, state, card, Path("pictures"))
+    return library.evaluate_folder(plan, Path("artifacts/synthesize"), {}, state, card, Path("pictures"))
 
 
 def test_what_init_proposes_tests_for_copies_and_trains_no_network_for_it(desk, evaluate, terminal):

@@ -1,5 +1,6 @@
 """Every shipped recipe that needs no downloaded model, with its own features, networks and sources, at few steps."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -33,6 +34,7 @@ SMALL = {
     "pretrain": {"steps": 4, "batch": 16},
     "finetune": {"steps": 4, "batch": 60, "draws": 1},
     "synthesize": {"count": 24, "steps": 3},
+    "student": {"steps": 2, "width": 4},
 }
 
 
@@ -55,11 +57,21 @@ def test_a_recipe_runs_as_it_is_shipped_from_images_to_a_ledger_that_holds(desk,
     run = [stage for stage in RECIPES[name]["run"] if stage != "evaluate"]
     desk.base = SMALL
     data = {} if size == 8 else {"source": "imagefolder", "path": "pictures", "size": [*size], "channels": 1}
-    desk.params(recipe=name, run=run, data=data, select={"ratio": 0.2} if "histogram" in run else {})  # 10 of 62
+    streams = not {*RECIPES[name]["synthesize"].get("sources", ["finetune"])} <= {"select", "evolve"}
+    synthesize = {"stream": streams, "mark": "pixels"}
+    run += ["student"] * streams
+    few = {"ratio": 0.2} if "histogram" in run else {}  # 10 of 62
+    desk.params(recipe=name, run=run, data=data, select=few, synthesize=synthesize)
     desk.run_all("prepare sensitive", "prepare public", "plan", *STAGES, "ledger write")
     released = sfumato.load_release("artifacts/synthesize").images
     assert released.shape == (SMALL["synthesize"]["count"], *both_sides(size), 1) and released.std() > 1
     assert f"images of {by(size)} pixels" in Path("artifacts/synthesize/README.md").read_text()
+    if streams:
+        ((images, labels, _),) = itertools.islice(sfumato.stream("artifacts/synthesize", batch=8), 1)
+        assert images.shape == (8, 1, *both_sides(size)) and labels.shape == (8, 10)
+        student = sfumato.load_student("artifacts/student")
+        assert student.ledger == sfumato.load_release("artifacts/synthesize").ledger
+        assert student.probabilities(released[:3]).shape == (3, 10)
     ledger = json.loads(Path("ledger.json").read_text())
     assert {record["stage"] for record in ledger["records"]} == set(run) & set(QUERIES) == set(desk.opened)
     assert 0.9 < ledger["epsilon"]["rdp"] <= 1

@@ -1,0 +1,285 @@
+"""An endless release: labelled images, drawn anew from a release's own networks. It is free.
+
+import sfumato
+for images, labels, about in sfumato.stream("artifacts/synthesize", batch=128): ...
+"""
+
+import itertools
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from sfumato.data.images import Shape, as_bytes, as_floats
+from sfumato.dpsgd.lora import ADAPTER, ADAPTER_CONFIG
+from sfumato.errors import ConfigError, DataError, explained
+from sfumato.features.batch_invariant import one_thread
+from sfumato.features.teacher_network import Labelling, TeacherNetwork, guide_by, load_teacher, probabilities_of
+from sfumato.generators.one_step import GENERATOR_WEIGHTS
+from sfumato.release.exports import mark_of
+from sfumato.release.loading import Release, load_release
+from sfumato.release.pattern import add_pattern
+from sfumato.release.synthesis import Parts, mixed, model_of, parts_of
+from sfumato.release.variation import BLENDED, PLAIN, Varied, blurred, uniform, vary_parts
+from sfumato.runtime.compute import device
+from sfumato.settings.release import Synthesize
+from sfumato.storage.artifacts import PRIVACY, changed_files
+from sfumato.storage.documents import Exact, read_json, validated
+from sfumato.storage.weights import CONFIG, WEIGHTS
+from sfumato.text_to_image.reference import is_latent
+from sfumato.training.supervised import shift_and_mirror
+
+SHIPPED = "networks"  # Folder of a release
+FILES = (CONFIG, WEIGHTS, GENERATOR_WEIGHTS, ADAPTER, ADAPTER_CONFIG)  # Of a network that draws
+DRAWN_PER_KEPT = 1.25  # The least sure fifth of each class is left out
+SPREAD = (1.0, 1.25)  # Of a generator's latent numbers, at first and after GROWTH images
+GROWTH = 100_000
+GAMMA = 0.3  # Largest logarithm of an exponent that relights an image
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Exact):
+    """Form of `stream` in a card: what draws the images, beside the networks.
+
+    settings: of `Synthesize`; priors: share of each label, empty for equal ones; offsets,
+    temperature: of `Labelling`; mirrored: whether mirror images keep their label.
+    """
+
+    seed: int
+    settings: dict[str, Any]
+    priors: list[float]
+    offsets: dict[str, list[float]]
+    temperature: float
+    mirrored: bool
+
+
+def save_networks(
+    directory: Path,
+    paths: Mapping[str, Path],
+    settings: Synthesize,
+    varied: Varied,
+    priors: Tensor | None,
+    seed: int,
+    teacher: TeacherNetwork | None,
+) -> Recipe:
+    """Copy the networks that draw a release into it, and return the card's entry.
+
+    paths: artifact of each input of `synthesize`.
+
+    Guarantee: what is copied are files of artifacts whose charges the release has.
+    """
+    sources = settings.networks("pretrain" in paths and is_latent(paths["pretrain"]))
+    needed = {*sources}
+    if "finetune" in sources and (paths["finetune"] / ADAPTER_CONFIG).is_file():
+        needed.add("pretrain")
+    for name in sorted(needed):
+        (directory / SHIPPED / name).mkdir(parents=True)
+        for file in FILES:
+            if (paths[name] / file).is_file():
+                shutil.copyfile(paths[name] / file, directory / SHIPPED / name / file)
+    if teacher is not None:
+        shutil.copytree(paths["teacher"], directory / SHIPPED / "teacher")
+    shares: list[float] = []
+    if priors is not None:
+        shares = priors.tolist()
+    labelling = varied.labelling or Labelling({})
+    drawn = {"steps", "guidance", "teacher_guidance", "relabel", "mixed"}
+    return Recipe(
+        seed=seed,
+        settings=settings.model_dump(mode="json", include=drawn, exclude_defaults=True) | {"sources": sources},
+        priors=shares,
+        offsets={kind: offsets.tolist() for kind, offsets in labelling.offsets.items()},
+        temperature=labelling.temperature,
+        mirrored=teacher is not None and teacher.features.flip,
+    )
+
+
+class Batch(NamedTuple):
+    """Images that were drawn together.
+
+    images: (B, C, H, W) float32 in [0, 1]; labels: (B, classes) float32, rows of sum 1, or with
+    several labels the probability of each; about: the mark that they are generated, and the
+    licence.
+    """
+
+    images: Tensor
+    labels: Tensor
+    about: dict[str, str]
+
+
+class Stream(IterableDataset[Batch]):
+    """Batches without end; `stream` describes them."""
+
+    def __init__(self, release: Release, recipe: Recipe, batch: int, seed: int, augment: bool) -> None:
+        """Load the networks of a release that was checked."""
+        super().__init__()
+        folder = release.path / SHIPPED
+        self.settings = Synthesize.model_validate(recipe.settings)
+        names: list[str] = [*self.settings.sources]
+        paths = {name: folder / name for name in (*names, "pretrain")}
+        self.models = {name: model_of(name, paths) for name in names}
+        self.teacher: TeacherNetwork | None = None
+        if self.settings.reads("teacher"):
+            self.teacher = load_teacher(folder / "teacher").to(device())
+        self.labelling: Labelling | None = None
+        if recipe.offsets:
+            offsets = {kind: torch.tensor(each, dtype=torch.float64) for kind, each in recipe.offsets.items()}
+            self.labelling = Labelling(offsets, recipe.temperature)
+        self.priors: Tensor | None = None
+        if recipe.priors:
+            self.priors = torch.tensor(recipe.priors, dtype=torch.float64)
+        self.mirrored = recipe.mirrored
+        self.classes = release.classes
+        self.shape: Shape = (release.images.shape[3], *release.images.shape[1:3])
+        self.several = release.labels.ndim == 2
+        self.pattern = release.card.get("pattern")
+        licence = release.card.get("about", {}).get("licence", "other")
+        self.about = {**mark_of(self.settings.sources).metadata, "licence": licence}
+        self.batch = batch
+        self.seed = seed
+        self.augment = augment
+        numbers = {len(each) for each in (*recipe.offsets.values(), recipe.priors or self.classes)}
+        networks = {(tuple(model.shape), model.classes) for model in (*self.models.values(), self.teacher) if model}
+        if numbers != {len(self.classes)} or networks != {(self.shape, len(self.classes))}:
+            raise ValueError(f"it is not of {len(self.classes)} classes and images of {self.shape} throughout")
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Draw batch after batch. The workers of a `DataLoader` share them, in the same order."""
+        worker = get_worker_info()
+        if worker is None:
+            return map(self.draw, itertools.count())
+        return map(self.draw, itertools.count(worker.id, worker.num_workers))
+
+    @torch.no_grad()
+    def draw(self, number: int) -> Batch:
+        """Draw the batch of this number, which depends on nothing else but the seed."""
+        seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1, np.uint64)[0] >> 1)
+        random = torch.Generator().manual_seed(seed)
+        low, high = SPREAD
+        spread = low + (high - low) * min(1.0, number * self.batch / GROWTH)
+        count = self.batch
+        if self.labelling is not None:
+            count = round(self.batch * DRAWN_PER_KEPT)
+        with one_thread():  # several may split a sum in different ways
+            drawn = self.settings.model_copy(update={"count": count})
+            images, asked, _ = mixed(partial(self.parts, spread=spread), drawn, seed)
+            labels = self.labels_of(images, asked)
+            if self.labelling is not None:
+                rows = surest(labels, self.batch)
+                images = images[rows]
+                labels = labels[rows]
+            pixels = as_floats(images)
+            if self.augment:
+                self.blend(images, labels, random)
+                pixels = view(as_floats(images), self.mirrored, random)
+        if self.pattern:
+            marked = add_pattern(as_bytes(pixels).permute(0, 2, 3, 1).numpy(), self.pattern)
+            pixels = as_floats(torch.from_numpy(marked).permute(0, 3, 1, 2))
+        return Batch(pixels, labels.float(), self.about)
+
+    def parts(self, name: str, count: int, seed: int, spread: float) -> Parts:
+        sampler: dict[str, Any] = {}
+        if self.settings.teacher_guidance and self.teacher is not None:
+            sampler["guide"] = guide_by(self.teacher, self.settings.teacher_guidance)
+        return parts_of(self.models[name], count, self.priors, seed, self.settings, spread=spread, **sampler)
+
+    def labels_of(self, images: Tensor, asked: Tensor) -> Tensor:
+        """Label images as drawn, (B, classes): by the teacher, or as requested if it labels none."""
+        if self.teacher is None or not self.settings.relabel:
+            if asked.ndim == 1:
+                asked = F.one_hot(asked, len(self.classes))
+            return asked.float()
+        seen = probabilities_of(self.teacher, images)
+        if self.labelling is None:
+            return seen
+        return self.labelling.soft(seen, PLAIN)
+
+    def blend(self, images: Tensor, labels: Tensor, random: torch.Generator) -> None:
+        """Blend the release's share of images with others, and label them anew, in place."""
+        plain = self.batch - int(self.batch * self.settings.mixed)
+        if self.labelling is None or self.teacher is None or plain == self.batch:
+            return
+        vary_parts(images, plain, 0, labels, random)
+        labels[plain:] = self.labelling.soft(probabilities_of(self.teacher, images[plain:]), BLENDED)
+
+
+def further_images(path: Path, number: int) -> np.ndarray:
+    """Draw so many images of a release's stream as they are: (number, H, W, C) uint8."""
+    batches = itertools.islice(stream(path, 500, augment=False), -(-number // 500))
+    return np.concatenate([as_bytes(images).permute(0, 2, 3, 1).numpy() for images, _, _ in batches])[:number]
+
+
+def surest(labels: Tensor, number: int) -> Tensor:
+    """Choose rows of soft labels, (N, M), and leave out the same part of each class.
+
+    Returns the rows of the surest of each, (number,) int64, rising.
+    """
+    sure, classes = labels.max(dim=1)
+    places = torch.empty(len(labels))
+    for label in classes.unique():
+        rows = (classes == label).nonzero().flatten()
+        places[rows[sure[rows].argsort(stable=True)]] = (torch.arange(len(rows)) + 0.5) / len(rows)
+    return places.argsort(descending=True, stable=True)[:number].sort().values
+
+
+def view(images: Tensor, mirrored: bool, random: torch.Generator) -> Tensor:
+    """Shift, mirror, blur and relight images a little, each by itself: (B, C, H, W) in [0, 1].
+
+    mirrored: whether mirror images keep their label.
+    """
+    images = shift_and_mirror(images, mirrored, random)
+    one_each = len(images), 1, 1, 1
+    images = images.lerp(blurred(images), uniform(random, -1, 1, *one_each).clamp(min=0))  # half of them
+    return images.clamp(0, 1) ** uniform(random, -GAMMA, GAMMA, *one_each).exp()
+
+
+def stream(path: str | Path, batch: int = 128, seed: int | None = None, augment: bool = True) -> Stream:
+    """Draw batches of labelled images from a release without end.
+
+    No batch repeats. The least sure fifth of each class is left out. Latent numbers spread more the
+    longer one draws. Labels are the teacher's probabilities of the images before they are shifted,
+    mirrored, blurred and relit; of blends, those of the blend. One seed gives the same batches on
+    one kind of processor and version of PyTorch, for any number of threads and workers. On a GPU,
+    use no workers.
+
+    Args:
+        path: Folder of the release.
+        batch: Number of images in a batch.
+        seed: Fixes the batches; None for the release's own seed.
+        augment: Whether images are varied, as described above, or as drawn.
+
+    Raises:
+        DataError: `load_release` refuses the folder, or it has no networks, or others than
+            `privacy.json` lists.
+        ConfigError: The number of images in a batch is below 1.
+    """
+    if batch < 1:
+        raise ConfigError(f"batch={batch}: expected 1 or more")
+    release = load_release(path)
+    folder = release.path
+    if "stream" not in release.card:
+        raise DataError(
+            f"{folder} has no networks to draw from, only its {len(release)} images: "
+            "use load_release, or ask its owner for a release with synthesize.stream: true"
+        )
+    fetch = "fetch the release again"
+    below = f"{SHIPPED}/"
+    files: Mapping[str, str] = read_json(folder / PRIVACY)["files"]
+    listed = {name.removeprefix(below): sha256 for name, sha256 in files.items() if name.startswith(below)}
+    if problems := changed_files(folder / SHIPPED, listed):
+        raise DataError(f"{folder / SHIPPED}: {problems[0]}. {fetch[0].upper()}{fetch[1:]}")
+    with explained(DataError, lambda error: f"{folder / 'card.json'}: its entry stream is wrong ({error}): {fetch}"):
+        recipe = validated(Recipe, release.card["stream"])
+        if seed is None:
+            seed = recipe.seed
+        if seed < 0:
+            raise ValueError(f"seed={seed}: expected 0 or more")
+        return Stream(release, recipe, batch, seed, augment)

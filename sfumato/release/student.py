@@ -1,0 +1,89 @@
+"""The student: a network that learned from what a release's networks draw, for its recipients. It is free.
+
+import sfumato
+student = sfumato.load_student("artifacts/student")
+student.predict("x.png"), student.probabilities(images)
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.features.public_network import arguments_of, build_network
+from sfumato.release.stream import stream
+from sfumato.release.teacher import ReleasedClassifier, load_classifier
+from sfumato.runtime.compute import device
+from sfumato.settings.training import Student
+from sfumato.storage.weights import load_network, save_network
+from sfumato.training.supervised import Schedule, train_supervised
+
+
+class StudentNetwork(nn.Module):
+    """(B, C, H, W) float32 in [0, 1] -> (B, classes) logits. several: under sigmoids.
+
+    arguments: of `build_network`.
+    """
+
+    def __init__(self, several: bool, **arguments: Any) -> None:
+        super().__init__()
+        self.several = several
+        self.network = build_network(**arguments)
+        self.shape = self.network.shape
+        self.classes = self.network.classes
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network(images)  # type: ignore[no-any-return]
+
+
+def train_student(
+    release: Path, settings: Student, seed: int, progress: Callable[[int, int], None] = lambda done, total: None
+) -> StudentNetwork:
+    """Train a network on the stream of a release, with its soft labels.
+
+    seed: fixes what is drawn and the weights at first; the global generator does not change.
+
+    Guarantee: the network is a function of the release and of public settings.
+    """
+    drawn = stream(release, settings.batch, seed)
+    schedule = Schedule(
+        steps=settings.steps,
+        learning_rate=settings.learning_rate,
+        weight_decay=0.02,
+        decay_vectors=False,
+        soft=not drawn.several,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        network = StudentNetwork(
+            drawn.several, network="residual", shape=drawn.shape, classes=len(drawn.classes), width=settings.width
+        )
+        batches = ((images, labels) for images, labels, _ in drawn)
+        train_supervised(network.to(device()), batches, schedule, progress)
+    return network
+
+
+def save_student(network: StudentNetwork, directory: Path) -> None:
+    save_network(network, {"several": network.several, **arguments_of(network.network)}, directory)
+
+
+def load_student_network(directory: Path) -> StudentNetwork:
+    """Load the network that `save_student` wrote, in eval mode.
+
+    Raises DataError when files are missing or damaged.
+    """
+    return load_network(directory, StudentNetwork, "student").eval()
+
+
+def load_student(path: str | Path) -> ReleasedClassifier:
+    """Load the student in a folder written by `stage student`.
+
+    Args:
+        path: Path of that folder.
+
+    Raises:
+        DataError: The folder is not a student, or was changed.
+    """
+    return load_classifier(Path(path), "student", load_student_network)

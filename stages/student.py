@@ -1,0 +1,70 @@
+"""`stage student`: train a network on images drawn from the release's networks. It may be shared with the release."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sfumato.settings.stage import FREE, Stage
+from stages.synthesize import drawing_work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sfumato.data.cards import Card, PublicCard
+    from sfumato.planning.work import Work
+    from sfumato.settings.params import Params
+    from sfumato.settings.training import Student
+    from stages.runner import StageRun
+
+
+def student(run: StageRun, settings: Student) -> None:
+    from sfumato.release.student import save_student, train_student
+    from sfumato.release.teacher import write_card
+    from stages.screen import progress
+
+    release = run.inputs["synthesize"]
+    with progress("student") as report:
+        network = train_student(release.path, settings, run.plan.seed, report)
+    with run.writing() as directory:
+        save_student(network, directory)
+        write_card(directory, run.plan, release.records, "student.md", release.apart)
+
+
+def network_work(about: Work, block: int) -> int:
+    from functools import partial
+
+    from sfumato.features.public_network import build_network
+    from sfumato.planning.work import operations_of
+
+    build = partial(build_network, "residual", about.shape, about.classes, about.params.student.width)
+    return operations_of(build, about.shape)
+
+
+def work(about: Work) -> float:
+    from sfumato.planning.work import TRAINING
+
+    settings = about.params.student
+    drawn = about.params.synthesize.model_copy(update={"herding": 1})
+    each = TRAINING * about.network("student") + 1.25 * drawing_work(about, drawn)
+    return settings.steps * settings.batch * each
+
+
+def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
+    if not params.synthesize.stream:
+        yield "student learns from the stream of the release: set synthesize.stream: true, or remove student from run"
+
+
+STAGE = Stage(
+    "student",
+    FREE,
+    "Train a network on what the release's networks draw; it may be shared too.",
+    "sfumato.settings.training:Student",
+    student,
+    inputs=("synthesize",),
+    seeded=True,
+    owned=True,
+    several_labels=True,
+    network_work=network_work,
+    work=work,
+    problems=problems,
+)
