@@ -49,9 +49,9 @@ def disclosure(
 
 
 def membership(network: Any, train: ImageSet, holdout: ImageSet) -> dict:
-    """Run `compare_nearness` on the losses of a network, which is nearest to what it knows best.
+    """Run `compare_nearness` on the losses of a network: a low loss is a near neighbour.
 
-    network: of `probabilities_of`.
+    network: network for `probabilities_of`.
     """
 
     def losses(real: ImageSet) -> np.ndarray:

@@ -89,9 +89,9 @@ def verdict(metrics: Mapping[str, Any], labels: np.ndarray, classes: int) -> dic
 
 
 def remarks(metrics: Mapping[str, Any], balanced: Mapping[str, float]) -> Iterator[str]:
-    """Yield what the owner must know beside the level, in sentences without a full stop.
+    """Yield remarks for the owner that add to the level, as sentences without a full stop.
 
-    balanced: of `verdict`.
+    balanced: balanced accuracies, as in `verdict`.
     """
     better = max(HANDED_OUT, key=lambda name: balanced.get(name, 0.0))
     known = balanced.get(better, 0.0)
@@ -113,7 +113,7 @@ def remarks(metrics: Mapping[str, Any], balanced: Mapping[str, float]) -> Iterat
         yield f"The {better} is a better classifier: use it if you only need a classifier"
     for name in HANDED_OUT:
         if metrics.get(name, {}).get("membership", {}).get("rings"):
-            yield f"A SIGN THAT THE {name.upper()} KNOWS TRAINING IMAGES: do not share it before you know why"
+            yield f"A SIGN THAT THE {name.upper()} REMEMBERS TRAINING IMAGES: find the reason before you share it"
 
 
 def guesses(present: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, float]]:

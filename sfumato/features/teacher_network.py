@@ -139,10 +139,10 @@ TEMPERATURES = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)  # Of soft labels: below 1, they a
 
 @dataclass(frozen=True)
 class Labelling:
-    """How a teacher labels the images of a release, by their kind.
+    """Rule by which a teacher labels the images of a release.
 
-    offsets: of `share_offsets`, (M,) by the kind of images, which are of the first kind otherwise;
-    temperature: of its soft labels, one of TEMPERATURES.
+    offsets: results of `share_offsets`, (M,), by kind of image; kinds that are missing use the first;
+    temperature: temperature of the soft labels, one of TEMPERATURES.
     """
 
     offsets: Mapping[str, Tensor]

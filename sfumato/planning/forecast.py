@@ -20,7 +20,7 @@ from sfumato.settings.params import Params
 from sfumato.storage.documents import read_yaml
 
 MOST_EPSILON = 10.0  # Largest ε that is recommended: above it, the guarantee is weak
-FEW_UNITS = 500  # Images or persons; of fewer, a sample tells less about the others, as its root
+FEW_UNITS = 500  # Images or persons; below this, the range widens with the root of their number
 LINE: dict[str, Any] = dict(read_yaml(Path(__file__).with_name("forecast.yaml")))
 
 

@@ -129,21 +129,21 @@ def plain_images(released: ImageSet, directory: Path) -> ImageSet | None:
     """
     if not (directory / ASKED_LABELS).exists():
         return None
-    plain, asked = plain_requests(directory)
-    return ImageSet(released.images[plain], asked, released.classes)
+    plain, requested = plain_requests(directory)
+    return ImageSet(released.images[plain], requested, released.classes)
 
 
 def plain_requests(directory: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of the plain images of a release, and the classes requested for them."""
-    asked = load_array(directory / ASKED_LABELS)
-    plain = np.flatnonzero(load_array(directory / KINDS_FILE)[: len(asked)] == PLAIN)
-    return plain, asked[plain]
+    requested = load_array(directory / ASKED_LABELS)
+    plain = np.flatnonzero(load_array(directory / KINDS_FILE)[: len(requested)] == PLAIN)
+    return plain, requested[plain]
 
 
 def requested_agreement(released: ImageSet, directory: Path) -> float:
     """Return the share of the plain images whose label is the class requested."""
-    plain, asked = plain_requests(directory)
-    return float((released.labels[plain] == asked).mean())
+    plain, requested = plain_requests(directory)
+    return float((released.labels[plain] == requested).mean())
 
 
 def generated_images(released: ImageSet, directory: Path) -> ImageSet | None:

@@ -170,8 +170,8 @@ class Stream(IterableDataset[Batch]):
             count = round(self.batch * DRAWN_PER_KEPT)
         with one_thread():  # several may split a sum in different ways
             drawn = self.settings.model_copy(update={"count": count})
-            images, asked, _ = mixed(partial(self.parts, spread=spread), drawn, seed)
-            labels = self.labels_of(images, asked)
+            images, requested, _ = mixed(partial(self.parts, spread=spread), drawn, seed)
+            labels = self.labels_of(images, requested)
             if self.labelling is not None:
                 rows = surest(labels, self.batch)
                 images = images[rows]
@@ -191,12 +191,12 @@ class Stream(IterableDataset[Batch]):
             sampler["guide"] = guide_by(self.teacher, self.settings.teacher_guidance)
         return parts_of(self.models[name], count, self.priors, seed, self.settings, spread=spread, **sampler)
 
-    def labels_of(self, images: Tensor, asked: Tensor) -> Tensor:
+    def labels_of(self, images: Tensor, requested: Tensor) -> Tensor:
         """Label images as drawn, (B, classes): by the teacher, or as requested if it labels none."""
         if self.teacher is None or not self.settings.relabel:
-            if asked.ndim == 1:
-                asked = F.one_hot(asked, len(self.classes))
-            return asked.float()
+            if requested.ndim == 1:
+                requested = F.one_hot(requested, len(self.classes))
+            return requested.float()
         seen = probabilities_of(self.teacher, images)
         if self.labelling is None:
             return seen
@@ -246,7 +246,7 @@ def stream(path: str | Path, batch: int = 128, seed: int | None = None, augment:
 
     No batch repeats. The least sure fifth of each class is left out. Latent numbers spread more the
     longer one draws. Labels are the teacher's probabilities of the images before they are shifted,
-    mirrored, blurred and relit; of blends, those of the blend. One seed gives the same batches on
+    mirrored, blurred and relit; a blend is labelled after blending. One seed gives the same batches on
     one kind of processor and version of PyTorch, for any number of threads and workers. On a GPU,
     use no workers.
 
@@ -274,8 +274,8 @@ def stream(path: str | Path, batch: int = 128, seed: int | None = None, augment:
     below = f"{SHIPPED}/"
     files: Mapping[str, str] = read_json(folder / PRIVACY)["files"]
     listed = {name.removeprefix(below): sha256 for name, sha256 in files.items() if name.startswith(below)}
-    if problems := changed_files(folder / SHIPPED, listed):
-        raise DataError(f"{folder / SHIPPED}: {problems[0]}. {fetch[0].upper()}{fetch[1:]}")
+    for problem in changed_files(folder / SHIPPED, listed):
+        raise DataError(f"the networks in {folder / SHIPPED} are damaged ({problem}): fetch the release again")
     with explained(DataError, lambda error: f"{folder / 'card.json'}: its entry stream is wrong ({error}): {fetch}"):
         recipe = validated(Recipe, release.card["stream"])
         if seed is None:

@@ -70,7 +70,7 @@ def vary(
     blended = int(len(images) * settings.mixed)
     plain = len(images) - distorted - blended
     random = torch.Generator().manual_seed(seed)
-    asked = None
+    requested = None
     labelling = None
     parts = dict(zip(KINDS, (plain, distorted, blended), strict=False))
     if settings.relabel and teacher is not None and teacher.several:
@@ -79,10 +79,10 @@ def vary(
         # Each label keeps its number of images: those with the highest probabilities.
         labels = (places < labels.sum(dim=0)).to(torch.uint8)
     elif settings.relabel and teacher is not None:
-        asked = labels[:plain]
+        requested = labels[:plain]
         seen = probabilities_of(teacher, images)
-        wanted = asked.bincount(minlength=teacher.classes)
-        offsets = {PLAIN: share_offsets(seen[:plain], wanted)}
+        numbers = requested.bincount(minlength=teacher.classes)
+        offsets = {PLAIN: share_offsets(seen[:plain], numbers)}
         shares = at_shares(seen, offsets[PLAIN])
         vary_parts(images, plain, distorted, shares, random)
         labelled = [shares[:plain]]
@@ -90,13 +90,13 @@ def vary(
             if kind != PLAIN and len(rows):
                 seen = probabilities_of(teacher, rows)
                 if settings.shares == "each":
-                    offsets[kind] = share_offsets(seen, wanted * len(rows) / plain)
+                    offsets[kind] = share_offsets(seen, numbers * len(rows) / plain)
                 labelled.append(at_shares(seen, offsets.get(kind, offsets[PLAIN])))
         labels = torch.cat(labelled).argmax(dim=1)
-        labelling = Labelling(offsets, best_temperature(shares[:plain], asked))
+        labelling = Labelling(offsets, best_temperature(shares[:plain], requested))
     kinds = np.array([*parts]).repeat([*parts.values()])
     kinds[np.logical_and(kinds == PLAIN, public)] = FROM_PUBLIC
-    return Varied(images, labels, kinds, asked, labelling=labelling)
+    return Varied(images, labels, kinds, requested, labelling=labelling)
 
 
 def beside_public(varied: Varied, images: Tensor, labels: Tensor, every: int, seed: int) -> Varied:
@@ -196,7 +196,7 @@ def blend_partners(probabilities: Tensor, end: int, random: torch.Generator) -> 
     partner = torch.randint(end, (len(blended),), generator=random)
     for label in second.unique():
         of_class = (classes == label).nonzero().flatten()
-        wanted = second == label
+        requested = second == label
         if len(of_class):
-            partner[wanted] = of_class[torch.randint(len(of_class), (int(wanted.sum()),), generator=random)]
+            partner[requested] = of_class[torch.randint(len(of_class), (int(requested.sum()),), generator=random)]
     return uniform(random, *BLEND, len(blended)), partner

@@ -26,13 +26,13 @@ def device() -> torch.device:
 
     Raises ConfigError for `cuda` without one.
     """
-    asked = os.environ.get("SFUMATO_DEVICE") or "auto"
-    if asked not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"SFUMATO_DEVICE={asked} is not known: expected auto, cpu or cuda")
-    if asked == "cpu":
+    requested = os.environ.get("SFUMATO_DEVICE") or "auto"
+    if requested not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"SFUMATO_DEVICE={requested} is not known: expected auto, cpu or cuda")
+    if requested == "cpu":
         return torch.device("cpu")
     problem = no_cuda()
-    if asked == "cuda" and problem:
+    if requested == "cuda" and problem:
         raise ConfigError(f"SFUMATO_DEVICE=cuda, and {problem}")
     return torch.device("cpu" if problem else "cuda")
 

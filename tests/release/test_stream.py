@@ -192,7 +192,7 @@ def test_networks_that_are_missing_or_added_are_refused(release, tmp_path):
         sfumato.stream(folder)
     added.unlink()
     (folder / "networks" / "refine" / "config.json").unlink()
-    with pytest.raises(DataError, match=r"config\.json is missing\. Fetch the release again"):
+    with pytest.raises(DataError, match=r"config\.json is missing\): fetch the release again"):
         sfumato.stream(folder)
     assert len(sfumato.load_release(folder)) == 40, "the images alone may be fetched"
 
