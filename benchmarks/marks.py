@@ -22,7 +22,7 @@ from sfumato.data.decoding import decode
 from sfumato.data.sources.tabled import pictures_below
 from sfumato.release.exports import SOURCE_TYPE, mark_of
 from sfumato.release.pattern import FOUND, add_pattern, pattern_key, released_score
-from sfumato.release.signing import SIGNED, Signing, png_signer, signature_in
+from sfumato.release.signing import SIGNED_BY, Signing, png_signer, signature_in
 from sfumato.storage.png import png_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -71,7 +71,7 @@ def survival(pictures: list[bytes], folder: Path, side: int) -> None:
             files[-1].write_bytes(treat(picture))
         sets = [files[start : start + SET] for start in range(0, len(files), SET)]
         found = (
-            np.mean([signature_in(file).startswith(SIGNED) for file in files]),
+            np.mean([signature_in(file).startswith(SIGNED_BY) for file in files]),
             np.mean([SOURCE_TYPE.encode() in file.read_bytes() for file in files]),
             np.mean([score([file], side) >= FOUND for file in files]),
             np.mean([score(part, side) >= FOUND for part in sets]),
@@ -85,7 +85,7 @@ def false_alarms(paths: list[Path], folder: Path, side: int) -> None:
     file = folder / "unmarked.png"
     for path in paths:
         file.write_bytes(png_bytes(grey(path, side)))
-        signed += signature_in(file).startswith(SIGNED)
+        signed += signature_in(file).startswith(SIGNED_BY)
         scores.append(score([file], side))
     alarms = sum(one >= FOUND for one in scores)
     print(

@@ -39,7 +39,7 @@ from stages.fork_client import ACCEPTED, CODE, circumstances
 
 SOCKET = "socket"
 # packages that stages import in their functions
-PACKAGES = ("data", "features", "dpsgd", "diffusion", "generators", "training", "queries", "release")
+IMPORTED_LATE = ("data", "features", "dpsgd", "diffusion", "generators", "training", "queries", "release")
 TIME_TO_END = 3.0  # seconds for commands to end once the starter is gone
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
@@ -208,7 +208,7 @@ def import_libraries(request: Request) -> None:
     if name in STAGES:
         import torch._dynamo  # noqa: F401  # which optimizers import
 
-        for package in PACKAGES:
+        for package in IMPORTED_LATE:
             for module in iter_modules(import_module(f"sfumato.{package}").__path__):
                 import_module(f"sfumato.{package}.{module.name}")
     gc.freeze()  # no fork looks through what was imported

@@ -21,7 +21,7 @@ def check(
     """Free: read the signed metadata of pictures and the pattern in their pixels; exit with 1 if neither is found."""
     from sfumato.data.sources.tabled import pictures_below
     from sfumato.release.pattern import FOUND, released_score
-    from sfumato.release.signing import SIGNED, signature_in
+    from sfumato.release.signing import SIGNED_BY, signature_in
     from sfumato.storage.documents import read_json
 
     with explained(DataError, lambda error: f"{card} is not the card of a release ({error!r}): name it with --card"):
@@ -34,7 +34,7 @@ def check(
     signatures = Counter(signature_in(file) for file in files)
     for signature, number in signatures.items():
         tell(f"signed metadata: {number} of {len(files)} pictures: {signature}")
-    found = any(signature.startswith(SIGNED) for signature in signatures)
+    found = any(signature.startswith(SIGNED_BY) for signature in signatures)
     if key is None:
         tell("pattern: the release has none")
     else:

@@ -164,4 +164,4 @@ QUERIES = ["central", "count", "finetune", "frequency", "saliency", "teacher"]
 
 
 PREPARED = {"prepare-sensitive", "prepare-public", "plan"}  # which params.yaml re-runs, to the same end
-AFTER = {"synthesize", "ledger", "report", "evaluate"}
+AFTER = {"synthesize", "student", "ledger", "report", "evaluate"}

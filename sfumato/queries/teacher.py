@@ -67,7 +67,7 @@ def query_teacher(
     if settings.ridge is not None:
         precondition = settings.ridge * torch.linalg.inv(covariance.double() + settings.ridge * precondition)
     if offsets is not None:
-        offsets = offsets.to(device)
+        offsets = torch.as_tensor(offsets, device=device)
     for step in range(charge.uses):
         released = charge.sum(partial(error_rows, weights, offsets=offsets), settings.max_norm, size=4096)
         velocity = settings.momentum * velocity + precondition @ (to_device(released, device) / public_size)

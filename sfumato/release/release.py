@@ -55,13 +55,9 @@ def save_release(
     np.save(directory / KINDS_FILE, varied.kinds)
     if varied.asked is not None:
         np.save(directory / ASKED_LABELS, varied.asked.numpy(), allow_pickle=False)
-    number = Counter(varied.kinds.tolist())
-    kinds = {name: number[name] for name in KINDS if number[name]}
     unchanged = np.isin(varied.kinds, (PLAIN, FROM_PUBLIC))
     shown = sorted_examples(varied.images, varied.labels, len(plan.classes), SHOWN_PER_CLASS, unchanged)
-    save_png(directory / "grid.png", named_grid(shown, plan.classes, SHOWN_PER_CLASS, ENLARGED), mark.xmp)
-    for name, part in zip(folder_names(plan.classes), shown.split(SHOWN_PER_CLASS), strict=True):
-        save_png(directory / "classes" / f"{name}.png", to_grid(part, SHOWN_PER_CLASS // 2, 2 * ENLARGED), mark.xmp)
+    save_pictures(directory, shown, plan.classes, mark.xmp)
     for form in plan.settings.export:
         EXPORTS[form](directory, released, varied.kinds, mark)
     card = {
@@ -71,7 +67,7 @@ def save_release(
         "prepared": PREPARED | plan.prepared,
         "classes": list(plan.classes),
         "sources": drawn,
-        "kinds": kinds,
+        "kinds": numbers_of(varied.kinds),
         **({"mixture": varied.mixture} if varied.mixture else {}),
         **({"stream": stream} if stream else {}),
         "labels": "teacher" if plan.settings.relabel else plan.settings.labels,
@@ -89,6 +85,19 @@ def save_release(
     text = dataset_card(plan, card, counts, records, public_source)
     (directory / "README.md").write_text(text, encoding="utf-8")
     (directory / ATTRIBUTES).write_text(UNTOUCHED, encoding="utf-8")
+
+
+def numbers_of(kinds: np.ndarray) -> dict[str, int]:
+    """Return the number of images of each kind that occurs."""
+    number = Counter(kinds.tolist())
+    return {name: number[name] for name in KINDS if number[name]}
+
+
+def save_pictures(directory: Path, shown: torch.Tensor, classes: Sequence[str], xmp: str) -> None:
+    """Save the first images of all classes as one grid, and of each class as a larger one."""
+    save_png(directory / "grid.png", named_grid(shown, classes, SHOWN_PER_CLASS, ENLARGED), xmp)
+    for name, part in zip(folder_names(classes), shown.split(SHOWN_PER_CLASS), strict=True):
+        save_png(directory / "classes" / f"{name}.png", to_grid(part, SHOWN_PER_CLASS // 2, 2 * ENLARGED), xmp)
 
 
 MOST_PREVIEWED = 20  # classes

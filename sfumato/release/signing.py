@@ -16,7 +16,7 @@ from sfumato.errors import ConfigError, explained, requiring
 from sfumato.release.exports import Mark
 from sfumato.storage.documents import escaped
 
-SIGNED = "signed by"
+SIGNED_BY = "signed by"
 MEDIA_TYPE = "image/png"
 # No thumbnail, which is larger than the picture, and no request to a network
 SETTINGS = {
@@ -111,4 +111,4 @@ def signature_in(picture: Path) -> str:
     if reader.get_validation_state() == "Invalid":
         return "invalid: the picture was changed after it was signed"
     time = about.get("time", "no time stamp")
-    return escaped(f"{SIGNED} {about['common_name']}, {about['issuer']}; {time}; the issuer was not checked")
+    return escaped(f"{SIGNED_BY} {about['common_name']}, {about['issuer']}; {time}; the issuer was not checked")

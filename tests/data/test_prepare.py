@@ -186,8 +186,8 @@ def test_only_the_owner_may_read_what_is_stored(owner, images, monkeypatch):
     owner.prepare(images)
     found = [path for path in (owner.state, *owner.state.rglob("*")) if path.suffix != ".lock"]
     assert all(stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600) for path in found)
-    # two parts of two files, card, origin, fingerprint, version without a name, key; journal and its key
-    assert sum(path.is_file() for path in found) == 11
+    # two parts of two files, card, origin, fingerprint, version without a name, key; journal and its key; access log
+    assert sum(path.is_file() for path in found) == 12
     monkeypatch.setattr(Path, "chmod", Mock(side_effect=PermissionError(1, "Operation not permitted")))
     with pytest.raises(ConfigError, match="run `chmod 700 .*state` as its owner"):
         owner.prepare(images)
@@ -214,7 +214,7 @@ def test_a_failure_leaves_what_was_there_and_nothing_half_written(owner, tmp_pat
     with pytest.raises(DataError, match="cannot be read"):
         owner.take(**folder)
     changed = {path.parent.name for path, _ in owner.files().items() ^ before.items()}
-    begun = set() if earlier else {"keys", "odometer"}  # the key, and the journal that the first call begins
+    begun = set() if earlier else {"keys", "odometer", "state"}  # key, journal and access log of the first call
     assert changed == begun
     assert [path.name for path in (owner.state / "data").iterdir() if path.is_dir()] == ["set"] * earlier
 

@@ -11,7 +11,6 @@ from sfumato.diffusion.unet import UNet
 from sfumato.errors import BudgetError, ConfigError
 from sfumato.features.efficientnet_lite import PACKAGE
 from sfumato.generators.network import Generator
-from sfumato.planning.checks import release_problems
 from sfumato.planning.resolve import make_plan, noise_requests, plan_texts, warnings_of
 from sfumato.privacy.accountant import default_delta, epsilon
 from sfumato.privacy.ledger import read_ledger
@@ -84,7 +83,8 @@ def test_profiles_of_the_papers_have_their_sizes(profile, weights, drawn):
 
 def test_the_resolved_files_read_back(tmp_path):
     spent = {"frequency": {"noise": "50%"}, "adversarial": {"noise": 1000.0}}  # so that all queries fit in
-    made = make_plan(params(recipe="full", run=list(STAGES), **spent), card())
+    streaming = {"synthesize": {"stream": True}}
+    made = make_plan(params(recipe="full", run=list(STAGES), **spent, **streaming), card())
     for name, text in plan_texts(made).items():
         (tmp_path / name).write_text(text)
     for stage in STAGES:
@@ -487,5 +487,6 @@ def test_cards_state_epsilon_by_the_exact_accountant_where_the_project_composes_
 def test_a_stream_without_a_network_of_its_own_is_refused(recipe):
     for stream in (True, False):
         loaded = params(recipe=recipe, profile=None, synthesize={"stream": stream})
-        found = [problem for problem in release_problems(loaded) if "synthesize.stream requires a network" in problem]
+        problems = STAGES["synthesize"].problems(loaded, card(), None)
+        found = [problem for problem in problems if "synthesize.stream requires a network" in problem]
         assert len(found) == stream

@@ -196,7 +196,8 @@ def test_the_charge_hands_out_no_number_that_is_not_finite():
     assert torch.equal(drawn[others], torch.from_numpy(latents[others]).float())
 
 
-def test_an_interrupted_encoding_leaves_nothing(owner):
+def test_an_interrupted_encoding_leaves_nothing(owner, monkeypatch):
+    monkeypatch.setattr("sfumato.data.store.read_at_once", lambda shape: 64)
     key = latents_key(owner.card, "some encoder")
     calls = []
 

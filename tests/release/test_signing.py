@@ -15,7 +15,7 @@ from small_release import write_project
 from sfumato.errors import ConfigError
 from sfumato.release.egress import write_package
 from sfumato.release.exports import SOURCE_TYPE, mark_of
-from sfumato.release.signing import SIGNED, Signing, png_signer, signature_in
+from sfumato.release.signing import SIGNED_BY, Signing, png_signer, signature_in
 from sfumato.storage.png import png_bytes
 
 MARK = mark_of(["finetune"])
@@ -34,7 +34,7 @@ def read(tmp_path: Path, content: bytes) -> str:
 @pytest.mark.parametrize("kind", KEYS)
 def test_a_signed_picture_names_its_signer_and_keeps_its_pixels(tmp_path, picture, kind):
     signed = png_signer(Signing(*write_chain(tmp_path, "Data office", kind=kind)), MARK)(picture)
-    assert read(tmp_path, signed).startswith(f"{SIGNED} Data office, The clinic; no time stamp")
+    assert read(tmp_path, signed).startswith(f"{SIGNED_BY} Data office, The clinic; no time stamp")
     before, after = (np.asarray(Image.open(io.BytesIO(content))) for content in (picture, signed))
     assert np.array_equal(before, after) and SOURCE_TYPE.encode() in signed and MARK.source_type.encode() in signed
     assert len(signed) - len(picture) < 10_000, "no thumbnail"
