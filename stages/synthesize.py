@@ -135,13 +135,9 @@ def work(about: Work) -> float:
 
 
 def problems(params: Params, card: Card, public: PublicCard | None) -> Iterator[str]:
-    """Yield what does not fit; raise ConfigError if a library for the files is missing."""
-    from sfumato.data.tables import check_parquet
     from sfumato.settings.data import SEVERAL
 
     made = params.synthesize
-    if "parquet" in made.export:
-        check_parquet()
     varied = made.labels == "uniform" or made.distorted + made.mixed + made.teacher_guidance > 0 or made.herding > 1
     if card.labels == SEVERAL and varied:
         yield one_label_only("synthesize.labels: uniform, distorted, mixed, herding or teacher_guidance")

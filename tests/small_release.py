@@ -82,7 +82,7 @@ def save_stream(path: Path, digits, about=None, flip=False, **settings) -> Path:
     varied = vary(images, labels, plan.settings, teacher, 0)
     with writing(path / "release", "synthesize", records=[RECORD]) as directory:
         recipe = asdict(save_networks(directory, paths, plan.settings, varied, None, 0, teacher))
-        save_release(directory, varied, sources, {RECORD["id"]: RECORD}, plan, (), recipe)
+        save_release(directory, varied, sources, {RECORD["id"]: RECORD}, plan, stream=recipe)
     return path / "release"
 
 

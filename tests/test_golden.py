@@ -255,7 +255,7 @@ def made_stream(folder: Path, shape: Shape) -> None:
         images, labels, sources = draw_mixture(paths, settings, None, 0)
         varied = vary(images, labels, settings, teacher, 0)
         recipe = save_networks(folder, paths, settings, varied, None, 0, teacher)
-    save_release(folder, varied, sources, {}, plan, (), asdict(recipe))
+    save_release(folder, varied, sources, {}, plan, stream=asdict(recipe))
 
 
 Maker = Callable[[Path, Shape], None]

@@ -3,6 +3,8 @@
 Guarantee: a slice depends on its own volume only, whose slices all belong to one person.
 """
 
+from __future__ import annotations
+
 import gzip
 import math
 import threading
@@ -10,15 +12,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from sfumato.data.deep import Span, installed, readable, shown
 from sfumato.errors import DataError
-from sfumato.settings.data import Volume
 from sfumato.storage.files import reading
 from sfumato.storage.limits import check_volume
+
+if TYPE_CHECKING:
+    from sfumato.settings.data import Volume
 
 SUFFIXES = (".nii.gz", ".nii")
 # the axis of an array whose axes lead to the right, to the front and up; of a slice, the first one is its columns
@@ -29,7 +33,7 @@ FARTHEST_OFFSET = 2**24  # bytes before the values
 LARGEST_VALUE = 8  # bytes
 MAGIC = (b"n+1", b"n+2")  # starts of the magic of a file with header and values
 only_reader = threading.Lock()
-last_read: dict[Any, "Values | DataError"] = {}  # the volume that was read last: slices come one after the other
+last_read: dict[Any, Values | DataError] = {}  # the volume that was read last: slices come one after the other
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from sfumato.data.prepare import LISTING, listing_of, prepare_sensitive, secret_
 from sfumato.data.sources.imagefolder import list_folder
 from sfumato.data.sources.packed import unpacking
 from sfumato.data.sources.splits import split_of
+from sfumato.data.tables import check_parquet
 from sfumato.errors import ConfigError, reading_sensitive
 from sfumato.planning.kept import known_past
 from sfumato.planning.make import ProjectPlan
@@ -42,6 +43,8 @@ def resolve_project(
     if not dry_run and renew(folder / "dvc.yaml"):
         raise ConfigError("dvc.yaml was written by an older version and has been updated: run `dvc repro` again")
     loaded = load_params(folder / params, folder / RECIPES)
+    if loaded.runs("synthesize") and "parquet" in loaded.synthesize.export:
+        check_parquet()  # checked before anything is spent
     prepared = (folder / CARD_PATH).exists()
     card = read_card(folder / CARD_PATH) if prepared or not dry_run else unprepared(folder, loaded, say)
     version = card.version

@@ -10,7 +10,6 @@ from dpsgd_runs import CLIP, RUNS, draws_of, trainer
 
 from sfumato.dpsgd import gradients
 from sfumato.dpsgd.run import gradient_sum, step
-from sfumato.privacy import checkpoint
 from sfumato.privacy.events import Mechanism
 from sfumato.privacy.odometer import PROGRESS
 
@@ -132,7 +131,7 @@ def test_a_step_that_is_not_on_disk_is_not_journalled(durable, owner, monkeypatc
     def full(*_):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_checkpoint", full)
+    monkeypatch.setattr("sfumato.privacy.resume.save_checkpoint", full)
     with pytest.raises(OSError, match="no space"):
         durable("finetune")
     assert [entry for entry in owner.odometer.entries() if entry["kind"] == PROGRESS] == []

@@ -15,7 +15,7 @@ from sfumato.privacy.check import check_ledger
 from sfumato.privacy.ledger import build_ledger, read_budget, read_ledger
 from sfumato.storage.artifacts import read_artifact
 
-FREE = ("auxiliary", "classifier", "refine", "select", "pretrain", "synthesize", "ledger write", "report")
+FREE = ("auxiliary", "classifier", "refine", "select", "pretrain", "synthesize", "student", "ledger write", "report")
 
 
 @pytest.fixture(scope="module")

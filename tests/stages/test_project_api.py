@@ -29,7 +29,9 @@ def project(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SFUMATO_STATE", str(folder / "state"))
         patch.setenv("DVC_SITE_CACHE_DIR", str(folder / "dvc"))
-        patch.setattr(project_module, "sys", SimpleNamespace(executable=programs() / "module"))  # imports nothing again
+        patch.setattr(
+            project_module, "sys", SimpleNamespace(executable=programs() / "module", platform="other")
+        )  # imports nothing again
         images = write_shapes(folder / "photos", each=20)
         yield sfumato.Project.create(folder / "project", images=images, epsilon=5, minutes=1, size_hint=50)
 

@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -188,9 +188,11 @@ def inflate_tar(path: Path, target: Path, allowance: Allowance) -> None:
 
 
 def holds_folders(path: Path) -> bool:
-    """Return whether a tar file has no labels beside its pictures, so that its folders are the classes."""
-    with suppress(DataError):
-        return not any({"cls", "json"} & sample.keys() for sample in samples_in(path))
+    """Return whether a tar file has folders and no labels beside its pictures, so that its folders are the classes."""
+    with suppress(DataError, *DAMAGED):
+        if not any({"cls", "json"} & sample.keys() for sample in samples_in(path)):
+            with tarfile.open(path, mode="r:") as archive:
+                return any(PurePosixPath(member.name).parent.name for member in archive)
     return False
 
 

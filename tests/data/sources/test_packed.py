@@ -179,6 +179,7 @@ def test_what_cannot_be_unpacked_is_one_sentence(tmp_path, state):
     (tmp_path / "d.parquet").write_bytes(b"PAR1")
     write_rows(tmp_path / "e.parquet", [0, 5])
     said = {"a.zip": "cannot be read .File is not a zip", "b.zip": "two of its files have the same name"}
+    said["c.parquet"] = "has no column of pictures"
     for name in ("a.zip", "b.zip", "c.parquet", "d.parquet", "e.parquet"):
         with pytest.raises(DataError, match=said.get(name, "cannot be read as Parquet with pictures inside")):
             read_source(data(tmp_path / name, classes=NAMES, label_column="label"), tmp_path)
