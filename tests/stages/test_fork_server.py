@@ -31,8 +31,8 @@ def show():
 
 def wait():
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    print(os.getpid(), flush=True)
     try:
+        print(os.getpid(), flush=True)
         time.sleep(60)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
