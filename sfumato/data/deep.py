@@ -191,7 +191,7 @@ def decode_tiff(file: BinaryIO, span: Span | None, name: str) -> np.ndarray:
 
 
 def with_alpha(values: np.ndarray, opaque: int, span: Span | None, name: str, inverted: bool = False) -> np.ndarray:
-    """Convert values by `shown`. If they have 2 or 4 channels, the last is alpha, whose largest value is `opaque`."""
+    """Convert values by `shown`. If they have 2 or 4 channels, the last is alpha, from 0 to `opaque`."""
     if values.shape[2] % 2:
         return shown(values, span, name, None, inverted)
     return shown(values[..., :-1], span, name, values[..., -1:] / opaque, inverted)

@@ -1,6 +1,6 @@
 """Read NIfTI volumes: each slice is an upright picture, and each volume is shown by its own intensities.
 
-Guarantee: a slice depends on its own volume only, whose slices all belong to one person.
+Guarantee: a slice depends only on its own volume. All slices of a volume belong to one person.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Values:
-    """Values of a volume as they are stored, (X, Y, Z), whose axes lead to the right, to the front and up.
+    """Stored values of a volume, (X, Y, Z). The axes point right, to the front and up.
 
     slope, intercept: turn them into the file's units; span: those shown as black and white.
     """
@@ -75,7 +75,7 @@ def is_volume(path: Path) -> bool:
 
 
 def slices_of(path: Path, volume: Volume) -> list[Slice]:
-    """List the slices of a volume that become pictures; one for a damaged volume, whose decoding names the reason.
+    """List the slices of a volume that become pictures. A damaged volume gives one slice; decoding it names the fault.
 
     Raises DataError if `volume` uses none.
     """

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import Timeout
 
@@ -43,9 +42,6 @@ from sfumato.storage.artifacts import read_kept
 from sfumato.storage.files import make_folder
 from sfumato.storage.in_use import in_use, use_until_the_end
 from sfumato.storage.locks import file_lock, holding
-
-if TYPE_CHECKING:
-    pass
 
 # In seconds. Records contain no exact times, because the duration of a query would reveal how many
 # images it read.

@@ -108,7 +108,7 @@ def remove(folder: Path) -> None:
 
 
 def remove_left(state: Path) -> None:
-    """Delete folders of killed programs, whose locks are free."""
+    """Delete folders that killed programs left; their locks are free."""
     for folder in state.glob(f".{UNPACKED}.*.tmp"):
         with suppress(Timeout), holding(file_lock(folder.with_suffix(".lock"), blocking=False)):
             remove(folder)
