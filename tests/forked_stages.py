@@ -28,7 +28,7 @@ import psutil
 from faults import SIGNALS, install
 
 from stages import fork_client
-from stages.fork_server import Request, Server
+from stages.fork_server import Request, Server, run_and_end
 
 LIBRARIES = (
     *("torch", "torchvision", "scipy.stats", "sklearn.datasets", "opacus", "dp_accounting.pld", "yaml", "pandas"),
@@ -103,7 +103,7 @@ def run(request: Request) -> None:
         program = "dvc.cli"
     elif "FAULT" in os.environ:
         install(*json.loads(os.environ["FAULT"]))
-    sys.exit(import_module(program).main())
+    run_and_end(import_module(program).main)
 
 
 if __name__ == "__main__":

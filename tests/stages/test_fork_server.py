@@ -45,9 +45,15 @@ def draw():
     drawn = [random.random(), numpy.random.rand(), float(NoiseSource().gaussian((1,), 1.0))]
     print(json.dumps([*drawn, float(torch.ones(512, 512).mm(torch.ones(512, 512)).sum())]))
 
+def leave():
+    import atexit, threading
+    atexit.register(print, "exit function")
+    threading.Timer(0.2, print, ["thread"]).start()
+    sys.exit("message")
+
 COMMANDS = {
     "show": show, "wait": wait, "draw": draw, "deaf": lambda: (print(os.getpid(), flush=True), time.sleep(60)),
-    "exit": lambda: sys.exit(3), "bug": lambda: 1 / 0, "abort": os.abort,
+    "exit": lambda: sys.exit(3), "leave": leave, "bug": lambda: 1 / 0, "abort": os.abort,
 }
 cli.main = lambda: COMMANDS[sys.argv[1]]()
 fork_server.import_libraries = lambda request: None
@@ -121,6 +127,7 @@ def test_a_fork_ends_with_its_own_exit_code_or_signal(served):
     assert served.run("exit") == (3, "")
     code, told = served.run("bug")
     assert code == 1 and "ZeroDivisionError" in told
+    assert served.run("leave") == (1, "message\nthread\nexit function\n"), "in the order of an ordinary program"
     assert served.run("abort")[0] == -signal.SIGABRT
     assert served.run("exit") == (3, ""), "the server still runs"
 
